@@ -1,0 +1,1 @@
+"""The contract between Tidegate's services: events, frames, the journal port, subjects, clock and traces."""

@@ -1,0 +1,178 @@
+"""The contract table: for each kind of event who may write it, what it changes, and when it is void.
+
+`docs/reference/events.md` is rendered from it (`python -m tidegate_events.contract`), and tests hold both together.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tidegate_events import events as e
+from tidegate_events.frame import KINDS
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One kind of event."""
+
+    kind: type[e.Event]
+    writer: str
+    effect: str
+    carries: str
+    void_when: str
+
+
+_NEVER = "never"
+_OTHER_ATTEMPT = "the job is at another attempt, or has ended"
+_OTHER_REVISION = "the job's revision is another one"
+
+CONTRACT: tuple[Row, ...] = (
+    Row(e.JobSubmitted, "gateway", "the job exists and waits", "job", "the job exists already"),
+    Row(
+        e.CancelRequested,
+        "gateway",
+        "the scheduler shall end the job",
+        "job",
+        "the job is unknown or has ended",
+    ),
+    Row(
+        e.NodeJoined,
+        "node",
+        "the node offers its capacity; members it no longer holds count as lost",
+        "node, incarnation",
+        "a newer incarnation of the node is known",
+    ),
+    Row(
+        e.PlacementRejected,
+        "node",
+        "the member did not start; the node is excluded for the job",
+        "attempt",
+        _OTHER_ATTEMPT,
+    ),
+    Row(e.SandboxStarted, "node", "the member runs", "attempt", _OTHER_ATTEMPT),
+    Row(e.SandboxExited, "node", "the member is gone and its room is free", "attempt", _OTHER_ATTEMPT),
+    Row(e.PhaseChanged, "node", "the member is in the phase", "attempt", _OTHER_ATTEMPT),
+    Row(e.QuotaApplied, "node", "the observed limits are these", "attempt", _OTHER_ATTEMPT),
+    Row(
+        e.CheckpointSaved,
+        "node",
+        "the job can resume from the checkpoint",
+        "attempt",
+        "the job has ended, or it is older than the newest known",
+    ),
+    Row(
+        e.CheckpointFailed,
+        "node, checkpoint",
+        "a checkpoint that did not verify is not resumed from",
+        "attempt",
+        "the job has ended",
+    ),
+    Row(
+        e.CheckpointVerified,
+        "checkpoint",
+        "the checkpoint is known to be whole",
+        "attempt",
+        "the job has ended",
+    ),
+    Row(e.LeaderElected, "scheduler", "the epoch leads", "epoch", "a higher epoch leads"),
+    Row(e.PolicyChanged, "scheduler", "decisions follow the policy", "policy version", _NEVER),
+    Row(
+        e.DecisionPass,
+        "scheduler",
+        "the scheduler's time moves on",
+        "epoch, at_seq",
+        "its epoch does not lead",
+    ),
+    Row(
+        e.NodeUnreachable,
+        "scheduler",
+        "nothing new is placed on the node",
+        "incarnation",
+        "the node has another incarnation",
+    ),
+    Row(
+        e.NodeReachable,
+        "scheduler",
+        "the node takes jobs again",
+        "incarnation",
+        "the node has another incarnation",
+    ),
+    Row(
+        e.NodeLost,
+        "scheduler",
+        "the node's members count as lost; the node is gone until it joins again",
+        "incarnation",
+        "the node has another incarnation",
+    ),
+    Row(e.JobRejected, "scheduler", "the job ended before it began", "revision", _OTHER_REVISION),
+    Row(
+        e.JobPlaced,
+        "scheduler",
+        "a new attempt holds its room",
+        "revision, attempt, incarnation of each node",
+        _OTHER_REVISION + ", or a node has another incarnation or is away",
+    ),
+    Row(e.JobStarted, "scheduler", "the attempt runs", "revision, attempt", _OTHER_REVISION),
+    Row(
+        e.JobResumed,
+        "scheduler",
+        "the attempt runs on from a checkpoint",
+        "revision, attempt",
+        _OTHER_REVISION,
+    ),
+    Row(
+        e.QuotaChanged,
+        "scheduler",
+        "the member's limits shall be these",
+        "revision, attempt",
+        _OTHER_REVISION,
+    ),
+    Row(e.RoomReserved, "scheduler", "room on the nodes belongs to the job", "revision", _OTHER_REVISION),
+    Row(
+        e.PreemptRequested,
+        "scheduler",
+        "the attempt shall save and leave",
+        "revision, attempt",
+        _OTHER_REVISION,
+    ),
+    Row(e.StopRequested, "scheduler", "the attempt shall end", "revision, attempt", _OTHER_REVISION),
+    Row(e.JobSuspended, "scheduler", "the job waits to resume", "revision, attempt", _OTHER_REVISION),
+    Row(e.JobRequeued, "scheduler", "the job waits for another attempt", "revision, attempt", _OTHER_REVISION),
+    Row(e.JobCompleted, "scheduler", "the job ended well", "revision, attempt", _OTHER_REVISION),
+    Row(e.JobFailed, "scheduler", "the job ended badly", "revision, attempt", _OTHER_REVISION),
+    Row(e.JobCancelled, "scheduler", "the job ended on request", "revision, attempt", _OTHER_REVISION),
+)
+
+WRITERS: dict[str, frozenset[str]] = {
+    row.kind.__name__: frozenset(part.strip() for part in row.writer.split(",")) for row in CONTRACT
+}
+
+
+def may_write(service: str, kind: str) -> bool:
+    """Say whether `service` may write events of `kind`."""
+    return service in WRITERS.get(kind, frozenset())
+
+
+def render() -> str:
+    """Return the table as the Markdown page of the reference."""
+    lines = [
+        "# Events",
+        "",
+        "Every kind of event in the journal. Rendered from `libs/events/tidegate_events/contract.py`; edit it there.",
+        "",
+        "| kind | v | writer | effect | carries | void when | fields |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in CONTRACT:
+        own = [f for f in row.kind.__struct_fields__ if f not in e.Event.__struct_fields__]
+        fields = ", ".join(f"`{name}`" for name in own)
+        lines.append(
+            f"| `{row.kind.__name__}` | 1 | {row.writer} | {row.effect} | {row.carries} | {row.void_when} | {fields} |"
+        )
+    missing = set(KINDS) - set(WRITERS)
+    if missing:
+        raise LookupError(f"kinds without a row in the contract table: {sorted(missing)}")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(render(), end="")

@@ -1,0 +1,1 @@
+"""The journal: a port (`base`), and its adapters for NATS JetStream and for memory."""

@@ -1,0 +1,53 @@
+"""Names on the bus. Journal subjects name the writer, so permissions are per writer and their number stays bounded."""
+
+from __future__ import annotations
+
+import re
+
+JOURNAL_STREAM = "JOURNAL"
+JOURNAL_SUBJECTS = ("tg.fact.>", "tg.decision")
+USER_STREAM = "USER"
+USER_SUBJECTS = ("tg.user.>",)
+DECISION = "tg.decision"
+
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+
+
+def token(name: str) -> str:
+    """Return `name` if it can be one token of a subject; raise ValueError if not."""
+    if not _TOKEN.match(name):
+        raise ValueError(f"{name!r} cannot name a writer: use 1 to 64 of A-Z a-z 0-9 _ -")
+    return name
+
+
+def fact(service: str, instance: str) -> str:
+    """Return the journal subject of a service's instance; an agent is `fact("node", <node>)`."""
+    return f"tg.fact.{token(service)}.{token(instance)}"
+
+
+def order(node: str) -> str:
+    """Return where the scheduler sends a node its desired state."""
+    return f"tg.order.{token(node)}"
+
+
+def live(node: str) -> str:
+    """Return where a node's agent sends heartbeats; `live_all` is the wildcard."""
+    return f"tg.live.{token(node)}"
+
+
+LIVE_ALL = "tg.live.*"
+
+
+def ask_scheduler(what: str) -> str:
+    """Return the request subject for a question to the leading scheduler."""
+    return f"tg.ask.scheduler.{token(what)}"
+
+
+def ask_node(node: str, what: str) -> str:
+    """Return the request subject for a question to a node's agent."""
+    return f"tg.ask.node.{token(node)}.{token(what)}"
+
+
+def user(tenant: str) -> str:
+    """Return where the user's own events of a tenant's jobs go (stream USER, bounded)."""
+    return f"tg.user.{token(tenant)}"
