@@ -1,0 +1,164 @@
+"""The control group port: one group per sandbox, one below it per replica, whatever kernel interface holds them.
+
+Standard library only and synchronous: the sandbox's shim imports this too, and it must start in milliseconds.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+MIB = 1024 * 1024
+CPU_PERIOD_USEC = 100_000
+REMOVE_SECONDS_MAX = 5.0
+FREEZE_SECONDS_MAX = 5.0
+KILL_ROUNDS_MAX = 200
+
+
+class CgroupError(Exception):
+    """The kernel did not do what a control group must do; the text names file and reason."""
+
+
+class CgroupRefusedError(CgroupError):
+    """New limits were not taken; the old ones still hold."""
+
+
+class Quota(NamedTuple):
+    """Limits of one group. As a read-back it is what the kernel says."""
+
+    cpu_millis: int
+    memory_mib: int
+    pids: int
+
+
+class Usage(NamedTuple):
+    cpu_usec: int
+    memory_bytes: int
+    memory_peak_bytes: int
+    processes: int
+    oom_kills: int
+
+
+class Group(Protocol):
+    """One group; its directories exist after `create`."""
+
+    def create(self) -> None: ...
+
+    def child(self, name: str) -> Group: ...
+
+    def add(self, pid: int) -> None:
+        """Move one process here."""
+        ...
+
+    def apply(self, quota: Quota) -> Quota:
+        """Set all limits and return the read-back. Memory is never taken by killing (CgroupRefusedError)."""
+        ...
+
+    def bound(self, memory_mib: int, pids: int) -> None:
+        """Set the limits of a group that holds other groups (no CPU limit)."""
+        ...
+
+    def usage(self) -> Usage: ...
+
+    def quota(self) -> Quota: ...
+
+    def pids(self) -> list[int]:
+        """Every process in this group and below."""
+        ...
+
+    def kill(self) -> None:
+        """SIGKILL everything in the group and below, leaving nothing time to fork away."""
+        ...
+
+    def freeze(self) -> None: ...
+
+    def thaw(self) -> None: ...
+
+    def frozen(self) -> bool: ...
+
+    def watch_oom(self) -> int | None:
+        """A descriptor that becomes readable when this group runs out of memory; None where the kernel
+        kills the whole group itself.
+        """
+        ...
+
+    def exists(self) -> bool: ...
+
+    def remove(self) -> None:
+        """Kill what is left, then remove the group and those below it. Idempotent."""
+        ...
+
+
+class Driver(Protocol):
+    """A place where this agent may make groups. `describe` round-trips through JSON with `driver_from`."""
+
+    @property
+    def kind(self) -> str: ...
+
+    def prepare(self) -> None:
+        """Make the place usable. Idempotent."""
+        ...
+
+    def group(self, name: str) -> Group: ...
+
+    def names(self) -> list[str]:
+        """Groups that exist in this place."""
+        ...
+
+    def describe(self) -> dict[str, str]: ...
+
+
+def read(path: Path) -> str:
+    """Read a control file; errors name it."""
+    try:
+        return path.read_text()
+    except OSError as error:
+        raise CgroupError(f"cannot read {path}: {error.strerror}") from error
+
+
+def write(path: Path, value: str) -> None:
+    """Write a control file in one write(2), as the kernel wants it; errors name file and value."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise CgroupError(f"cannot open {path}: {error.strerror}") from error
+    try:
+        os.write(descriptor, value.encode())
+    except OSError as error:
+        raise CgroupError(f"cannot write {value!r} to {path}: {error.strerror}") from error
+    finally:
+        os.close(descriptor)
+
+
+def keyed(text: str) -> dict[str, int]:
+    """Parse a flat-keyed file (`name value` per line)."""
+    pairs = (line.split() for line in text.splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].lstrip("-").isdigit()}
+
+
+def subtree(top: Path) -> list[Path]:
+    """`top` and every group below it, deepest first."""
+    if not top.is_dir():
+        return []
+    return [Path(where) for where, _, _ in os.walk(top, topdown=False)]
+
+
+def remove_directories(top: Path) -> None:
+    """rmdir a tree of groups; a group stays busy until its last killed process is gone, so retry in bounds."""
+    deadline = time.monotonic() + REMOVE_SECONDS_MAX
+    pause_seconds = 0.0005
+    for directory in subtree(top):
+        while True:
+            try:
+                os.rmdir(directory)
+            except FileNotFoundError:
+                break
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise CgroupError(f"cannot remove {directory}: {error.strerror}") from error
+                time.sleep(pause_seconds)
+                pause_seconds = min(pause_seconds * 2, 0.05)
+            else:
+                break
