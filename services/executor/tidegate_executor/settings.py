@@ -1,0 +1,134 @@
+"""What the operator decides about one node agent; read from a JSON file, with the command line on top.
+
+The bus password comes from the file or from TIDEGATE_BUS_PASSWORD, never from the command line, where `ps` shows it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+import msgspec
+
+from tidegate_events.bus import BusSettings
+from tidegate_events.subjects import token
+from tidegate_executor.sandbox.settings import UID_BASE_DEFAULT, UID_SLOTS_DEFAULT, SandboxSettings
+
+UID_RANGES = 256  # agents of one machine get different uid ranges, by the hash of their node's name
+CGROUP_NAME_CHARS_MAX = 48
+
+
+class ImageLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A host directory that jobs see, read-only, at `target`."""
+
+    source: str
+    target: str
+
+
+class ImageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An image of the operator's own: its layers, and directories inside that come first on PATH."""
+
+    layers: tuple[ImageLayer, ...]
+    path: tuple[str, ...] = ("/usr/local/bin", "/usr/bin", "/bin")
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One agent. `cpu_millis` and `memory_mib` replace what is detected, so that agents can share one machine.
+
+    `input_roots` and `output_roots` are the host directories below which a job may name inputs and outputs; an empty
+    list allows none. `offer_unisolated` lets jobs that ask for it run as plain processes.
+    """
+
+    node: str
+    data_dir: str
+    hot_dir: str
+    secrets_dir: str
+    gateway_url: str = ""
+    bus: BusSettings = BusSettings(name="tidegate-executor")
+    offer_trusted: bool = True
+    offer_unisolated: bool = False
+    cpu_millis: int | None = None
+    memory_mib: int | None = None
+    reserved_cpu_millis: int = 0
+    reserved_memory_mib: int = 0
+    input_roots: tuple[str, ...] = ()
+    output_roots: tuple[str, ...] = ()
+    images: dict[str, ImageSettings] = {}
+    offer_host_image: bool = True
+    uid_base: int | None = None
+    cgroup_parent: str | None = None
+
+    @property
+    def paths(self) -> NodePaths:
+        """Return where this agent keeps what."""
+        return NodePaths(Path(self.data_dir))
+
+
+class NodePaths:
+    """The agent's data directory."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.lock = root / "agent.lock"
+        self.sweep_plan = root / "sandboxes.json"
+        self.incarnation = root / "incarnation"
+        self.spool = root / "spool"
+        self.attempts = root / "attempts"
+        self.sandboxes = root / "sandboxes"
+        self.images = root / "images"
+        self.workdirs = root / "workdirs"
+        self.checkpoint_dirs = root / "checkpoint-dirs"
+        self.logs = root / "logs"
+        self.sdk = root / "sdk"
+
+    def ensure(self) -> None:
+        """Create what is missing. Sandbox processes pass through the root (0711) but cannot list it."""
+        self.root.mkdir(parents=True, exist_ok=True, mode=0o711)
+        self.root.chmod(0o711)
+        for private in (self.spool, self.attempts, self.images, self.logs):
+            private.mkdir(exist_ok=True, mode=0o700)
+        for passable in (self.sandboxes, self.workdirs, self.checkpoint_dirs, self.sdk):
+            passable.mkdir(exist_ok=True, mode=0o711)
+
+
+class SettingsError(Exception):
+    """The settings cannot be used; the text says which one, why, and what is accepted."""
+
+
+def checked(settings: Settings) -> Settings:
+    """Return the settings if they make sense; raise SettingsError if not."""
+    try:
+        token(settings.node)
+    except ValueError as error:
+        raise SettingsError(f"node: {error}") from error
+    for name in ("data_dir", "hot_dir", "secrets_dir"):
+        if not Path(getattr(settings, name)).is_absolute():
+            raise SettingsError(f"{name}: {getattr(settings, name)!r} refused; an absolute path is accepted")
+    for root in (*settings.input_roots, *settings.output_roots):
+        if not Path(root).is_absolute():
+            raise SettingsError(f"input_roots/output_roots: {root!r} refused; absolute paths are accepted")
+    if settings.gateway_url and not settings.gateway_url.startswith(("http://", "https://")):
+        raise SettingsError(f"gateway_url: {settings.gateway_url!r} refused; an http:// or https:// URL is accepted")
+    for name in ("cpu_millis", "memory_mib"):
+        value = getattr(settings, name)
+        if value is not None and value <= 0:
+            raise SettingsError(f"{name}: {value} refused; a positive amount, or nothing to detect it, is accepted")
+    if not (settings.offer_trusted or settings.offer_unisolated):
+        raise SettingsError("offer_trusted and offer_unisolated are both false: the node would offer no level at all")
+    if "host" in settings.images and settings.offer_host_image:
+        raise SettingsError("images: 'host' is built in; choose another name, or set offer_host_image to false")
+    return settings
+
+
+def sandbox_settings(settings: Settings) -> SandboxSettings:
+    """Return what the sandbox backends of this agent need; distinct between the agents of one machine."""
+    spread = zlib.crc32(str(Path(settings.data_dir).resolve()).encode())
+    uid_base = settings.uid_base
+    if uid_base is None:
+        uid_base = UID_BASE_DEFAULT + (spread % UID_RANGES) * UID_SLOTS_DEFAULT
+    return SandboxSettings(
+        sandboxes_dir=str(settings.paths.sandboxes),
+        cgroup_name=f"tidegate-{settings.node[:CGROUP_NAME_CHARS_MAX]}-{spread:08x}",
+        cgroup_parent=settings.cgroup_parent,
+        uid_base=uid_base,
+    )
