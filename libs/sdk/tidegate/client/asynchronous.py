@@ -1,0 +1,154 @@
+"""The asynchronous client: runs the flows of `core` over httpx; its methods are those of `Client`, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, AsyncIterator, Callable, Collection, List, Optional, Sequence, Type, TypeVar, Union
+
+from tidegate.client import core, submission
+from tidegate.client.core import Document, LogChunk, LogSelection
+from tidegate.client.flow import Call, Emit, Flow, NoReply, Pause, Reply, Stream
+from tidegate.client.http import Connection
+from tidegate.client.packing import Archive
+from tidegate.client.submission import OnUpload, SpecLike, Submission
+
+T = TypeVar("T")
+
+
+class AsyncClient:
+    """Talks to a gateway: `url`, else TIDEGATE_URL, else the local stack. Usable as an async context manager."""
+
+    def __init__(self, url: Optional[str] = None, *, transport: Any = None) -> None:
+        self._connection = Connection(url)
+        self._http = self._connection.async_client(transport)
+
+    @property
+    def url(self) -> str:
+        """Return the gateway's base URL."""
+        return self._connection.url
+
+    async def submit(
+        self,
+        spec: SpecLike,
+        workdir: Union[str, Path, None] = None,
+        idempotency_key: Optional[str] = None,
+        on_upload: Optional[OnUpload] = None,
+    ) -> Submission:
+        """Submit a job; see `Client.submit`. Packing runs in a thread."""
+        prepared = await asyncio.to_thread(submission.prepare, spec, workdir, idempotency_key)
+        try:
+            return await self._run(submission.submit(prepared, on_upload))
+        finally:
+            prepared.close()
+
+    async def job(self, job_id: str) -> Document:
+        """Return one job in detail, with its attempts and its timeline."""
+        return await self._run(core.job(job_id))
+
+    async def jobs(
+        self, tenant: Optional[str] = None, states: Collection[str] = (), limit: int = core.JOBS_DEFAULT
+    ) -> List[Document]:
+        """Return the newest jobs, newest first, of one tenant and in these states where given."""
+        return await self._run(core.jobs(tenant, states, limit))
+
+    async def timeline(self, job_id: str) -> Document:
+        """Return the job's events in order."""
+        return await self._run(core.part(job_id, "timeline"))
+
+    async def explain(self, job_id: str) -> Document:
+        """Return why the job waits."""
+        return await self._run(core.part(job_id, "explain"))
+
+    async def wait(
+        self,
+        job_id: str,
+        states: Collection[str] = core.ENDED_STATES,
+        timeout_seconds: Optional[float] = None,
+        on_state: Callable[[str], None] = lambda state: None,
+    ) -> Document:
+        """Return the job when it is in one of `states`; see `Client.wait`."""
+        return await self._run(core.wait(job_id, states, timeout_seconds, time.monotonic, on_state))
+
+    async def cancel(self, job_id: str) -> Document:
+        """Ask for the job to end. Raises Conflict where it ended otherwise."""
+        return await self._run(core.cancel(job_id))
+
+    def logs(
+        self, job_id: str, selection: Optional[LogSelection] = None, *, follow: bool = False
+    ) -> AsyncIterator[LogChunk]:
+        """Yield a log in pieces; with `follow` go on, over suspensions and new attempts, until the job ended."""
+        stream = core.follow_log if follow else core.log
+        return self._stream(stream(job_id, selection or LogSelection()))
+
+    async def nodes(self) -> List[Document]:
+        """Return the nodes."""
+        nodes: List[Document] = (await self._run(core.document("/v1/nodes")))["nodes"]
+        return nodes
+
+    async def checkpoints(self, job_id: str) -> List[Document]:
+        """Return the job's checkpoints, newest first."""
+        found: List[Document] = (await self._run(core.document("/v1/checkpoints", {"job": job_id})))["checkpoints"]
+        return found
+
+    async def restore(self, job_id: str, layers: Sequence[str], checkpoint_id: Optional[str] = None) -> Document:
+        """Return the plan to restore `layers` of the newest (or the named) checkpoint."""
+        return await self._run(core.restore(job_id, layers, checkpoint_id))
+
+    async def status(self) -> Document:
+        """Return how the cluster is."""
+        return await self._run(core.document("/v1/status"))
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        await self.close()
+
+    async def _run(self, flow: Flow[T]) -> T:
+        answer: Union[Reply, NoReply, None] = None
+        while True:
+            try:
+                step = flow.send(answer)
+            except StopIteration as done:
+                value: T = done.value
+                return value
+            answer = await self._perform(step)
+
+    async def _stream(self, stream: Stream) -> AsyncIterator[Any]:
+        answer: Union[Reply, NoReply, None] = None
+        while True:
+            try:
+                step = stream.send(answer)
+            except StopIteration:
+                return
+            if isinstance(step, Emit):
+                yield step.value
+                answer = None
+            else:
+                answer = await self._perform(step)
+
+    async def _perform(self, step: Union[Call, Pause]) -> Union[Reply, NoReply, None]:
+        if isinstance(step, Pause):
+            await asyncio.sleep(step.seconds)
+            return None
+        arguments = self._connection.arguments(step)
+        if step.archive is not None:
+            arguments["content"] = _chunks(step.archive, step.on_sent)
+        try:
+            return self._connection.reply(await self._http.request(**arguments))
+        except self._connection.transport_errors as error:
+            return self._connection.no_reply(error)
+
+
+async def _chunks(archive: Archive, on_sent: Optional[Callable[[int], None]]) -> AsyncIterator[bytes]:
+    for chunk in archive.chunks(on_sent):
+        yield chunk

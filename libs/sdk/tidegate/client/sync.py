@@ -1,0 +1,155 @@
+"""The synchronous client: runs the flows of `core` over httpx."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Callable, Collection, Iterator, List, Optional, Sequence, Type, TypeVar, Union
+
+from tidegate.client import core, submission
+from tidegate.client.core import Document, LogChunk, LogSelection
+from tidegate.client.flow import Call, Emit, Flow, NoReply, Pause, Reply, Stream
+from tidegate.client.http import Connection
+from tidegate.client.submission import OnUpload, SpecLike, Submission
+
+T = TypeVar("T")
+
+
+class Client:
+    """Talks to a gateway: `url`, else TIDEGATE_URL, else the local stack. Usable as a context manager."""
+
+    def __init__(self, url: Optional[str] = None, *, transport: Any = None) -> None:
+        self._connection = Connection(url)
+        self._http = self._connection.sync_client(transport)
+
+    @property
+    def url(self) -> str:
+        """Return the gateway's base URL."""
+        return self._connection.url
+
+    def submit(
+        self,
+        spec: SpecLike,
+        workdir: Union[str, Path, None] = None,
+        idempotency_key: Optional[str] = None,
+        on_upload: Optional[OnUpload] = None,
+    ) -> Submission:
+        """Submit a job: a mapping, or the path of a JSON file.
+
+        `workdir` (the argument, else the field) is a local directory, which is packed and uploaded, or the digest of
+        one that was. Retries bear one key, so the job is taken once. Raises ValidationError, Conflict (the key stands
+        for another job), PackingError, SpecError, Unavailable.
+        """
+        prepared = submission.prepare(spec, workdir, idempotency_key)
+        try:
+            return self._run(submission.submit(prepared, on_upload))
+        finally:
+            prepared.close()
+
+    def job(self, job_id: str) -> Document:
+        """Return one job in detail, with its attempts and its timeline."""
+        return self._run(core.job(job_id))
+
+    def jobs(
+        self, tenant: Optional[str] = None, states: Collection[str] = (), limit: int = core.JOBS_DEFAULT
+    ) -> List[Document]:
+        """Return the newest jobs, newest first, of one tenant and in these states where given."""
+        return self._run(core.jobs(tenant, states, limit))
+
+    def timeline(self, job_id: str) -> Document:
+        """Return the job's events in order."""
+        return self._run(core.part(job_id, "timeline"))
+
+    def explain(self, job_id: str) -> Document:
+        """Return why the job waits."""
+        return self._run(core.part(job_id, "explain"))
+
+    def wait(
+        self,
+        job_id: str,
+        states: Collection[str] = core.ENDED_STATES,
+        timeout_seconds: Optional[float] = None,
+        on_state: Callable[[str], None] = lambda state: None,
+    ) -> Document:
+        """Return the job when it is in one of `states` (by default: when it ended).
+
+        Raises WaitTimeout after `timeout_seconds`, JobEnded where it ended in another state.
+        """
+        return self._run(core.wait(job_id, states, timeout_seconds, time.monotonic, on_state))
+
+    def cancel(self, job_id: str) -> Document:
+        """Ask for the job to end. Raises Conflict where it ended otherwise."""
+        return self._run(core.cancel(job_id))
+
+    def logs(
+        self, job_id: str, selection: Optional[LogSelection] = None, *, follow: bool = False
+    ) -> Iterator[LogChunk]:
+        """Yield a log in pieces; with `follow` go on, over suspensions and new attempts, until the job ended."""
+        stream = core.follow_log if follow else core.log
+        return self._stream(stream(job_id, selection or LogSelection()))
+
+    def nodes(self) -> List[Document]:
+        """Return the nodes."""
+        nodes: List[Document] = self._run(core.document("/v1/nodes"))["nodes"]
+        return nodes
+
+    def checkpoints(self, job_id: str) -> List[Document]:
+        """Return the job's checkpoints, newest first."""
+        found: List[Document] = self._run(core.document("/v1/checkpoints", {"job": job_id}))["checkpoints"]
+        return found
+
+    def restore(self, job_id: str, layers: Sequence[str], checkpoint_id: Optional[str] = None) -> Document:
+        """Return the plan to restore `layers` of the newest (or the named) checkpoint."""
+        return self._run(core.restore(job_id, layers, checkpoint_id))
+
+    def status(self) -> Document:
+        """Return how the cluster is."""
+        return self._run(core.document("/v1/status"))
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        self.close()
+
+    def _run(self, flow: Flow[T]) -> T:
+        answer: Union[Reply, NoReply, None] = None
+        while True:
+            try:
+                step = flow.send(answer)
+            except StopIteration as done:
+                value: T = done.value
+                return value
+            answer = self._perform(step)
+
+    def _stream(self, stream: Stream) -> Iterator[Any]:
+        answer: Union[Reply, NoReply, None] = None
+        while True:
+            try:
+                step = stream.send(answer)
+            except StopIteration:
+                return
+            if isinstance(step, Emit):
+                yield step.value
+                answer = None
+            else:
+                answer = self._perform(step)
+
+    def _perform(self, step: Union[Call, Pause]) -> Union[Reply, NoReply, None]:
+        if isinstance(step, Pause):
+            time.sleep(step.seconds)
+            return None
+        arguments = self._connection.arguments(step)
+        if step.archive is not None:
+            arguments["content"] = step.archive.chunks(step.on_sent)
+        try:
+            return self._connection.reply(self._http.request(**arguments))
+        except self._connection.transport_errors as error:
+            return self._connection.no_reply(error)
