@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tidegate_events.frame import Writer
 
 JOURNAL_STREAM = "JOURNAL"
 JOURNAL_SUBJECTS = ("tg.fact.>", "tg.decision")
@@ -23,6 +27,13 @@ def token(name: str) -> str:
 def fact(service: str, instance: str) -> str:
     """Return the journal subject of a service's instance; an agent is `fact("node", <node>)`."""
     return f"tg.fact.{token(service)}.{token(instance)}"
+
+
+def speaks_for(subject: str, writer: Writer) -> bool:
+    """Say whether a frame on `subject` may carry this writer: the bus guards subjects, not what frames claim."""
+    if writer.service == "scheduler":
+        return subject == DECISION
+    return subject == f"tg.fact.{writer.service}.{writer.instance}"
 
 
 def order(node: str) -> str:

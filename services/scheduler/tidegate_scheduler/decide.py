@@ -1,0 +1,202 @@
+"""`decide`: what to do now, from the state and the time alone. It changes nothing; what it returns is journaled."""
+
+from __future__ import annotations
+
+import msgspec
+from tidegate_events import events as e
+from tidegate_events.spec import DEFAULT_PHASE
+
+from tidegate_scheduler.draft import Draft
+from tidegate_scheduler.policy import fit, queue, resize
+from tidegate_scheduler.policy.parameters import SECOND_NS
+from tidegate_scheduler.policy.preempt import plan_preemption
+from tidegate_scheduler.policy.room import Room
+from tidegate_scheduler.policy.settle import settle
+from tidegate_scheduler.state import LEAVING_STAGES, Job, Node, State
+from tidegate_scheduler.version import CORE_VERSION
+
+_Placement = tuple[Job, tuple[fit.Seat, ...]]
+
+
+class Pass(msgspec.Struct, frozen=True):
+    """What a pass decided: the frame's events (empty for nothing), when to decide again, and why each job waits."""
+
+    events: tuple[e.AnyEvent, ...]
+    wake_at_ns: int | None
+    waiting: dict[str, e.Reason]
+
+
+def decide(state: State, now_ns: int) -> Pass:
+    """Return the pass on `state` at `now_ns`, which is not before the last pass."""
+    now_ns = max(now_ns, state.header.now_ns)
+    draft = Draft(state, now_ns)
+    settle(draft)
+    placements = _place_waiting(draft)
+    _resize(draft, placements)
+    if not draft.events:
+        return Pass((), draft.wake_at_ns, draft.waiting)
+    head = e.DecisionPass(
+        id=f"{state.header.epoch}-{state.seq}-0",
+        at_ns=now_ns,
+        epoch=state.header.epoch,
+        at_seq=state.seq,
+        now_ns=now_ns,
+        core=CORE_VERSION,
+        policy=state.header.policy,
+        state_digest=state.digest(),
+        decisions=len(draft.events),
+    )
+    return Pass((head, *draft.events), draft.wake_at_ns, draft.waiting)
+
+
+def _place_waiting(draft: Draft) -> list[_Placement]:
+    """Seat the waiting jobs in order; a blocked one closes the nodes it waits for to those behind it."""
+    state = draft.state
+    room = Room(state)
+    placements: list[_Placement] = []
+    closed: dict[str, str] = {}
+    for job in queue.in_order(draft):
+        if draft.full:
+            break
+        if _reject_hopeless(draft, job):
+            room.withdraw(job)
+            continue
+        nodes = fit.eligible_nodes(state, job)
+        open_nodes = [node for node in nodes if node.name not in closed]
+        seats = fit.seat_gang(state, job, open_nodes, lambda name, job=job: room.now_for(job, name))  # type: ignore[misc]
+        if seats is not None:
+            room.withdraw(job)
+            for seat in seats:
+                room.place(job, seat.node, seat.gpu_indices)
+            placements.append((job, seats))
+        elif not nodes:
+            draft.waiting[job.id] = e.Reason(code="NoNode", detail="no node that is up could hold it")
+        elif not open_nodes:
+            ahead = closed[nodes[0].name]
+            draft.waiting[job.id] = e.Reason(code="Priority", detail=f"{ahead} is in front")
+        else:
+            _block(draft, job, open_nodes, room, closed)
+    return placements
+
+
+def _block(draft: Draft, job: Job, nodes: list[Node], room: Room, closed: dict[str, str]) -> None:
+    """Make room for a job that does not fit now by preemption, or let it wait with its nodes closed behind it."""
+    plan = plan_preemption(draft.state, job, nodes, room, draft.leaving)
+    draft.waiting[job.id] = _shortage(draft.state, job, nodes, room)
+    room.withdraw(job)
+    if plan is None:
+        if job.reserved_nodes:
+            draft.add(e.RoomReserved, job, e.Reason(code="Released", detail="preemption cannot help"), nodes=())
+        for node in nodes:
+            closed.setdefault(node.name, job.id)
+        return
+    for name in plan.nodes:
+        room.promise(job, name)
+    if plan.nodes != job.reserved_nodes:
+        draft.add(e.RoomReserved, job, draft.waiting[job.id], nodes=plan.nodes)
+    for victim_id in plan.victims:
+        _preempt(draft, draft.state.jobs[victim_id], job, plan.candidates)
+    if plan.victims or plan.nodes:
+        numbers = draft.waiting[job.id].numbers
+        draft.waiting[job.id] = e.Reason(
+            code="Reserved", detail=f"waits for jobs to leave {', '.join(sorted(set(plan.nodes)))}", numbers=numbers
+        )
+
+
+def _preempt(draft: Draft, victim: Job, for_job: Job, candidates: int) -> None:
+    grace = draft.state.specs[victim.id].preemption.grace_seconds
+    reason = e.Reason(
+        code="LowerPriority",
+        detail=f"{for_job.id} has priority {for_job.priority}, {victim.id} has {victim.priority}",
+        numbers={"priority": victim.priority, "for_priority": for_job.priority, "candidates": candidates},
+    )
+    draft.add(
+        e.PreemptRequested,
+        victim,
+        reason,
+        attempt=victim.attempt,
+        grace_seconds=grace,
+        deadline_ns=draft.now_ns + grace * SECOND_NS,
+        for_job=for_job.id,
+    )
+    draft.leaving.add(victim.id)
+
+
+def _reject_hopeless(draft: Draft, job: Job) -> bool:
+    """Reject a job that for a while has not fitted even if every known node were up and empty."""
+    state = draft.state
+    if not state.nodes or job.attempt > 0:
+        return False
+    nodes = [node for _, node in sorted(state.nodes.items()) if fit.suits(state, job, node)]
+    if fit.seat_gang(state, job, nodes, lambda name: fit.empty_space(state.nodes[name])) is not None:
+        return False
+    due_ns = job.submitted_ns + draft.parameters.inadmissible_after_seconds * SECOND_NS
+    if draft.now_ns < due_ns:
+        draft.wake_by(due_ns)
+        return False
+    floor = state.floors[job.id]
+    numbers = {"cpu_millis": floor.cpu_millis, "memory_mib": floor.memory_mib, "gpus": floor.gpus}
+    detail = "larger than the cluster, or no node offers its isolation level or image"
+    draft.add(e.JobRejected, job, e.Reason(code="Inadmissible", detail=detail, numbers=numbers))
+    return True
+
+
+def _shortage(state: State, job: Job, nodes: list[Node], room: Room) -> e.Reason:
+    """Say what is short on the node that comes nearest."""
+    need = state.floors[job.id]
+    best = max(
+        (room.now_for(job, node.name) for node in nodes), key=lambda s: (s.gpu_count, s.cpu_millis, s.memory_mib)
+    )
+    numbers = {
+        "cpu_millis_needed": need.cpu_millis,
+        "cpu_millis_free": best.cpu_millis,
+        "memory_mib_needed": need.memory_mib,
+        "memory_mib_free": best.memory_mib,
+    }
+    if need.gpus:
+        numbers |= {"gpus_needed": need.gpus, "gpus_free": best.gpu_count}
+    return e.Reason(code="Resources", numbers=numbers)
+
+
+def _resize(draft: Draft, placements: list[_Placement]) -> None:
+    """Share every node's CPU among those who are there and those who come, and decide what differs."""
+    state = draft.state
+    shares: dict[tuple[str, int], tuple[e.Quota, ...]] = {}
+    coming: dict[str, list[resize.Seated]] = {}
+    for job, seats in placements:
+        for member_rank, seat in enumerate(seats):
+            coming.setdefault(seat.node, []).append(resize.seated(job, member_rank, DEFAULT_PHASE))
+    there: dict[str, list[resize.Seated]] = {}
+    for job in state.jobs.values():
+        keeps = job.stage in LEAVING_STAGES or job.id in draft.leaving
+        for member in job.members:
+            if member.active:
+                entry = resize.seated(job, member.rank, member.phase, member.quotas if keeps else None)
+                there.setdefault(member.node, []).append(entry)
+    for name, node in sorted(state.nodes.items()):
+        members = there.get(name, []) + coming.get(name, [])
+        shares |= resize.share(state, node.capacity.cpu_millis, members)
+    for job, seats in placements:
+        _add_placement(draft, job, seats, shares)
+    for job in state.jobs.values():
+        for member in job.members:
+            quotas = shares.get((job.id, member.rank)) if member.active else None
+            if quotas is not None and quotas != member.quotas:
+                draft.add(e.QuotaChanged, job, attempt=job.attempt, rank=member.rank, quotas=quotas)
+
+
+def _add_placement(
+    draft: Draft, job: Job, seats: tuple[fit.Seat, ...], shares: dict[tuple[str, int], tuple[e.Quota, ...]]
+) -> None:
+    members = tuple(
+        e.MemberPlacement(
+            rank=member_rank,
+            node=seat.node,
+            incarnation=draft.state.nodes[seat.node].incarnation,
+            quotas=shares[job.id, member_rank],
+            gpu_indices=seat.gpu_indices,
+        )
+        for member_rank, seat in enumerate(seats)
+    )
+    reason = e.Reason(code="Fits", detail=f"first in line on {', '.join(sorted({seat.node for seat in seats}))}")
+    draft.add(e.JobPlaced, job, reason, attempt=job.attempt + 1, members=members, resume=job.newest_checkpoint)

@@ -1,0 +1,62 @@
+"""The decisions of one pass while they are made: numbered, tied to revisions, never more than the pass may hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tidegate_events.events import AnyEvent, Decision, NodeLost, Reason
+
+from tidegate_scheduler.policy.parameters import Parameters, as_parameters
+from tidegate_scheduler.state import Job, Node, State
+
+
+class Draft:
+    """Collects decisions on `state` at `now_ns`, why jobs wait, and when to look again at the latest."""
+
+    def __init__(self, state: State, now_ns: int) -> None:
+        self.state = state
+        self.now_ns = now_ns
+        self.parameters: Parameters = as_parameters(state.header.parameters)
+        self.events: list[AnyEvent] = []
+        self.waiting: dict[str, Reason] = {}
+        self.leaving: set[str] = set()
+        self.wake_at_ns: int | None = None
+        self._revisions: dict[str, int] = {}
+
+    @property
+    def full(self) -> bool:
+        """Say whether the pass holds all it may; what is left is decided in the next one, at once."""
+        if len(self.events) >= self.parameters.decisions_per_pass_max:
+            self.wake_by(self.now_ns)
+            return True
+        return False
+
+    def add(self, kind: type[Decision], job: Job, *reasons: Reason, **fields: Any) -> None:
+        """Decide something about `job`, at the revision that it has after what was decided before in this pass."""
+        revision = self._revisions.get(job.id, job.revision)
+        self._revisions[job.id] = revision + 1
+        event = kind(
+            id=self._next_id(),
+            at_ns=self.now_ns,
+            cause=job.cause,
+            tenant=job.tenant,
+            job=job.id,
+            traceparent=job.traceparent,
+            revision=revision,
+            reasons=reasons,
+            **fields,
+        )
+        self.events.append(event)  # type: ignore[arg-type]
+
+    def add_node_lost(self, node: Node) -> None:
+        """Decide that `node` is lost."""
+        event = NodeLost(id=self._next_id(), at_ns=self.now_ns, node=node.name, incarnation=node.incarnation)
+        self.events.append(event)
+
+    def wake_by(self, at_ns: int) -> None:
+        """Ask to be called again no later than `at_ns`."""
+        if self.wake_at_ns is None or at_ns < self.wake_at_ns:
+            self.wake_at_ns = at_ns
+
+    def _next_id(self) -> str:
+        return f"{self.state.header.epoch}-{self.state.seq}-{len(self.events) + 1}"

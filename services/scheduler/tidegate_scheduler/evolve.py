@@ -1,0 +1,132 @@
+"""`evolve`: fold one journal frame into the state, deterministically, voiding by rule what came too late.
+
+A frame that its writer had already written (a late duplicate) changes nothing. A decision changes nothing when its job
+moved on since it was taken. The rules are those of the contract table in `tidegate_events.contract`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tidegate_events import events as e
+from tidegate_events.contract import may_write
+from tidegate_events.frame import Writer
+from tidegate_events.journal.base import Recorded
+from tidegate_events.subjects import DECISION, speaks_for
+
+from tidegate_scheduler import lifecycle
+from tidegate_scheduler.state import Node, State
+
+
+def evolve(state: State, recorded: Recorded) -> None:
+    """Change `state` by the frame at `recorded.seq`, which must be the one after `state.seq`."""
+    if recorded.seq != state.seq + 1:
+        raise ValueError(f"frame {recorded.seq} cannot follow {state.seq}: history has no gaps")
+    state.seq = recorded.seq
+    if recorded.subject == DECISION:
+        state.decision_seq = recorded.seq
+    writer = recorded.frame.writer
+    if not speaks_for(recorded.subject, writer):
+        return
+    name = f"{writer.service}/{writer.instance}"
+    mark = (writer.epoch, writer.writer_seq)
+    if mark <= state.writers.get(name, (0, -1)):
+        return
+    if writer.service == "scheduler" and writer.epoch < state.header.epoch:
+        return
+    state.writers[name] = mark
+    state.touch(f"writer/{name}")
+    for index, event in enumerate(recorded.frame.events):
+        if may_write(writer.service, type(event).__name__) and _own_node(writer, event):
+            _RULES[type(event)](state, event, f"{recorded.seq}.{index}")
+
+
+def _own_node(writer: Writer, event: e.Event) -> bool:
+    """Say whether an agent's event about a node is about its own (the bus only guards the subject)."""
+    return writer.service != "node" or getattr(event, "node", writer.instance) == writer.instance
+
+
+def _on_leader_elected(state: State, event: e.LeaderElected, _at: str) -> None:
+    if event.epoch > state.header.epoch:
+        state.header.epoch = event.epoch
+        state.touch("header")
+
+
+def _on_policy_changed(state: State, event: e.PolicyChanged, _at: str) -> None:
+    state.header.policy = event.policy
+    state.header.parameters = dict(event.parameters)
+    state.touch("header")
+
+
+def _on_decision_pass(state: State, event: e.DecisionPass, _at: str) -> None:
+    state.header.now_ns = max(state.header.now_ns, event.now_ns)
+    state.touch("header")
+
+
+def _on_node_joined(state: State, event: e.NodeJoined, _at: str) -> None:
+    known = state.nodes.get(event.node)
+    if known is not None and event.incarnation <= known.incarnation:
+        return
+    held = {(s.job, s.attempt, s.rank) for s in event.sandboxes}
+    current: set[tuple[str, int, int]] = set()
+    for job in state.jobs.values():
+        for member in job.members:
+            if member.node != event.node or not member.active:
+                continue
+            key = (job.id, job.attempt, member.rank)
+            if key in held:
+                current.add(key)
+            elif member.status == "started":
+                lifecycle.lose_member(state, job, member, "the node came back without it")
+    state.nodes[event.node] = Node(
+        name=event.node,
+        incarnation=event.incarnation,
+        capacity=event.capacity,
+        levels=event.levels,
+        gpus=event.gpus,
+        images=event.images,
+        zombies=[s for s in event.sandboxes if (s.job, s.attempt, s.rank) not in current],
+    )
+    state.touch(f"node/{event.node}")
+
+
+def _on_node_unreachable(state: State, event: e.NodeUnreachable, _at: str) -> None:
+    node = state.nodes.get(event.node)
+    if node is not None and node.incarnation == event.incarnation and node.status == "up":
+        node.status = "unreachable"
+        node.unreachable_since_ns = event.at_ns
+        state.touch(f"node/{node.name}")
+
+
+def _on_node_reachable(state: State, event: e.NodeReachable, _at: str) -> None:
+    node = state.nodes.get(event.node)
+    if node is not None and node.incarnation == event.incarnation and node.status != "up":
+        node.status = "up"
+        node.unreachable_since_ns = 0
+        state.touch(f"node/{node.name}")
+
+
+def _on_node_lost(state: State, event: e.NodeLost, _at: str) -> None:
+    node = state.nodes.get(event.node)
+    if node is None or node.incarnation != event.incarnation or node.status == "lost":
+        return
+    node.status = "lost"
+    for job in state.jobs.values():
+        for member in job.members:
+            if member.node == node.name and member.active:
+                node.zombies.append(e.HeldSandbox(job=job.id, attempt=job.attempt, rank=member.rank))
+                lifecycle.lose_member(state, job, member, "its node was lost")
+    state.touch(f"node/{node.name}")
+
+
+_RULES: dict[type[e.Event], Callable[[State, Any, str], None]] = {
+    e.LeaderElected: _on_leader_elected,
+    e.PolicyChanged: _on_policy_changed,
+    e.DecisionPass: _on_decision_pass,
+    e.NodeJoined: _on_node_joined,
+    e.NodeUnreachable: _on_node_unreachable,
+    e.NodeReachable: _on_node_reachable,
+    e.NodeLost: _on_node_lost,
+    **lifecycle.RULES,
+}

@@ -1,0 +1,291 @@
+"""The life of one job as `evolve` folds it: what each fact and each decision changes, and when it is void."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from tidegate_events import events as e
+
+from tidegate_scheduler.state import CHECKPOINTS_KEPT, Exit, Finished, Job, Member, State
+
+# ---- facts ----
+
+
+def _on_submitted(state: State, event: e.JobSubmitted, at: str) -> None:
+    if event.job in state.jobs or event.job in state.finished:
+        return
+    state.jobs[event.job] = Job(
+        id=event.job,
+        tenant=event.tenant,
+        spec_digest=state.remember_spec(event.job, event.spec),
+        traceparent=event.traceparent,
+        priority=event.spec.priority,
+        submitted_seq=state.seq,
+        submitted_ns=event.at_ns,
+        cause=at,
+    )
+    state.touch(f"job/{event.job}")
+
+
+def _on_cancel_requested(state: State, event: e.CancelRequested, at: str) -> None:
+    job = state.jobs.get(event.job)
+    if job is not None and not job.cancel_requested:
+        job.cancel_requested = True
+        _moved(state, job, at)
+
+
+def _on_placement_rejected(state: State, event: e.PlacementRejected, at: str) -> None:
+    found = _member(state, event, event.rank)
+    if found is None or found[1].status != "ordered" or found[1].node != event.node:
+        return
+    job, member = found
+    member.status = "rejected"
+    member.exit = Exit(detail=f"{event.reason.code}: {event.reason.detail}")
+    if event.node not in job.excluded_nodes:
+        job.excluded_nodes.append(event.node)
+    _moved(state, job, at)
+
+
+def _on_sandbox_started(state: State, event: e.SandboxStarted, at: str) -> None:
+    found = _member(state, event, event.rank)
+    if found is not None and found[1].status == "ordered" and found[1].node == event.node:
+        found[1].status = "started"
+        _moved(state, found[0], at)
+
+
+def _on_sandbox_exited(state: State, event: e.SandboxExited, at: str) -> None:
+    _bury_zombie(state, event)
+    found = _member(state, event, event.rank)
+    if found is None or not found[1].active or found[1].node != event.node:
+        return
+    job, member = found
+    member.status = event.outcome
+    member.exit = Exit(event.exit_code, event.signal, event.oom, event.last_step, event.detail)
+    if event.result and event.rank == 0:
+        job.result = dict(event.result)
+    _moved(state, job, at)
+
+
+def _bury_zombie(state: State, event: e.SandboxExited) -> None:
+    node = state.nodes.get(event.node)
+    if node is None:
+        return
+    key = (event.job, event.attempt, event.rank)
+    left = [zombie for zombie in node.zombies if (zombie.job, zombie.attempt, zombie.rank) != key]
+    if len(left) != len(node.zombies):
+        node.zombies = left
+        state.touch(f"node/{node.name}")
+        state.forget_spec(event.job)
+
+
+def _on_phase_changed(state: State, event: e.PhaseChanged, at: str) -> None:
+    found = _member(state, event, event.rank)
+    if found is not None and found[1].active and found[1].phase != event.phase:
+        found[1].phase = event.phase
+        found[0].cause = at
+        state.touch(f"job/{event.job}")
+
+
+def _on_checkpoint_saved(state: State, event: e.CheckpointSaved, _at: str) -> None:
+    job = state.jobs.get(event.job)
+    if job is None or event.rank != 0 or any(known.id == event.checkpoint.id for known in job.checkpoints):
+        return
+    kept = [*job.checkpoints, event.checkpoint]
+    kept.sort(key=lambda checkpoint: (checkpoint.attempt, checkpoint.step))
+    job.checkpoints = kept[-CHECKPOINTS_KEPT:]
+    state.touch(f"job/{job.id}")
+
+
+def _on_checkpoint_failed(state: State, event: e.CheckpointFailed, _at: str) -> None:
+    job = state.jobs.get(event.job)
+    if job is not None and event.checkpoint_id:
+        job.checkpoints = [known for known in job.checkpoints if known.id != event.checkpoint_id]
+        state.touch(f"job/{job.id}")
+
+
+def _nothing(_state: State, _event: e.Event, _at: str) -> None:
+    """Facts that are for people and for other services."""
+
+
+# ---- decisions ----
+
+
+def _on_rejected(state: State, event: e.JobRejected, _at: str) -> None:
+    if (job := _current(state, event)) is not None:
+        _finish(state, job, "rejected")
+
+
+def _on_placed(state: State, event: e.JobPlaced, at: str) -> None:
+    job = _current(state, event)
+    if job is None or not job.waiting:
+        return
+    for placement in event.members:
+        node = state.nodes.get(placement.node)
+        if node is None or node.incarnation != placement.incarnation or node.status != "up":
+            return
+    job.attempt = event.attempt
+    job.members = [Member(m.rank, m.node, m.quotas, m.gpu_indices) for m in event.members]
+    job.resumed_from = event.resume
+    job.result = {}
+    job.stage = "placed"
+    job.placed_ns = event.at_ns
+    job.started_ns = 0
+    job.stop_reason = ""
+    job.reserved_nodes = ()
+    _moved(state, job, at)
+
+
+def _on_started(state: State, event: e.JobStarted | e.JobResumed, at: str) -> None:
+    job = _current(state, event)
+    if job is not None and job.stage == "placed":
+        job.stage = "running"
+        job.started_ns = event.at_ns
+        _moved(state, job, at)
+
+
+def _on_quota_changed(state: State, event: e.QuotaChanged, at: str) -> None:
+    job = _current(state, event)
+    if job is None or job.attempt != event.attempt:
+        return
+    for member in job.members:
+        if member.rank == event.rank:
+            member.quotas = event.quotas
+    _moved(state, job, at)
+
+
+def _on_room_reserved(state: State, event: e.RoomReserved, at: str) -> None:
+    job = _current(state, event)
+    if job is not None and job.waiting:
+        job.reserved_nodes = event.nodes
+        _moved(state, job, at)
+
+
+def _on_preempt_requested(state: State, event: e.PreemptRequested, at: str) -> None:
+    job = _current(state, event)
+    if job is not None and job.stage in ("placed", "running"):
+        job.stage = "preempting"
+        job.stop_reason = f"preempted for {event.for_job}"
+        job.deadline_ns = event.deadline_ns
+        job.preemptions += 1
+        _moved(state, job, at)
+
+
+def _on_stop_requested(state: State, event: e.StopRequested, at: str) -> None:
+    job = _current(state, event)
+    if job is not None and not job.waiting:
+        job.stage = "stopping"
+        job.stop_reason = event.reasons[0].code if event.reasons else "Stopped"
+        job.deadline_ns = event.deadline_ns
+        _moved(state, job, at)
+
+
+def _on_suspended(state: State, event: e.JobSuspended, at: str) -> None:
+    job = _current(state, event)
+    if job is not None:
+        _back_to_queue(job, "suspended", event.at_ns)
+        _moved(state, job, at)
+
+
+def _on_requeued(state: State, event: e.JobRequeued, at: str) -> None:
+    job = _current(state, event)
+    if job is None:
+        return
+    if event.outcome == "failed":
+        job.failures += 1
+    elif event.outcome == "lost":
+        job.infrastructure_failures += 1
+    _back_to_queue(job, "suspended" if job.checkpoints else "pending", event.at_ns)
+    job.not_before_ns = event.not_before_ns
+    _moved(state, job, at)
+
+
+def _on_ended(state: State, event: e.JobCompleted | e.JobFailed | e.JobCancelled, _at: str) -> None:
+    if (job := _current(state, event)) is not None:
+        _finish(state, job, _END_STATES[type(event)])
+
+
+_END_STATES: dict[type[e.Event], Literal["completed", "failed", "cancelled"]] = {
+    e.JobCompleted: "completed",
+    e.JobFailed: "failed",
+    e.JobCancelled: "cancelled",
+}
+
+
+# ---- what the rules share ----
+
+
+def lose_member(state: State, job: Job, member: Member, why: str) -> None:
+    """Count a member as lost by infrastructure; its room is free because its node no longer has it."""
+    member.status = "lost"
+    member.exit = Exit(detail=why)
+    job.revision += 1
+    state.touch(f"job/{job.id}")
+
+
+def _member(state: State, event: e.AttemptEvent, rank: int) -> tuple[Job, Member] | None:
+    """Return the member a fact speaks of; None when it speaks of another attempt."""
+    job = state.jobs.get(event.job)
+    if job is None or job.attempt != event.attempt:
+        return None
+    for member in job.members:
+        if member.rank == rank:
+            return job, member
+    return None
+
+
+def _current(state: State, event: e.Decision) -> Job | None:
+    """Return the job of a decision; None when the job moved on since it was taken."""
+    job = state.jobs.get(event.job)
+    return job if job is not None and job.revision == event.revision else None
+
+
+def _moved(state: State, job: Job, at: str) -> None:
+    job.revision += 1
+    job.cause = at
+    state.touch(f"job/{job.id}")
+
+
+def _back_to_queue(job: Job, stage: Literal["pending", "suspended"], at_ns: int) -> None:
+    if job.started_ns:
+        job.ran_ns += max(0, at_ns - job.started_ns)
+    job.stage = stage
+    job.members = []
+    job.started_ns = 0
+    job.deadline_ns = 0
+    job.stop_reason = ""
+
+
+def _finish(state: State, job: Job, end: Literal["completed", "failed", "cancelled", "rejected"]) -> None:
+    del state.jobs[job.id]
+    state.finished[job.id] = Finished(job.id, job.tenant, end, job.attempt)
+    state.touch(f"job/{job.id}")
+    state.touch(f"finished/{job.id}")
+    state.forget_spec(job.id)
+
+
+RULES: dict[type[e.Event], Callable[[State, Any, str], None]] = {
+    e.JobSubmitted: _on_submitted,
+    e.CancelRequested: _on_cancel_requested,
+    e.PlacementRejected: _on_placement_rejected,
+    e.SandboxStarted: _on_sandbox_started,
+    e.SandboxExited: _on_sandbox_exited,
+    e.PhaseChanged: _on_phase_changed,
+    e.QuotaApplied: _nothing,
+    e.CheckpointSaved: _on_checkpoint_saved,
+    e.CheckpointFailed: _on_checkpoint_failed,
+    e.CheckpointVerified: _nothing,
+    e.JobRejected: _on_rejected,
+    e.JobPlaced: _on_placed,
+    e.JobStarted: _on_started,
+    e.JobResumed: _on_started,
+    e.QuotaChanged: _on_quota_changed,
+    e.RoomReserved: _on_room_reserved,
+    e.PreemptRequested: _on_preempt_requested,
+    e.StopRequested: _on_stop_requested,
+    e.JobSuspended: _on_suspended,
+    e.JobRequeued: _on_requeued,
+    e.JobCompleted: _on_ended,
+    e.JobFailed: _on_ended,
+    e.JobCancelled: _on_ended,
+}

@@ -1,0 +1,37 @@
+"""Which nodes the leader hears: heartbeats in, observations out. What a silence means is decided by the core."""
+
+from __future__ import annotations
+
+from tidegate_events.events import NodeReachable, NodeUnreachable
+
+from tidegate_scheduler.state import State
+
+
+class Liveness:
+    """Remembers when each node was last heard, on a clock of its own that may start anywhere (seconds)."""
+
+    def __init__(self, silence_seconds: float, now: float) -> None:
+        self._silence = silence_seconds
+        self._listening_since = now
+        self._heard: dict[str, float] = {}
+
+    def hear(self, node: str, now: float) -> None:
+        """Note a heartbeat."""
+        self._heard[node] = now
+
+    def listen_anew(self, now: float) -> None:
+        """Forget old silences: the listener itself was away, so nobody can be blamed for them."""
+        self._listening_since = now
+
+    def observe(self, state: State, now: float, at_ns: int) -> list[NodeUnreachable | NodeReachable]:
+        """Return what has changed since the state was folded: nodes that fell silent, or are heard again."""
+        seen: list[NodeUnreachable | NodeReachable] = []
+        for name, node in sorted(state.nodes.items()):
+            heard = self._heard.get(name)
+            silent = now - max(heard or self._listening_since, self._listening_since) > self._silence
+            event_id = f"{state.header.epoch}-{state.seq}-live-{name}"
+            if node.status == "up" and silent:
+                seen.append(NodeUnreachable(id=event_id, at_ns=at_ns, node=name, incarnation=node.incarnation))
+            elif node.status != "up" and not silent and heard is not None:
+                seen.append(NodeReachable(id=event_id, at_ns=at_ns, node=name, incarnation=node.incarnation))
+        return seen

@@ -1,0 +1,40 @@
+"""The `tidegate-scheduler` command: run the service, or look into its history (`tidegate-scheduler history --help`)."""
+
+from __future__ import annotations
+
+import sys
+
+from tidegate_events import bus
+from tidegate_events.clock import SystemClock
+from tidegate_events.journal.nats import NatsJournal
+from tidegate_events.process import log_as, run_until_signalled
+
+from tidegate_scheduler import settings as configuration
+from tidegate_scheduler.commands import history
+from tidegate_scheduler.shell import Scheduler
+
+
+async def serve() -> None:
+    """Connect and schedule until cancelled."""
+    settings = configuration.from_environment()
+    client = await bus.connect(settings.bus)
+    try:
+        await Scheduler(settings, client, NatsJournal(client), SystemClock()).run()
+    finally:
+        await client.close()
+
+
+def main() -> None:
+    """Run the service without arguments; `history ...` reads instead."""
+    if len(sys.argv) > 1:
+        if sys.argv[1] == "history":
+            history(sys.argv[2:], prog_name="tidegate-scheduler history")
+        print(f"unknown argument {sys.argv[1]!r}: run without arguments, or `history verify`", file=sys.stderr)
+        raise SystemExit(2)
+    settings = configuration.from_environment()
+    log_as("scheduler", settings.instance)
+    run_until_signalled(serve)
+
+
+if __name__ == "__main__":
+    main()

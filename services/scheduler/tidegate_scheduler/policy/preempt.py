@@ -1,0 +1,72 @@
+"""Stage 4, preempt: who has to leave so that a job of higher priority fits, and what room is then promised to it.
+
+Nobody is asked to leave unless the job then fits; a job that is leaving already is counted once; and the smallest set
+is taken that the order of victims allows (lowest priority first, then the one that began last: it has least to lose).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from tidegate_scheduler.policy.fit import Seat, seat_gang
+from tidegate_scheduler.policy.room import Room
+from tidegate_scheduler.state import Job, Node, State
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """The room to promise, and the jobs that must leave for it (none where leaving ones suffice)."""
+
+    nodes: tuple[str, ...]
+    victims: tuple[str, ...]
+    candidates: int
+
+
+def plan_preemption(state: State, job: Job, nodes: list[Node], room: Room, spared: set[str]) -> Plan | None:
+    """Return how `job` gets room on `nodes`; None when not even every lower job's leaving would do."""
+
+    def seats_without(victims: frozenset[str], among: list[Node]) -> tuple[Seat, ...] | None:
+        return seat_gang(state, job, among, lambda name: room.later_for(job, name, victims))
+
+    reserved = [node for node in nodes if node.name in job.reserved_nodes]
+    for among in (reserved, nodes):
+        if among and (seats := seats_without(frozenset(), among)) is not None:
+            return Plan(tuple(seat.node for seat in seats), (), 0)
+    names = {node.name for node in nodes}
+    candidates = _candidates(state, job, names, spared)
+    chosen: list[str] = []
+    for candidate in candidates:
+        chosen.append(candidate.id)
+        if seats_without(frozenset(chosen), nodes) is not None:
+            break
+    else:
+        return None
+    needed = _without_needless(chosen, lambda victims: seats_without(victims, nodes) is not None)
+    seats = seats_without(frozenset(needed), nodes)
+    assert seats is not None, "pruning keeps the job's seats"
+    return Plan(tuple(seat.node for seat in seats), tuple(needed), len(candidates))
+
+
+def _candidates(state: State, job: Job, names: set[str], spared: set[str]) -> list[Job]:
+    """Return who could be asked to leave, cheapest first."""
+    found = [
+        other
+        for other in state.jobs.values()
+        if other.priority < job.priority
+        and other.stage in ("placed", "running")
+        and other.id not in spared
+        and any(member.active and member.node in names for member in other.members)
+    ]
+    found.sort(key=lambda other: (other.priority, -other.placed_ns, other.id))
+    return found
+
+
+def _without_needless(chosen: list[str], enough: Callable[[frozenset[str]], bool]) -> list[str]:
+    """Drop, dearest first, each victim without whom the others still make room."""
+    needed = list(chosen)
+    for victim in reversed(chosen):
+        rest = [other for other in needed if other != victim]
+        if rest and enough(frozenset(rest)):
+            needed = rest
+    return needed

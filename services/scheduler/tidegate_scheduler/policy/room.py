@@ -1,0 +1,129 @@
+"""The room of the cluster in one pass: what is free, what is being left, and what belongs to whom.
+
+A member holds its floor (its largest need over phases), so that no phase change can need room that is not there. Room
+that a leaving job still holds is not free, but it may be promised; promised room is for nobody else.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from tidegate_events.resources import GpuDevice, Resources
+
+from tidegate_scheduler.state import LEAVING_STAGES, Job, Node, State
+
+
+class Space(msgspec.Struct):
+    """Room for members on one node: `gpus` are the devices to choose from, of which `gpu_count` may be taken."""
+
+    cpu_millis: int
+    memory_mib: int
+    gpus: list[GpuDevice]
+    gpu_count: int
+
+    def takes(self, need: Resources) -> bool:
+        """Say whether one more member with `need` fits."""
+        if need.cpu_millis > self.cpu_millis or need.memory_mib > self.memory_mib or need.gpus > self.gpu_count:
+            return False
+        return need.gpus <= len(self._fitting(need))
+
+    def take(self, need: Resources) -> tuple[int, ...]:
+        """Take room for one member; return the indices of its GPUs (smallest sufficient memory first)."""
+        chosen = self._fitting(need)[: need.gpus]
+        self.cpu_millis -= need.cpu_millis
+        self.memory_mib -= need.memory_mib
+        self.gpu_count -= need.gpus
+        self.gpus = [gpu for gpu in self.gpus if gpu not in chosen]
+        return tuple(gpu.index for gpu in chosen)
+
+    def _fitting(self, need: Resources) -> list[GpuDevice]:
+        fitting = [gpu for gpu in self.gpus if gpu.memory_mib >= need.gpu_memory_mib]
+        return sorted(fitting, key=lambda gpu: (gpu.memory_mib, gpu.index))
+
+
+class _Ledger(msgspec.Struct):
+    """One node's accounts."""
+
+    devices: dict[int, GpuDevice]
+    free: Space
+    held: list[tuple[str, Resources, tuple[int, ...]]]
+    promised: dict[str, Resources]
+
+
+class Room:
+    """The accounts of all nodes, changed while a pass places jobs, thrown away after it."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._ledgers = {name: self._open(node) for name, node in sorted(state.nodes.items())}
+        for job in state.jobs.values():
+            for member in job.members:
+                if member.active:
+                    self._occupy(job, member.node, member.gpu_indices)
+            if job.waiting:
+                for name in job.reserved_nodes:
+                    self.promise(job, name)
+
+    def now_for(self, job: Job, name: str) -> Space:
+        """Return what `job` may take on the node at once: free room less what is promised to others."""
+        ledger = self._ledgers[name]
+        later = self._later(ledger, job, victims=frozenset())
+        free = ledger.free
+        return Space(
+            min(free.cpu_millis, later.cpu_millis),
+            min(free.memory_mib, later.memory_mib),
+            list(free.gpus),
+            min(free.gpu_count, later.gpu_count),
+        )
+
+    def later_for(self, job: Job, name: str, victims: frozenset[str]) -> Space:
+        """Return what `job` could take once the leaving jobs and `victims` have left."""
+        return self._later(self._ledgers[name], job, victims)
+
+    def place(self, job: Job, name: str, gpu_indices: tuple[int, ...]) -> None:
+        """Take the room of one member of `job` on the node."""
+        self._occupy(job, name, gpu_indices)
+        self._ledgers[name].promised.pop(job.id, None)
+
+    def promise(self, job: Job, name: str) -> None:
+        """Promise room for one member of `job` on the node."""
+        if name in self._ledgers:
+            promised = self._ledgers[name].promised
+            promised[job.id] = promised.get(job.id, Resources()).plus(self._state.floors[job.id])
+
+    def withdraw(self, job: Job) -> None:
+        """Take back every promise to `job`."""
+        for ledger in self._ledgers.values():
+            ledger.promised.pop(job.id, None)
+
+    def _open(self, node: Node) -> _Ledger:
+        free = Space(node.capacity.cpu_millis, node.capacity.memory_mib, list(node.gpus), len(node.gpus))
+        return _Ledger({gpu.index: gpu for gpu in node.gpus}, free, [], {})
+
+    def _occupy(self, job: Job, name: str, gpu_indices: tuple[int, ...]) -> None:
+        ledger = self._ledgers.get(name)
+        if ledger is None:
+            return
+        need = self._state.floors[job.id]
+        free = ledger.free
+        free.cpu_millis -= need.cpu_millis
+        free.memory_mib -= need.memory_mib
+        free.gpu_count -= len(gpu_indices)
+        free.gpus = [gpu for gpu in free.gpus if gpu.index not in gpu_indices]
+        ledger.held.append((job.id, need, gpu_indices))
+
+    def _later(self, ledger: _Ledger, job: Job, victims: frozenset[str]) -> Space:
+        free = ledger.free
+        space = Space(free.cpu_millis, free.memory_mib, list(free.gpus), free.gpu_count)
+        for job_id, need, gpu_indices in ledger.held:
+            holder = self._state.jobs[job_id]
+            if job_id in victims or holder.stage in LEAVING_STAGES:
+                space.cpu_millis += need.cpu_millis
+                space.memory_mib += need.memory_mib
+                space.gpu_count += len(gpu_indices)
+                space.gpus.extend(ledger.devices[i] for i in gpu_indices if i in ledger.devices)
+        for owner, need in ledger.promised.items():
+            if owner != job.id:
+                space.cpu_millis -= need.cpu_millis
+                space.memory_mib -= need.memory_mib
+                space.gpu_count -= need.gpus
+        return space
