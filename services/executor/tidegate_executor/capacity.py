@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 import structlog
-
 from tidegate_events.resources import GpuDevice, Resources
+
 from tidegate_executor.settings import Settings
 
 MIB = 1024 * 1024

@@ -9,9 +9,9 @@ import zlib
 from pathlib import Path
 
 import msgspec
-
 from tidegate_events.bus import BusSettings
 from tidegate_events.subjects import token
+
 from tidegate_executor.sandbox.settings import UID_BASE_DEFAULT, UID_SLOTS_DEFAULT, SandboxSettings
 
 UID_RANGES = 256  # agents of one machine get different uid ranges, by the hash of their node's name
