@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
+import zlib
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +12,7 @@ import msgspec
 
 HOME_VARIABLE = "TIDEGATE_HOME"
 LOOPBACK = "127.0.0.1"
+NODE = "local"
 
 State = Literal["starting", "ready", "stopping", "stopped", "failed"]
 
@@ -65,9 +66,15 @@ class Home:
         return cls(Path(named) if named else Path.home() / ".local" / "share" / "tidegate" / "local")
 
     @property
+    def node_dir(self) -> Path:
+        """Return the node agent's data directory."""
+        return self.root / "nodes" / NODE
+
+    @property
     def cgroup_name(self) -> str:
-        """Return the name of this stack's cgroup: one for each data directory, so that stacks do not mix."""
-        return "tidegate-" + hashlib.sha256(str(self.root).encode()).hexdigest()[:8]
+        """Return how the node agent names its cgroup: by its node and its data directory, so that stacks do not mix."""
+        spread = zlib.crc32(str(self.node_dir.resolve()).encode())
+        return f"tidegate-{NODE}-{spread:08x}"
 
     def create(self) -> None:
         """Make the directories, readable by their owner alone."""

@@ -113,7 +113,8 @@ def _mounts(home: Home) -> Iterator[Leftover]:
             yield Leftover(kind="mount", what=target)
 
 
-def _cgroups(home: Home) -> Iterator[Leftover]:
+def cgroup_directories(name: str) -> Iterator[Path]:
+    """Yield the cgroups called `name`, in every hierarchy."""
     pending = [(CGROUP_ROOT, 0)]
     while pending:
         directory, depth = pending.pop()
@@ -122,10 +123,15 @@ def _cgroups(home: Home) -> Iterator[Leftover]:
         except OSError:
             continue  # gone meanwhile, or not ours to read
         for child in children:
-            if child.name == home.cgroup_name:
-                yield Leftover(kind="cgroup", what=child.path)
+            if child.name == name:
+                yield Path(child.path)
             elif depth < CGROUP_DEPTH_MAX:
                 pending.append((Path(child.path), depth + 1))
+
+
+def _cgroups(home: Home) -> Iterator[Leftover]:
+    for directory in cgroup_directories(home.cgroup_name):
+        yield Leftover(kind="cgroup", what=str(directory))
 
 
 def _ports(ports: dict[str, int]) -> Iterator[Leftover]:

@@ -11,12 +11,11 @@ import httpx
 import msgspec
 
 from tidegate_local.bus import INSTANCE, Bus
-from tidegate_local.home import LOOPBACK, Home
+from tidegate_local.home import LOOPBACK, NODE, Home
 from tidegate_local.service import ReadyCheck, ServiceSpec
 
 GATEWAY_PORT_PREFERRED = 7433
 PROBE_SECONDS_MAX = 2.0
-NODE = "local"
 NATS = "nats"
 
 # Started after the bus, all at once; stopped in this order: nothing new comes in, nothing is placed, nothing runs.

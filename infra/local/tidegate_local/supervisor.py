@@ -15,10 +15,10 @@ import structlog
 
 from tidegate_local import plan
 from tidegate_local.bus import OPERATOR, create_streams, new_bus, write_config
-from tidegate_local.home import LOOPBACK, Home, ServiceRecord, StackRecord, State
+from tidegate_local.home import LOOPBACK, NODE, Home, ServiceRecord, StackRecord, State
 from tidegate_local.leftovers import sweep
 from tidegate_local.logfile import LogFile
-from tidegate_local.plan import NODE, StackOptions
+from tidegate_local.plan import StackOptions
 from tidegate_local.service import Service, ServiceFailedError, ServiceSpec
 
 START_SECONDS_MAX = 90.0
