@@ -42,6 +42,7 @@ def _start(
     spec: dict[str, Any], component: dict[str, Any], replica: int, extra: list[str], runtime: str
 ) -> subprocess.Popen[bytes]:
     environment = {
+        "TIDEGATE_LOCAL_DIR": str(Path("tidegate-local") / spec["name"]),
         **os.environ,
         "CARTPOLE_RUNTIME_DIR": runtime,
         "OMP_NUM_THREADS": "1",
