@@ -124,7 +124,7 @@ CONTRACT: tuple[Row, ...] = (
         "scheduler",
         "the member's limits shall be these",
         "revision, attempt",
-        _OTHER_REVISION,
+        "the job is at another attempt, or the member is gone",
     ),
     Row(e.RoomReserved, "scheduler", "room on the nodes belongs to the job", "revision", _OTHER_REVISION),
     Row(

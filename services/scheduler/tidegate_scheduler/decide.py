@@ -52,7 +52,7 @@ def decide(state: State, now_ns: int) -> Pass:
 def _place_waiting(draft: Draft) -> list[_Placement]:
     """Seat the waiting jobs in order; a blocked one closes the nodes it waits for to those behind it."""
     state = draft.state
-    room = Room(state)
+    room = Room(state, draft.leaving)
     placements: list[_Placement] = []
     closed: dict[str, str] = {}
     for job in queue.in_order(draft):
@@ -128,7 +128,7 @@ def _reject_hopeless(draft: Draft, job: Job) -> bool:
     if not state.nodes or job.attempt > 0:
         return False
     nodes = [node for _, node in sorted(state.nodes.items()) if fit.suits(state, job, node)]
-    if fit.seat_gang(state, job, nodes, lambda name: fit.empty_space(state.nodes[name])) is not None:
+    if fit.seat_when_empty(state, job, nodes):
         return False
     due_ns = job.submitted_ns + draft.parameters.inadmissible_after_seconds * SECOND_NS
     if draft.now_ns < due_ns:

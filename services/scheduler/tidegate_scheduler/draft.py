@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tidegate_events.events import AnyEvent, Decision, NodeLost, Reason
+from tidegate_events.events import AnyEvent, Decision, NodeLost, QuotaChanged, Reason
 
 from tidegate_scheduler.policy.parameters import Parameters, as_parameters
 from tidegate_scheduler.state import Job, Node, State
@@ -34,7 +34,8 @@ class Draft:
     def add(self, kind: type[Decision], job: Job, *reasons: Reason, **fields: Any) -> None:
         """Decide something about `job`, at the revision that it has after what was decided before in this pass."""
         revision = self._revisions.get(job.id, job.revision)
-        self._revisions[job.id] = revision + 1
+        if kind is not QuotaChanged:  # it moves no job on: see its rule in `lifecycle`
+            self._revisions[job.id] = revision + 1
         event = kind(
             id=self._next_id(),
             at_ns=self.now_ns,

@@ -9,6 +9,7 @@ import msgspec
 from tidegate_events.events import DecisionPass
 from tidegate_events.frame import Frame, encode
 from tidegate_events.journal.base import Recorded
+from tidegate_events.subjects import DECISION
 
 from tidegate_scheduler.decide import decide
 from tidegate_scheduler.evolve import evolve
@@ -46,11 +47,14 @@ async def verify(frames: AsyncIterator[Recorded]) -> Verification:
     state = State()
     report = Verification()
     unfolded: deque[Recorded] = deque()
+    newest = (0, -1)
     async for recorded in frames:
         report.frames += 1
         report.events += len(recorded.frame.events)
         head = recorded.frame.events[0]
-        if isinstance(head, DecisionPass):
+        mark = (recorded.frame.writer.epoch, recorded.frame.writer.writer_seq)
+        if recorded.subject == DECISION and isinstance(head, DecisionPass) and mark > newest:
+            newest = mark
             while unfolded and unfolded[0].seq <= head.at_seq:
                 evolve(state, unfolded.popleft())
             report.passes += 1

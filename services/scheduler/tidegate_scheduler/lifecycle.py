@@ -144,14 +144,15 @@ def _on_started(state: State, event: e.JobStarted | e.JobResumed, at: str) -> No
         _moved(state, job, at)
 
 
-def _on_quota_changed(state: State, event: e.QuotaChanged, at: str) -> None:
-    job = _current(state, event)
+def _on_quota_changed(state: State, event: e.QuotaChanged, _at: str) -> None:
+    """Apply it to whichever member it names: the pass shared the whole node, and one void share would overfill it."""
+    job = state.jobs.get(event.job)
     if job is None or job.attempt != event.attempt:
         return
     for member in job.members:
-        if member.rank == event.rank:
+        if member.rank == event.rank and member.active:
             member.quotas = event.quotas
-    _moved(state, job, at)
+            state.touch(f"job/{job.id}")
 
 
 def _on_room_reserved(state: State, event: e.RoomReserved, at: str) -> None:

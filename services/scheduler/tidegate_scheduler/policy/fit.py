@@ -21,14 +21,15 @@ class Seat(msgspec.Struct, frozen=True):
 def eligible_nodes(state: State, job: Job) -> list[Node]:
     """Return the nodes that could ever hold a member of `job` and are up, by name.
 
-    A node that refused the job is left out while any other node remains.
+    Nodes that refused the job are left out as long as the others, when empty, could hold the whole gang.
     """
     nodes = [
         node
         for _, node in sorted(state.nodes.items())
         if node.status == "up" and not node.zombies and suits(state, job, node)
     ]
-    return [node for node in nodes if node.name not in job.excluded_nodes] or nodes
+    kept = [node for node in nodes if node.name not in job.excluded_nodes]
+    return kept if len(kept) == len(nodes) or seat_when_empty(state, job, kept) else nodes
 
 
 def suits(state: State, job: Job, node: Node) -> bool:
@@ -45,6 +46,11 @@ def empty_space(node: Node) -> Space:
     """Return the room of the node when nothing runs there."""
     gpus: list[GpuDevice] = list(node.gpus)
     return Space(node.capacity.cpu_millis, node.capacity.memory_mib, gpus, len(gpus))
+
+
+def seat_when_empty(state: State, job: Job, nodes: Iterable[Node]) -> bool:
+    """Say whether the whole gang fits on `nodes` when nothing runs there."""
+    return seat_gang(state, job, nodes, lambda name: empty_space(state.nodes[name])) is not None
 
 
 def seat_gang(

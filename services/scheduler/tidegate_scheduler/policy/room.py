@@ -52,8 +52,10 @@ class _Ledger(msgspec.Struct):
 class Room:
     """The accounts of all nodes, changed while a pass places jobs, thrown away after it."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, leaving: set[str]) -> None:
+        """Open the accounts; `leaving` grows while the pass asks more jobs to leave."""
         self._state = state
+        self._leaving = leaving
         self._ledgers = {name: self._open(node) for name, node in sorted(state.nodes.items())}
         for job in state.jobs.values():
             for member in job.members:
@@ -116,7 +118,7 @@ class Room:
         space = Space(free.cpu_millis, free.memory_mib, list(free.gpus), free.gpu_count)
         for job_id, need, gpu_indices in ledger.held:
             holder = self._state.jobs[job_id]
-            if job_id in victims or holder.stage in LEAVING_STAGES:
+            if job_id in victims or job_id in self._leaving or holder.stage in LEAVING_STAGES:
                 space.cpu_millis += need.cpu_millis
                 space.memory_mib += need.memory_mib
                 space.gpu_count += len(gpu_indices)

@@ -1,0 +1,225 @@
+"""A cluster in a test: the real core, a journal in a list, a clock that is told, and nodes that do what a test says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tidegate_events import events as e
+from tidegate_events.frame import Frame, Writer, decode, encode
+from tidegate_events.journal.base import Recorded
+from tidegate_events.resources import GpuDevice, Resources
+from tidegate_events.spec import Component, JobSpec, PreemptionRule, ResourceRange, RestartRule
+from tidegate_events.subjects import DECISION, fact
+from tidegate_scheduler.decide import decide
+from tidegate_scheduler.evolve import evolve
+from tidegate_scheduler.policy.parameters import Parameters, as_values
+from tidegate_scheduler.state import Job, Member, State
+from tidegate_scheduler.version import POLICY_VERSION
+
+from tests.support.invariants import check
+
+SECOND = 1_000_000_000
+PASSES_MAX = 50
+
+
+def spec(
+    cpu: int = 1000,
+    *,
+    memory: int = 512,
+    gpus: int = 0,
+    gpu_memory: int = 0,
+    priority: int = 0,
+    gang: int = 1,
+    grace: int = 10,
+    attempts: int = 1,
+    **more: object,
+) -> JobSpec:
+    """Return a one-component job that needs the same in every phase."""
+    need = Resources(cpu, memory, gpus, gpu_memory)
+    component = Component(name="main", command=("true",), resources={"default": ResourceRange(minimum=need)})
+    return JobSpec(
+        name="job",
+        tenant="t",
+        submitter="u",
+        components=(component,),
+        priority=priority,
+        gang_size=gang,
+        preemption=PreemptionRule(grace_seconds=grace),
+        restart=RestartRule(max_attempts=attempts, backoff_seconds=1),
+        **more,  # type: ignore[arg-type]
+    )
+
+
+class Cluster:
+    """Drives the core as the shell does, frame by frame, checking the invariants after each."""
+
+    def __init__(self, parameters: Parameters | None = None) -> None:
+        self.state = State()
+        self.frames: list[Recorded] = []
+        self.now = 1_700_000_000 * SECOND
+        self.wake_at: int | None = None
+        self.waiting: dict[str, e.Reason] = {}
+        self._next_seq: dict[str, int] = {}
+        self._jobs = 0
+        elected = e.LeaderElected(id="1-leader", at_ns=self.now, epoch=1, instance="s1")
+        self.append("scheduler", "s1", elected)
+        changed = e.PolicyChanged(
+            id="1-policy", at_ns=self.now, policy=POLICY_VERSION, parameters=as_values(parameters or Parameters())
+        )
+        self.append("scheduler", "s1", changed)
+
+    def append(self, service: str, instance: str, *events: e.AnyEvent, writer_seq: int | None = None) -> Recorded:
+        """Append one frame and fold it."""
+        name = f"{service}/{instance}"
+        if writer_seq is None:
+            writer_seq = self._next_seq.get(name, 0)
+            self._next_seq[name] = writer_seq + 1
+        writer = Writer(service, instance, 1, writer_seq)  # type: ignore[arg-type]
+        subject = DECISION if service == "scheduler" else fact(service, instance)
+        frame = decode(encode(Frame(writer, events)))
+        recorded = Recorded(len(self.frames) + 1, subject, frame)
+        self.frames.append(recorded)
+        evolve(self.state, recorded)
+        check(self.state)
+        return recorded
+
+    def settle(self) -> list[e.AnyEvent]:
+        """Decide and fold until nothing more is decided; return the decisions in order."""
+        decided: list[e.AnyEvent] = []
+        for _ in range(PASSES_MAX):
+            result = decide(self.state, self.now)
+            self.waiting, self.wake_at = result.waiting, result.wake_at_ns
+            if not result.events:
+                return decided
+            self.append("scheduler", "s1", *result.events)
+            decided.extend(result.events[1:])
+        raise AssertionError(f"no rest after {PASSES_MAX} passes; the last decided {decided[-3:]}")
+
+    def advance(self, seconds: float) -> list[e.AnyEvent]:
+        """Let time pass, then settle."""
+        self.now += int(seconds * SECOND)
+        return self.settle()
+
+    # ---- what users and nodes do ----
+
+    def node(
+        self,
+        name: str,
+        cpu: int = 4000,
+        *,
+        memory: int = 16384,
+        gpus: int = 0,
+        gpu_memory: int = 80_000,
+        incarnation: int = 1,
+        held: Iterable[e.HeldSandbox] = (),
+        levels: tuple[str, ...] = ("trusted",),
+    ) -> None:
+        """A node joins."""
+        devices = tuple(GpuDevice(i, f"gpu-{i}", "H", gpu_memory) for i in range(gpus))
+        joined = e.NodeJoined(
+            id=f"join-{name}-{incarnation}",
+            at_ns=self.now,
+            node=name,
+            incarnation=incarnation,
+            capacity=Resources(cpu, memory, gpus, gpu_memory if gpus else 0),
+            levels=levels,
+            images={"host": "b3:00"},
+            gpus=devices,
+            sandboxes=tuple(held),
+        )
+        self.append("node", name, joined)
+
+    def submit(self, job_spec: JobSpec, job: str | None = None) -> str:
+        """A user submits a job; returns its id."""
+        self._jobs += 1
+        name = job or f"j{self._jobs}"
+        submitted = e.JobSubmitted(
+            id=f"submit-{name}-{len(self.frames)}", at_ns=self.now, tenant="t", job=name, spec=job_spec
+        )
+        self.append("gateway", "g1", submitted)
+        return name
+
+    def cancel(self, job: str) -> None:
+        """A user cancels."""
+        event = e.CancelRequested(id=f"cancel-{job}-{len(self.frames)}", at_ns=self.now, tenant="t", job=job)
+        self.append("gateway", "g1", event)
+
+    def start(self, job: str) -> list[e.AnyEvent]:
+        """Every ordered member of the job starts."""
+        for member in self.members(job):
+            if member.status == "ordered":
+                self.node_fact(job, member, e.SandboxStarted, level="trusted")
+        return self.settle()
+
+    def exit(self, job: str, outcome: str, *, ranks: Iterable[int] | None = None, **more: object) -> list[e.AnyEvent]:
+        """Members of the job (all of them unless `ranks` says) exit with `outcome`."""
+        for member in self.members(job):
+            if member.active and (ranks is None or member.rank in ranks):
+                self.node_fact(job, member, e.SandboxExited, outcome=outcome, **more)
+        return self.settle()
+
+    def save(self, job: str, step: int) -> str:
+        """Rank 0 commits a checkpoint; returns its id."""
+        checkpoint = e.CheckpointRef(
+            id=f"c-{job}-{step}", step=step, attempt=self.state.jobs[job].attempt, directory=f"{step:012d}"
+        )
+        self.node_fact(job, self.members(job)[0], e.CheckpointSaved, checkpoint=checkpoint)
+        return checkpoint.id
+
+    def phase(self, job: str, phase: str) -> list[e.AnyEvent]:
+        """Rank 0 enters a phase."""
+        self.node_fact(job, self.members(job)[0], e.PhaseChanged, phase=phase, _node=False)
+        return self.settle()
+
+    def reject(self, job: str, code: str = "NoRoom") -> list[e.AnyEvent]:
+        """The nodes refuse every ordered member."""
+        for member in list(self.members(job)):
+            if member.status == "ordered":
+                self.node_fact(job, member, e.PlacementRejected, reason=e.Reason(code=code))
+        return self.settle()
+
+    def silence(self, node: str) -> None:
+        """The leader hears the node no more."""
+        incarnation = self.state.nodes[node].incarnation
+        event = e.NodeUnreachable(id=f"silent-{len(self.frames)}", at_ns=self.now, node=node, incarnation=incarnation)
+        self.append("scheduler", "s1", event)
+
+    def node_fact(
+        self, job: str, member: Member, kind: type[e.AttemptEvent], _node: bool = True, **more: object
+    ) -> None:
+        fields = dict(more, node=member.node) if _node else more
+        event = kind(
+            id=f"{kind.__name__}-{len(self.frames)}",
+            at_ns=self.now,
+            tenant="t",
+            job=job,
+            attempt=self.state.jobs[job].attempt,
+            rank=member.rank,
+            **fields,
+        )
+        self.append("node", member.node, event)  # type: ignore[arg-type]
+
+    # ---- looking ----
+
+    def job(self, job: str) -> Job:
+        """Return the live job."""
+        return self.state.jobs[job]
+
+    def members(self, job: str) -> list[Member]:
+        """Return the job's members."""
+        return self.state.jobs[job].members
+
+    def stage(self, job: str) -> str:
+        """Return the job's stage, or how it ended."""
+        if job in self.state.finished:
+            return self.state.finished[job].state
+        return self.state.jobs[job].stage
+
+    def story(self, job: str) -> list[str]:
+        """Return the kinds of the events about the job, in order."""
+        return [
+            type(event).__name__
+            for recorded in self.frames
+            for event in recorded.frame.events
+            if getattr(event, "job", None) == job
+        ]
