@@ -6,7 +6,7 @@ import asyncio
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any, AsyncIterator, Callable, Collection, List, Optional, Sequence, Type, TypeVar, Union
+from typing import Any, AsyncIterator, Callable, Collection, List, Mapping, Optional, Sequence, Type, TypeVar, Union
 
 from tidegate.client import core, submission
 from tidegate.client.core import Document, LogChunk, LogSelection
@@ -35,10 +35,11 @@ class AsyncClient:
         spec: SpecLike,
         workdir: Union[str, Path, None] = None,
         idempotency_key: Optional[str] = None,
+        overrides: Optional[Mapping[str, Any]] = None,
         on_upload: Optional[OnUpload] = None,
     ) -> Submission:
         """Submit a job; see `Client.submit`. Packing runs in a thread."""
-        prepared = await asyncio.to_thread(submission.prepare, spec, workdir, idempotency_key)
+        prepared = await asyncio.to_thread(submission.prepare, spec, workdir, idempotency_key, overrides)
         try:
             return await self._run(submission.submit(prepared, on_upload))
         finally:
@@ -67,10 +68,10 @@ class AsyncClient:
         job_id: str,
         states: Collection[str] = core.ENDED_STATES,
         timeout_seconds: Optional[float] = None,
-        on_state: Callable[[str], None] = lambda state: None,
+        on_seen: Callable[[Document], None] = lambda job: None,
     ) -> Document:
         """Return the job when it is in one of `states`; see `Client.wait`."""
-        return await self._run(core.wait(job_id, states, timeout_seconds, time.monotonic, on_state))
+        return await self._run(core.wait(job_id, states, timeout_seconds, time.monotonic, on_seen))
 
     async def cancel(self, job_id: str) -> Document:
         """Ask for the job to end. Raises Conflict where it ended otherwise."""

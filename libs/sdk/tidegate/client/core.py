@@ -104,9 +104,13 @@ def restore(job_id: str, layers: Sequence[str], checkpoint_id: Optional[str]) ->
 
 
 def wait(
-    job_id: str, states: Collection[str], timeout_seconds: Optional[float], now: Clock, on_state: Callable[[str], None]
+    job_id: str,
+    states: Collection[str],
+    timeout_seconds: Optional[float],
+    now: Clock,
+    on_seen: Callable[[Document], None],
 ) -> Flow[Document]:
-    """Return the job as soon as it is in one of `states`; tell `on_state` each state that is seen.
+    """Return the job as soon as it is in one of `states`; tell `on_seen` each look at it.
 
     Raises WaitTimeout after `timeout_seconds`, JobEnded where the job ended in another state.
     """
@@ -114,9 +118,9 @@ def wait(
     pause_seconds, state = POLL_SECONDS_MIN, ""
     while True:
         detail = yield from _endure(job_id, now)
+        on_seen(detail)
         if detail["state"] != state:
             state, pause_seconds = detail["state"], POLL_SECONDS_MIN
-            on_state(state)
         if state in states:
             return detail
         if state in ENDED_STATES:

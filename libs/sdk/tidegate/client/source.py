@@ -22,7 +22,10 @@ GIT_SECONDS_MAX = 10.0
 ARGV_CHARS_MAX = 4_000
 UNTRACKED_BYTES_MAX = 64 * 1024 * 1024
 """Untracked files beyond this sum count by name and size only: reading a data set would hold a submission up."""
+ARGV_WORDS_MAX = 256
+SUBMITTER_CHARS_MAX = 128
 REDACTED = "[redacted]"
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._@+-]")
 _TELLING = re.compile(r"(?i)(secret|passw|token|credential|api[-_]?key|access[-_]?key|private[-_]?key|auth)")
 
 
@@ -39,12 +42,13 @@ def source_record(directory: Path, argv: Sequence[str], secret_variables: Iterab
 
 
 def submitter() -> str:
-    """Return the name of who runs this process."""
+    """Return the name of who runs this process, in the form that the gateway takes."""
     try:
-        return getpass.getuser()
+        name = _NOT_IN_NAMES.sub("_", getpass.getuser())[:SUBMITTER_CHARS_MAX]
     except (KeyError, OSError):
         # A container may run under a number that has no name.
-        return f"uid-{os.getuid()}"
+        name = ""
+    return name if name[:1].isalnum() else f"uid-{os.getuid()}"
 
 
 def redacted(
@@ -73,10 +77,12 @@ def redacted(
 
 
 def _bounded(argv: List[str]) -> List[str]:
+    # An argument may hold bytes that are no text; the record is JSON.
+    argv = [argument.encode("utf-8", "replace").decode("utf-8") for argument in argv]
     room = ARGV_CHARS_MAX
     for index, argument in enumerate(argv):
         room -= len(argument) + 1
-        if room < 0:
+        if room < 0 or index >= ARGV_WORDS_MAX:
             return [*argv[:index], f"[{len(argv) - index} more]"]
     return argv
 

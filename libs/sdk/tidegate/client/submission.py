@@ -51,12 +51,13 @@ def prepare(
     spec: SpecLike,
     workdir: Union[str, Path, None] = None,
     idempotency_key: Optional[str] = None,
+    overrides: Optional[Mapping[str, Any]] = None,
     argv: Optional[Sequence[str]] = None,
 ) -> Prepared:
     """Read `spec` (a mapping, or the path of a JSON file) and pack its working directory.
 
     `workdir` wins over the field of that name. A relative path in a file counts from the file's directory and may not
-    leave it. A key is drawn where none is given, so that the client's own retries are safe.
+    leave it. `overrides` replace fields. A key is drawn where none is given, so that the client's own retries are safe.
     """
     base = Path.cwd()
     if isinstance(spec, (str, Path)):
@@ -67,7 +68,7 @@ def prepare(
         directory = _named_directory(spec.get("workdir"), base, confined=False)
     if workdir is not None:
         directory = Path(workdir).expanduser()
-    ready = dict(spec)
+    ready = {**spec, **(overrides or {})}
     key = idempotency_key or str(ready.get("idempotency_key") or "") or uuid.uuid4().hex
     ready.pop("idempotency_key", None)
     ready.setdefault("submitter", submitter())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Callable, Collection, Iterator, List, Optional, Sequence, Type, TypeVar, Union
+from typing import Any, Callable, Collection, Iterator, List, Mapping, Optional, Sequence, Type, TypeVar, Union
 
 from tidegate.client import core, submission
 from tidegate.client.core import Document, LogChunk, LogSelection
@@ -33,15 +33,16 @@ class Client:
         spec: SpecLike,
         workdir: Union[str, Path, None] = None,
         idempotency_key: Optional[str] = None,
+        overrides: Optional[Mapping[str, Any]] = None,
         on_upload: Optional[OnUpload] = None,
     ) -> Submission:
         """Submit a job: a mapping, or the path of a JSON file.
 
         `workdir` (the argument, else the field) is a local directory, which is packed and uploaded, or the digest of
-        one that was. Retries bear one key, so the job is taken once. Raises ValidationError, Conflict (the key stands
-        for another job), PackingError, SpecError, Unavailable.
+        one that was; `overrides` replace fields of the specification. Retries bear one key, so the job is taken once.
+        Raises ValidationError, Conflict (the key stands for another job), PackingError, SpecError, Unavailable.
         """
-        prepared = submission.prepare(spec, workdir, idempotency_key)
+        prepared = submission.prepare(spec, workdir, idempotency_key, overrides)
         try:
             return self._run(submission.submit(prepared, on_upload))
         finally:
@@ -70,13 +71,13 @@ class Client:
         job_id: str,
         states: Collection[str] = core.ENDED_STATES,
         timeout_seconds: Optional[float] = None,
-        on_state: Callable[[str], None] = lambda state: None,
+        on_seen: Callable[[Document], None] = lambda job: None,
     ) -> Document:
         """Return the job when it is in one of `states` (by default: when it ended).
 
         Raises WaitTimeout after `timeout_seconds`, JobEnded where it ended in another state.
         """
-        return self._run(core.wait(job_id, states, timeout_seconds, time.monotonic, on_state))
+        return self._run(core.wait(job_id, states, timeout_seconds, time.monotonic, on_seen))
 
     def cancel(self, job_id: str) -> Document:
         """Ask for the job to end. Raises Conflict where it ended otherwise."""

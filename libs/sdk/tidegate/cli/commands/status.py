@@ -1,0 +1,73 @@
+"""`tidegate status`: whether the cluster works, in one look."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from tidegate.cli import exits, output, text
+from tidegate.cli.connect import connect
+
+
+def status(as_json: output.JsonFlag = False) -> None:
+    """Show the journal, the leader, the services, and how many jobs and nodes are in which state.
+
+    Exits with 1 where the gateway is not ready or nobody leads.
+
+    \b
+    Examples:
+      tidegate status
+      tidegate status --json | jq .journal.lag
+    """
+    with connect() as client, output.Progress("Asking for the status"):
+        found = client.status()
+        url = client.url
+    if as_json:
+        output.print_document({**found, "gateway_url": url})
+    else:
+        _show(found, url)
+    if not found["ready"] or found["leader"] is None:
+        raise typer.Exit(exits.FAILED)
+
+
+def _show(found: dict[str, Any], url: str) -> None:
+    from rich.table import Table  # noqa: PLC0415
+
+    now_ns = found["now_ns"]
+    facts = Table(box=None, show_header=False, pad_edge=False)
+    facts.add_column(style="bold")
+    facts.add_column()
+    facts.add_row("gateway", f"{url} ({'ready' if found['ready'] else 'NOT READY'})")
+    facts.add_row("journal", _journal(found["journal"]))
+    facts.add_row("leader", _leader(found["leader"], now_ns))
+    facts.add_row(
+        "history", f"{found['passes']} passes, {found['decisions']} decisions, {found['void_events']} void events"
+    )
+    facts.add_row("jobs", _counts(found["jobs"]))
+    facts.add_row("nodes", _counts(found["nodes"]))
+    services = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("SERVICE", "INSTANCE", "EPOCH", "LAST WROTE"):
+        services.add_column(name)
+    for service in found["services"]:
+        ago = text.since(service["last_at_ns"], now_ns)
+        services.add_row(service["service"], service["instance"], text.cell(service["epoch"]), f"{ago} ago")
+    output.show(facts, "", services)
+
+
+def _journal(journal: dict[str, Any]) -> str:
+    if journal["end"] is None:
+        return f"AWAY (folded up to {journal['folded']})"
+    return f"{journal['end']} frames, {journal['lag']} of them not folded yet"
+
+
+def _leader(leader: dict[str, Any] | None, now_ns: int) -> str:
+    if leader is None:
+        return "NONE: nothing is scheduled until a scheduler takes the lead"
+    return (
+        f"{leader['instance']} (epoch {leader['epoch']}, last pass {text.since(leader['last_pass_at_ns'], now_ns)} ago)"
+    )
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "none"

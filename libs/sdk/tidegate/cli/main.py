@@ -1,0 +1,71 @@
+"""The entry point of `tidegate`: puts the commands together and ends with their exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from tidegate.cli import exits
+from tidegate.cli.commands import cancel, checkpoint, job, jobs, logs, nodes, status, submit
+from tidegate.cli.root import RootGroup
+
+_JOBS, _CLUSTER = "Jobs", "Cluster"
+
+app = typer.Typer(
+    cls=RootGroup,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="""Run agent training jobs: isolated, preempted gently, every decision explained.
+
+    [bold]First steps[/bold]
+
+      tidegate up                          start a local stack
+      tidegate submit job.json --wait      run a job and wait for its end
+      tidegate job j-4k2mz7q5x3w6y2ab      what happened to it, and why it waits
+      tidegate logs -f j-4k2mz7q5x3w6y2ab  what it prints
+
+    The gateway: TIDEGATE_URL, else the local stack (its directory: TIDEGATE_HOME).
+    Every command takes --json: one document on stdout and nothing else.
+
+    [bold]Exit codes[/bold]
+
+      0 ok   1 the job or check failed   2 usage   3 stack or gateway missing
+      4 not found   5 refused by the gateway   130 interrupted
+    """,
+)
+app.command("status", rich_help_panel=_CLUSTER)(status.status)
+app.command("nodes", rich_help_panel=_CLUSTER)(nodes.nodes)
+app.command("submit", rich_help_panel=_JOBS)(submit.submit)
+app.command("jobs", rich_help_panel=_JOBS)(jobs.jobs)
+app.command("job", rich_help_panel=_JOBS)(job.job)
+app.command("logs", rich_help_panel=_JOBS)(logs.logs)
+app.command("cancel", rich_help_panel=_JOBS)(cancel.cancel)
+app.add_typer(checkpoint.app, name="checkpoint", rich_help_panel=_JOBS)
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line and return its exit code."""
+    try:
+        typer.main.get_command(app)(args=arguments, prog_name="tidegate")
+        code = exits.OK
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(bool(end.code))
+    except KeyboardInterrupt:
+        code = exits.INTERRUPTED
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        code = exits.BROKEN_PIPE
+    if code == exits.BROKEN_PIPE:
+        # What is still buffered must not fail once more when the interpreter shuts down.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code
+
+
+def main() -> None:
+    """Run the command line of this process."""
+    sys.exit(run(sys.argv[1:]))

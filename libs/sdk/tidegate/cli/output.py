@@ -1,0 +1,121 @@
+"""What commands write: one JSON document or tables on stdout, progress and errors on stderr.
+
+Rich is imported on first use, so that `--help` and `--json` stay quick.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tidegate.cli import exits
+from tidegate.errors import TidegateError
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.status import Status
+
+JSON_KEY = "tidegate.json"
+PIPE_WIDTH_CHARS = 400
+"""How wide tables may get where nobody looks at them: a program that reads them wants whole cells."""
+QUIET_SECONDS = 2.0
+"""Where no terminal shows a spinner, the first line of progress comes after this time."""
+REPEAT_SECONDS = 10.0
+
+
+def _note_json(ctx: typer.Context, value: bool) -> bool:
+    if value:
+        ctx.find_root().meta[JSON_KEY] = True
+    return value
+
+
+JsonFlag = Annotated[
+    bool,
+    typer.Option("--json", help="Print one JSON document and nothing else.", callback=_note_json, is_eager=True),
+]
+
+
+def wants_json(ctx: Any) -> bool:
+    """Say whether the command was asked for JSON; `ctx` is any context of the invocation."""
+    return bool(ctx.find_root().meta.get(JSON_KEY, False))
+
+
+def print_document(document: Any) -> None:
+    """Write one JSON document: on one line, or indented where a person looks."""
+    indent = 2 if sys.stdout.isatty() else None
+    sys.stdout.write(json.dumps(document, ensure_ascii=False, indent=indent) + "\n")
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Return a console that keeps whole cells in pipes and tells us when its reader went away."""
+    from rich.console import Console  # noqa: PLC0415
+
+    class PipeAwareConsole(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    made = PipeAwareConsole(stderr=stderr, highlight=False)
+    if not made.is_terminal:
+        made = PipeAwareConsole(stderr=stderr, highlight=False, width=PIPE_WIDTH_CHARS)
+    return made
+
+
+def show(*renderables: RenderableType) -> None:
+    """Print for people on stdout."""
+    out = console()
+    for renderable in renderables:
+        out.print(renderable)
+
+
+def note(text: str) -> None:
+    """Say something beside the result, on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def show_error(error: TidegateError, *, as_json: bool) -> None:
+    """Print what went wrong and what to do about it."""
+    document = exits.described(error)
+    if as_json:
+        print_document(document)
+        return
+    problems = document.get("problems")
+    if problems:
+        note("tidegate: the gateway refused the request; nothing was taken.")
+        for problem in problems:
+            note(f"  {problem['path']}: {problem['problem']}")
+            note(f"      accepted: {problem['accepted']}")
+        return
+    note(f"tidegate: {document['message']}")
+    if document.get("remedy"):
+        note(f"  {document['remedy']}")
+
+
+class Progress:
+    """Says what a slow command is doing: a spinner on a terminal, else a line now and then on stderr."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._status: Status | None = None
+        self._next_line = time.monotonic() + QUIET_SECONDS
+
+    def __enter__(self) -> Progress:
+        if sys.stderr.isatty():
+            self._status = console(stderr=True).status(self._text)
+            self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def update(self, text: str, *, at_once: bool = False) -> None:
+        """Show another text; `at_once` where it is worth a line even in a log."""
+        if self._status is not None:
+            self._status.update(text)
+        elif at_once or time.monotonic() >= self._next_line:
+            note(text)
+            self._next_line = time.monotonic() + REPEAT_SECONDS
