@@ -75,6 +75,10 @@ class AgentUnreachableError(TidegateError):
     """The node agent did not answer in the time allowed."""
 
 
+class MessageRefusedError(TidegateError):
+    """The node agent refused a message for good."""
+
+
 class ProtocolMismatchError(TidegateError):
     """SDK and agent speak no common protocol version."""
 

@@ -7,6 +7,7 @@ people is docs/reference/sdk-protocol.md; whoever changes this file changes that
 from __future__ import annotations
 
 import json
+import math
 import re
 import struct
 from typing import Any, Dict, Iterator, List
@@ -21,6 +22,7 @@ FRAME_BYTES_MAX = 64 * 1024
 
 RESULT_BYTES_MAX = 4 * 1024
 PAYLOAD_BYTES_MAX = 16 * 1024
+PAYLOAD_DEPTH_MAX = 32
 METRICS_MAX = 64
 """How many metrics one report may name."""
 NAME_CHARS_MAX = 64
@@ -46,12 +48,40 @@ EVENT_KIND = re.compile(r"^[A-Z][A-Za-z0-9]{0,63}$")
 STOP_GROUP = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_./-]{0,63}$")
 
 RESERVED_EVENT_KINDS = frozenset(
-    """
-    JobSubmitted JobRejected CancelRequested JobPlaced PlacementRejected JobStarted PhaseChanged QuotaChanged
-    QuotaApplied PreemptRequested CheckpointSaved CheckpointFailed CheckpointVerified CheckpointCorrupt
-    CheckpointLost JobSuspended JobResumed JobRequeued JobCompleted JobFailed JobCancelled NodeJoined
-    NodeUnreachable NodeReachable NodeLost SandboxStarted SandboxExited LeaderElected PolicyChanged DecisionPass
-    """.split()
+    {
+        "JobSubmitted",
+        "JobRejected",
+        "CancelRequested",
+        "JobPlaced",
+        "PlacementRejected",
+        "JobStarted",
+        "PhaseChanged",
+        "QuotaChanged",
+        "QuotaApplied",
+        "PreemptRequested",
+        "CheckpointSaved",
+        "CheckpointFailed",
+        "CheckpointVerified",
+        "CheckpointCorrupt",
+        "CheckpointLost",
+        "JobSuspended",
+        "JobResumed",
+        "JobRequeued",
+        "JobCompleted",
+        "JobFailed",
+        "JobCancelled",
+        "NodeJoined",
+        "NodeUnreachable",
+        "NodeReachable",
+        "NodeLost",
+        "SandboxStarted",
+        "SandboxExited",
+        "LeaderElected",
+        "PolicyChanged",
+        "DecisionPass",
+        "RoomReserved",
+        "StopRequested",
+    }
 )
 """Kinds of Tidegate's own journal: a user's event may not take their name, nor one that starts with Tidegate."""
 
@@ -81,9 +111,7 @@ class FrameReader:
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
             if length > FRAME_BYTES_MAX:
-                raise FrameError(
-                    f"a frame of {length} bytes was refused: at most {FRAME_BYTES_MAX} are accepted"
-                )
+                raise FrameError(f"a frame of {length} bytes was refused: at most {FRAME_BYTES_MAX} are accepted")
             end = _LENGTH.size + length
             if len(self._buffer) < end:
                 return
@@ -104,9 +132,9 @@ def _decode(body: bytes) -> Dict[str, Any]:
 
 def encode_metric(value: float) -> Any:
     """Return a metric as JSON can carry it: numbers as they are, the others as "nan", "inf", "-inf"."""
-    if value != value:
+    if math.isnan(value):
         return "nan"
-    if value in (float("inf"), float("-inf")):
+    if math.isinf(value):
         return "inf" if value > 0 else "-inf"
     return value
 
@@ -114,3 +142,13 @@ def encode_metric(value: float) -> Any:
 def protocol_versions() -> List[int]:
     """Return [oldest, newest] protocol version this build speaks, as a hello states it."""
     return [PROTOCOL_MIN, PROTOCOL_MAX]
+
+
+def within_depth(value: Any, depth: int = PAYLOAD_DEPTH_MAX) -> bool:
+    """Return whether dicts and lists in `value` are nested at most `depth` deep."""
+    if not isinstance(value, (dict, list, tuple)):
+        return True
+    if depth == 0:
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return all(within_depth(item, depth - 1) for item in inner)

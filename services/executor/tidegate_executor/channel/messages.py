@@ -7,7 +7,6 @@ whose words they are follows from the socket they came through.
 from typing import Annotated, Any, Literal
 
 import msgspec
-
 from tidegate import protocol
 
 Seq = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
@@ -115,7 +114,7 @@ class Suspended(Control, frozen=True, tag="suspended"):
 class Finished(Control, frozen=True, tag="finished"):
     """The process says that its work is complete, with a small result."""
 
-    result: dict[str, Any]
+    result: dict[ShortText, str | int | float | bool | None]
     step: Step | None = None
 
 
@@ -146,6 +145,4 @@ class Bye(Message, frozen=True, tag="bye"):
     """The client leaves for good and takes no further part in a stop vote."""
 
 
-Incoming = (
-    Hello | Phase | Publish | Saved | SaveFailed | Restored | Suspended | Finished | Report | StopCount | Bye
-)
+Incoming = Hello | Phase | Publish | Saved | SaveFailed | Restored | Suspended | Finished | Report | StopCount | Bye

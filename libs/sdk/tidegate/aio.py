@@ -1,0 +1,169 @@
+"""The in-job API for asyncio: the same names as in tidegate, as coroutines and async context managers.
+
+Calls that may wait (for the agent, for a disk, for a stop vote) do so in a thread of their own, so the event loop
+goes on. `report` never waits and stays a plain call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, AsyncIterator, Callable, Dict, Mapping, NoReturn, Optional, TypeVar
+
+import tidegate
+from tidegate.checkpoint.handle import Checkpoint
+from tidegate.checkpoint.saver import PendingSave
+from tidegate.job import Job
+from tidegate.seeds import Seeds
+
+T = TypeVar("T")
+
+
+class AsyncCheckpoint:
+    """A checkpoint to continue from; see tidegate.Checkpoint."""
+
+    def __init__(self, checkpoint: Checkpoint, run: "_Runner") -> None:
+        self._checkpoint = checkpoint
+        self._run = run
+        self.id = checkpoint.id
+        self.step = checkpoint.step
+        self.attempt = checkpoint.attempt
+        self.layers = checkpoint.layers
+
+    async def load(self, *names: str, map_location: Optional[Any] = None) -> Dict[str, Any]:
+        """Return the named layers by name."""
+        return await self._run(lambda: self._checkpoint.load(*names, map_location=map_location))
+
+    @asynccontextmanager
+    async def as_directory(self) -> AsyncIterator[Path]:
+        """Verify every file and give the directory that holds them."""
+        context = self._checkpoint.as_directory()
+        directory = await self._run(context.__enter__)
+        try:
+            yield directory
+        finally:
+            await self._run(lambda: context.__exit__(None, None, None))
+
+
+class AsyncPendingSave:
+    """A save under way."""
+
+    def __init__(self, pending: PendingSave, run: "_Runner") -> None:
+        self._pending = pending
+        self._run = run
+        self.step = pending.step
+
+    @property
+    def done(self) -> bool:
+        """Return whether it has ended, durable or failed."""
+        return self._pending.done
+
+    async def wait(self, timeout_seconds: Optional[float] = None) -> AsyncCheckpoint:
+        """Return the durable checkpoint; raises SaveFailedError when the write failed."""
+        done = await self._run(lambda: self._pending.wait(timeout_seconds))
+        return AsyncCheckpoint(done, self._run)
+
+
+class _Runner:
+    """Runs blocking calls in one thread, in order: calls of should_stop() must not overtake each other."""
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="tidegate-aio")
+
+    async def __call__(self, call: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, call)
+
+
+class AsyncJob:
+    """The job that this process is part of; see tidegate.Job."""
+
+    def __init__(self, job: Job, run: _Runner) -> None:
+        self._job = job
+        self._run = run
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _PROPERTIES:
+            return getattr(self._job, name)
+        raise AttributeError(f"an async job has no attribute {name!r}")
+
+    @property
+    def seeds(self) -> Seeds:
+        """Return the seeds of this process."""
+        return self._job.seeds
+
+    async def latest_checkpoint(self) -> Optional[AsyncCheckpoint]:
+        """Return the checkpoint to continue from, verified, or None to begin afresh."""
+        checkpoint = await self._run(self._job.latest_checkpoint)
+        return None if checkpoint is None else AsyncCheckpoint(checkpoint, self._run)
+
+    @asynccontextmanager
+    async def phase(self, name: str) -> AsyncIterator[None]:
+        """The process is in this phase until the block ends."""
+        context = self._job.phase(name)
+        await self._run(context.__enter__)
+        try:
+            yield
+        finally:
+            await self._run(lambda: context.__exit__(None, None, None))
+
+    def report(self, metrics: Mapping[str, Any], step: Optional[int] = None, progress: Optional[float] = None) -> None:
+        """Report numbers; never waits."""
+        self._job.report(metrics, step, progress)
+
+    async def publish(self, kind: str, **payload: Any) -> None:
+        """Publish an event of your own."""
+        await self._run(lambda: self._job.publish(kind, **payload))
+
+    async def should_stop(self) -> bool:
+        """Return True when the job is to save and leave."""
+        if not self._job.stop_ordered:
+            return self._job.should_stop()
+        return await self._run(self._job.should_stop)
+
+    async def save(self, **layers: Any) -> AsyncPendingSave:
+        """Save layers; the arguments are those of tidegate.Job.save."""
+        pending = await self._run(lambda: self._job.save(**layers))
+        return AsyncPendingSave(pending, self._run)
+
+    @asynccontextmanager
+    async def checkpoint(self, step: Optional[int] = None) -> AsyncIterator[Path]:
+        """A checkpoint of files, committed when the block ends."""
+        context = self._job.checkpoint(step)
+        directory = await self._run(context.__enter__)
+        try:
+            yield directory
+        except BaseException as error:
+            raised = error
+            await self._run(lambda: context.__exit__(type(raised), raised, raised.__traceback__))
+            raise
+        await self._run(lambda: context.__exit__(None, None, None))
+
+    async def wait_saves(self) -> None:
+        """Wait until every save is durable."""
+        await self._run(self._job.wait_saves)
+
+    async def exit_suspended(self) -> NoReturn:
+        """Acknowledge the stop and exit with code 75."""
+        await self._run(self._job.acknowledge_suspension)
+        raise SystemExit(tidegate.protocol.EXIT_SUSPENDED)
+
+    async def finish(self, result: Optional[Mapping[str, Any]] = None) -> bool:
+        """Say that the work is complete, with a small result."""
+        return await self._run(lambda: self._job.finish(result))
+
+    async def close(self) -> None:
+        """Leave without a statement."""
+        await self._run(self._job.close)
+
+
+_PROPERTIES = frozenset(
+    name for name, value in vars(Job).items() if isinstance(value, property) and not name.startswith("_")
+)
+
+
+async def init(stop_group: Optional[str] = None) -> AsyncJob:
+    """Return the job that this process is part of; see tidegate.init."""
+    run = _Runner()
+    return AsyncJob(await run(lambda: tidegate.init(stop_group)), run)

@@ -1,0 +1,1 @@
+"""Checkpoints as files: layers, their commit, finding and verifying them."""

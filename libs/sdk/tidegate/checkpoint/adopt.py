@@ -1,0 +1,157 @@
+"""Checkpoints of jobs that do not use the SDK: taken over from their declared directory, and put back into it.
+
+The agent calls `adopt` when such a job has exited (never while it runs) and `materialise` before its next attempt.
+What is not complete by the rule in force is never adopted:
+
+- `marker` (the default): a directory that contains a file `COMPLETE`, or a file `x` beside a file `x.COMPLETE`.
+- `rename`: the job promises that it writes under a name that starts with `.tmp` and renames when it is done, so every
+  other name is complete.
+
+Names that start with a dot are never candidates. The newest candidate is the one with the largest number at the end
+of its name (checkpoint-500), then the latest modification. It becomes the layer `model` of a checkpoint, whole.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+from dataclasses import replace
+from pathlib import Path
+from typing import List, NamedTuple, Optional, Tuple
+
+from tidegate.checkpoint import root as roots
+from tidegate.checkpoint.commit import Temporary, sync_directory
+from tidegate.checkpoint.store import CheckpointStore, Committed
+from tidegate.errors import UnsupportedObjectError, UsageError
+from tidegate.validation import STEP_MAX
+
+MARKER = "COMPLETE"
+MARKER_SUFFIX = ".COMPLETE"
+RULES = ("marker", "rename")
+LAYER = "model"
+
+_TRAILING_NUMBER = re.compile(r"([0-9]{1,12})(?:\.[A-Za-z0-9]{1,8})?$")
+_DEPTH_MAX = 64
+
+
+class Candidate(NamedTuple):
+    """A complete checkpoint in a declared directory."""
+
+    step: int
+    modified_ns: int
+    path: Path
+
+
+def find_complete(declared: Path, rule: str = "marker") -> List[Candidate]:
+    """Return what is complete in the declared directory, newest first; links and special files never are."""
+    if rule not in RULES:
+        raise UsageError(f"rule {rule!r} was refused: {' and '.join(RULES)} are accepted")
+    if not declared.is_dir() or declared.is_symlink():
+        return []
+    entries = {entry.name: entry for entry in os.scandir(declared)}
+    found = []
+    for name, entry in entries.items():
+        if name.startswith(".") or name.endswith(MARKER_SUFFIX) or not _is_plain(entry):
+            continue
+        if rule == "rename" or _is_marked(entry, f"{name}{MARKER_SUFFIX}" in entries):
+            modified = entry.stat(follow_symlinks=False).st_mtime_ns
+            found.append(Candidate(_step_of(name), modified, Path(entry.path)))
+    return sorted(found, reverse=True)
+
+
+def _is_plain(entry: "os.DirEntry[str]") -> bool:
+    return entry.is_dir(follow_symlinks=False) or entry.is_file(follow_symlinks=False)
+
+
+def _is_marked(entry: "os.DirEntry[str]", has_marker_beside: bool) -> bool:
+    if entry.is_dir(follow_symlinks=False):
+        marker = Path(entry.path) / MARKER
+        return marker.is_file() and not marker.is_symlink()
+    return has_marker_beside
+
+
+def _step_of(name: str) -> int:
+    match = _TRAILING_NUMBER.search(name)
+    return min(int(match.group(1)), STEP_MAX) if match else 0
+
+
+def adopt(
+    declared: Path, store_directory: Path, stamp: roots.Stamp, rule: str = "marker", keep: int = 3
+) -> Optional[Committed]:
+    """Copy the newest complete checkpoint into the hot directory and commit it; None where there is none.
+
+    Also None when the newest one is the one adopted last, unchanged. `stamp` says for which job and attempt.
+    """
+    candidates = find_complete(declared, rule)
+    if not candidates:
+        return None
+    newest = candidates[0]
+    stamp = replace(stamp, adopted=newest.path.name)
+    store = CheckpointStore(store_directory, stamp, keep)
+    store.open()
+    with Temporary(store_directory, newest.step) as temporary:
+        (temporary.path / LAYER).mkdir()
+        _copy(newest.path, temporary.path / LAYER / newest.path.name, 0)
+        layers = temporary.take_directories()
+        if not layers or _is_known(store, layers):
+            return None
+        committed = Committed(*temporary.commit(stamp, layers))
+    store.retain()
+    return committed
+
+
+def _is_known(store: CheckpointStore, layers: Tuple[roots.LayerEntry, ...]) -> bool:
+    existing = store.committed()
+    return bool(existing) and existing[0].root.layers == layers
+
+
+def materialise(committed: Committed, declared: Path) -> Path:
+    """Verify an adopted checkpoint and put it back into the declared directory; return where it lies.
+
+    What stands there under its name is replaced: it is the same one, or a damaged one.
+    """
+    name = committed.root.stamp.adopted
+    if name is None or "/" in name or name.startswith("."):
+        raise UsageError(f"{committed.directory.name} was refused: it was not taken over from a declared directory")
+    roots.verify(committed.directory, committed.root)
+    declared.mkdir(parents=True, exist_ok=True)
+    temporary = declared / f".tmp-{os.urandom(4).hex()}"
+    try:
+        _copy(committed.directory / LAYER / name, temporary, 0)
+        target = declared / name
+        _remove(target)
+        os.rename(temporary, target)
+        if target.is_file():
+            (declared / f"{name}{MARKER_SUFFIX}").touch()
+        sync_directory(declared)
+    finally:
+        _remove(temporary)
+    return target
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _copy(source: Path, target: Path, depth: int) -> None:
+    """Copy a tree of regular files and directories, following no link."""
+    mode = os.lstat(source).st_mode
+    if stat.S_ISDIR(mode) and depth < _DEPTH_MAX:
+        target.mkdir()
+        for entry in sorted(os.listdir(source)):
+            _copy(source / entry, target / entry, depth + 1)
+    elif stat.S_ISREG(mode):
+        with roots.open_inside(source.parent, source.name) as reading, open(target, "xb") as writing:
+            shutil.copyfileobj(reading, writing, roots.BLOCK_BYTES)
+            writing.flush()
+            os.fchmod(writing.fileno(), 0o644)
+            os.fsync(writing.fileno())
+    else:
+        raise UnsupportedObjectError(
+            f"{source.name} was refused: a checkpoint holds regular files and directories, at most {_DEPTH_MAX} deep"
+        )

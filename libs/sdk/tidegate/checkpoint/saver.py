@@ -1,0 +1,176 @@
+"""The background thread that makes saves durable, and the ways its errors reach the training loop.
+
+A failed write is never a success: it is raised by the save's own `wait`, else by the next save, else at exit.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Callable, Deque, List, Optional, Tuple
+
+from tidegate.checkpoint import root as roots
+from tidegate.checkpoint.commit import Temporary
+from tidegate.checkpoint.handle import Checkpoint
+from tidegate.checkpoint.layer import Snapshot
+from tidegate.checkpoint.store import CheckpointStore
+from tidegate.errors import SaveFailedError, TidegateError
+
+SAVES_IN_FLIGHT_MAX = 2
+"""One being written and one waiting; a third save waits for the first. Each holds a copy of its layers."""
+
+_log = logging.getLogger("tidegate.checkpoint")
+
+
+@dataclass(frozen=True)
+class Done:
+    """A save that is durable."""
+
+    root: roots.Root
+    directory: Path
+    copy_ms: int
+    write_ms: int
+
+
+class PendingSave:
+    """A save under way; `wait` for it, or go on and let the job report its failure."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self._event = threading.Event()
+        self._done: Optional[Done] = None
+        self._error: Optional[BaseException] = None
+        self._raised = False
+
+    @property
+    def done(self) -> bool:
+        """Return whether it has ended, durable or failed."""
+        return self._event.is_set()
+
+    @property
+    def unseen_error(self) -> Optional[BaseException]:
+        """Return its failure if nobody was told of it yet."""
+        return None if self._raised else self._error
+
+    def wait(self, timeout_seconds: Optional[float] = None) -> Checkpoint:
+        """Return the durable checkpoint; raises SaveFailedError when the write failed, or after the timeout."""
+        if not self._event.wait(timeout_seconds):
+            raise SaveFailedError(f"the save at step {self.step} was not durable after {timeout_seconds} s")
+        if self._error is not None:
+            self._raised = True
+            raise SaveFailedError(f"the checkpoint at step {self.step} was not written: {self._error}") from self._error
+        assert self._done is not None
+        return Checkpoint(self._done.root, self._done.directory)
+
+    def _end(self, done: Optional[Done], error: Optional[BaseException]) -> None:
+        self._done, self._error = done, error
+        self._event.set()
+
+
+@dataclass(frozen=True)
+class _Work:
+    pending: PendingSave
+    snapshots: Tuple[Snapshot, ...]
+    stamp: roots.Stamp
+    copy_ms: int
+
+
+class Saver:
+    """Writes saves one after the other, in a thread that starts with the first one."""
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        on_saved: Callable[[Done], None],
+        on_failed: Callable[[int, str], None],
+    ) -> None:
+        self._store = store
+        self._on_saved = on_saved
+        self._on_failed = on_failed
+        self._condition = threading.Condition()
+        self._queue: Deque[_Work] = deque()
+        self._unfinished: List[PendingSave] = []
+        self._failed: List[PendingSave] = []
+        self._thread: Optional[threading.Thread] = None
+
+    def submit(self, step: int, snapshots: Tuple[Snapshot, ...], stamp: roots.Stamp, copy_ms: int) -> PendingSave:
+        """Hand a copied checkpoint to the thread; waits while SAVES_IN_FLIGHT_MAX others are under way."""
+        pending = PendingSave(step)
+        with self._condition:
+            while len(self._unfinished) >= SAVES_IN_FLIGHT_MAX:
+                self._condition.wait()
+            self._unfinished.append(pending)
+            self._queue.append(_Work(pending, snapshots, stamp, copy_ms))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="tidegate-saver", daemon=True)
+                self._thread.start()
+            self._condition.notify_all()
+        return pending
+
+    def raise_failure(self) -> None:
+        """Raise the first failure nobody was told of."""
+        with self._condition:
+            failed, self._failed = self._failed, []
+        for pending in failed:
+            if pending.unseen_error is not None:
+                pending.wait(0)
+
+    def wait(self) -> None:
+        """Wait until no save is under way, then raise the first failure nobody was told of."""
+        with self._condition:
+            while self._unfinished:
+                self._condition.wait()
+        self.raise_failure()
+
+    def _run(self) -> None:
+        while True:
+            with self._condition:
+                while not self._queue:
+                    self._condition.wait()
+                work = self._queue.popleft()
+            self._write(work)
+            del work  # the copies of the layers, which are large
+            with self._condition:
+                self._unfinished.pop(0)
+                self._condition.notify_all()
+
+    def _write(self, work: _Work) -> None:
+        pending = work.pending
+        try:
+            done = write(self._store, pending.step, work.snapshots, work.stamp, work.copy_ms)
+            self._on_saved(done)
+            pending._end(done, None)
+        except BaseException as error:  # noqa: BLE001 - kept, and raised in the thread that trains
+            with self._condition:
+                self._failed.append(pending)
+            pending._end(None, error)
+            self._tell(pending.step, error)
+
+    def _tell(self, step: int, error: BaseException) -> None:
+        _log.error("the checkpoint at step %d was not written: %s", step, error)
+        try:
+            self._on_failed(step, f"{type(error).__name__}: {error}")
+        except TidegateError as unreachable:
+            _log.warning("the agent could not be told: %s", unreachable)
+
+
+def write(store: CheckpointStore, step: int, snapshots: Tuple[Snapshot, ...], stamp: roots.Stamp, copy_ms: int) -> Done:
+    """Write and commit one checkpoint, then drop the oldest ones."""
+    started = time.monotonic()
+    with Temporary(store.directory, step) as temporary:
+        layers = tuple(temporary.write_layer(snapshot) for snapshot in snapshots)
+        root, directory = temporary.commit(stamp, layers)
+    retain(store)
+    return Done(root, directory, copy_ms, int((time.monotonic() - started) * 1000))
+
+
+def retain(store: CheckpointStore) -> None:
+    """Drop what is beyond the ones to keep; that this fails does not make a durable save a failed one."""
+    try:
+        store.retain()
+    except OSError as error:
+        _log.warning("old checkpoints were not removed: %s", error)

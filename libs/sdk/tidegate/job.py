@@ -1,0 +1,397 @@
+"""The job as training code sees it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Iterator, Mapping, NoReturn, Optional
+
+from tidegate import protocol, validation
+from tidegate.checkpoint import layer
+from tidegate.checkpoint.commit import Temporary
+from tidegate.checkpoint.handle import Checkpoint
+from tidegate.checkpoint.root import Stamp
+from tidegate.checkpoint.saver import Done, PendingSave, Saver, retain
+from tidegate.checkpoint.store import CheckpointStore
+from tidegate.environment import Identity
+from tidegate.errors import (
+    AlreadyFinishedError,
+    JobClosedError,
+    NestedPhaseError,
+    PublishRateError,
+    SaveFailedError,
+    UsageError,
+)
+from tidegate.link.base import Link, Resume
+from tidegate.pace import Pace
+from tidegate.seeds import Seeds
+from tidegate.stop import StopGate
+
+SUSPEND_SECONDS_MAX = 10.0
+"""How long exit_suspended() waits for the agent: the exit code says the same."""
+FINISH_SECONDS_MAX = 60.0
+CLOSE_SECONDS_MAX = 10.0
+PUBLISH_SECONDS_MAX = 30.0
+
+
+class Job:
+    """The job that this process is part of. Made by `tidegate.init()`; safe to use from several threads."""
+
+    def __init__(self, identity: Identity, link: Link, gate: StopGate) -> None:
+        self._identity = identity
+        self._link = link
+        self._gate = gate
+        self._stamp = Stamp(
+            job=identity.job,
+            attempt=identity.attempt,
+            rank=identity.rank,
+            component=identity.component,
+            replica=identity.replica,
+            world_size=identity.world_size,
+            seed=identity.seed,
+        )
+        self._store = CheckpointStore(identity.checkpoints, self._stamp)
+        self._saver = Saver(self._store, self._on_saved, self._on_save_failed)
+        self._publishing = Pace(protocol.PUBLISHES_PER_SECOND, protocol.PUBLISHES_BURST)
+        self._lock = threading.Lock()
+        self._resume = Resume(False, None)
+        self._restored: Optional[Checkpoint] = None
+        self._phase: Optional[str] = None
+        self._step: Optional[int] = None
+        self._last_saved: Optional[Done] = None
+        self._ended: Optional[str] = None
+        self.seeds = Seeds(identity.seed)
+
+    def _open(self) -> None:
+        """Connect and prepare the checkpoint directory; called by init()."""
+        self._store.open()
+        self._resume = self._link.start()
+
+    def __repr__(self) -> str:
+        identity = self._identity
+        return f"<tidegate job {identity.job} attempt {identity.attempt} rank {identity.rank} {identity.component}>"
+
+    # Who am I ---------------------------------------------------------------------------------------------------
+
+    @property
+    def id(self) -> str:
+        """Return the job's id ("local" without an agent)."""
+        return self._identity.job
+
+    @property
+    def tenant(self) -> str:
+        """Return the tenant the job runs for."""
+        return self._identity.tenant
+
+    @property
+    def attempt(self) -> int:
+        """Return which placement of the job this is."""
+        return self._identity.attempt
+
+    @property
+    def rank(self) -> int:
+        """Return this member's number in the gang."""
+        return self._identity.rank
+
+    @property
+    def world_size(self) -> int:
+        """Return the gang's size."""
+        return self._identity.world_size
+
+    @property
+    def component(self) -> str:
+        """Return the component this process belongs to."""
+        return self._identity.component
+
+    @property
+    def replica(self) -> int:
+        """Return this process's number within its component."""
+        return self._identity.replica
+
+    @property
+    def replicas(self) -> int:
+        """Return how many processes the component has."""
+        return self._identity.replicas
+
+    @property
+    def seed(self) -> int:
+        """Return this process's seed (see tidegate.seeds)."""
+        return self._identity.seed
+
+    @property
+    def trace_id(self) -> str:
+        """Return the job's trace id."""
+        return self._identity.trace_id
+
+    @property
+    def determinism(self) -> str:
+        """Return "strict" or "relaxed", as the job asked."""
+        return self._identity.determinism
+
+    @property
+    def local(self) -> bool:
+        """Return whether there is no agent (a laptop)."""
+        return self._identity.socket is None
+
+    @property
+    def stop_reason(self) -> Optional[str]:
+        """Return why a stop was ordered, None while none was."""
+        return self._gate.reason
+
+    @property
+    def stop_ordered(self) -> bool:
+        """Return whether a stop was ordered; should_stop() says when all ranks follow it together."""
+        return self._gate.reason is not None
+
+    @property
+    def stop_seconds_left(self) -> Optional[float]:
+        """Return the time until the stop's deadline, None while none was ordered."""
+        return self._gate.seconds_left
+
+    @property
+    def dropped_reports(self) -> int:
+        """Return how many reports were lost because the agent was away."""
+        return self._link.dropped_reports
+
+    # Words ------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """The process is in this phase until the block ends. Phases of one process do not nest."""
+        self._check_open("phase")
+        validation.phase(name)
+        with self._lock:
+            if self._phase is not None:
+                raise NestedPhaseError(
+                    f"phase {name!r} was refused: this process is in phase {self._phase!r}; leave that one first"
+                )
+            self._phase = name
+        try:
+            self._link.phase(name, self._step)
+            yield
+        finally:
+            self._phase = None
+            if self._ended is None:
+                self._link.phase(None, self._step)
+
+    def report(self, metrics: Mapping[str, Any], step: Optional[int] = None, progress: Optional[float] = None) -> None:
+        """Report numbers. Cheap: calls within 100 ms are merged, the newest value of each metric is sent."""
+        if self._ended is not None:
+            self._check_open("report")
+        if step is not None:
+            self._step = step = validation.step(step)
+        if progress is not None:
+            progress = validation.progress(progress)
+        self._link.report(validation.metrics(metrics), step, progress)
+
+    def publish(self, kind: str, **payload: Any) -> None:
+        """Publish an event of your own, up to 16 KiB of JSON; waits where 20 a second are exceeded for long."""
+        self._check_open("publish")
+        message = {
+            "kind": "publish",
+            "at_ns": time.time_ns(),
+            "event": validation.event_kind(kind),
+            "payload": validation.payload(payload),
+        }
+        if not self._publishing.take(PUBLISH_SECONDS_MAX):
+            raise PublishRateError(
+                f"event {kind!r} was refused: more than {protocol.PUBLISHES_PER_SECOND} a second wait; numbers that "
+                "change often belong into report()"
+            )
+        self._link.control(message)
+
+    def should_stop(self) -> bool:
+        """Return True when the job is to save and leave: the same answer for the n-th call on every rank."""
+        return self._gate.should_stop()
+
+    # Checkpoints ------------------------------------------------------------------------------------------------
+
+    def latest_checkpoint(self) -> Optional[Checkpoint]:
+        """Return the checkpoint to continue from, verified, or None to begin afresh.
+
+        It is the one the agent names; without an agent the newest one that verifies. A damaged one is never
+        returned: the one before it is, with a warning in the log.
+        """
+        self._check_open("latest_checkpoint")
+        if self._restored is not None:
+            return self._restored
+        if self._resume.known and self._resume.checkpoint_id is None:
+            return None
+        found = self._store.find(self._resume.checkpoint_id)
+        if found is None:
+            return None
+        root = found.committed.root
+        self._link.control(
+            {
+                "kind": "restored",
+                "at_ns": time.time_ns(),
+                "id": root.id,
+                "directory": found.committed.directory.name,
+                "step": root.step,
+                "skipped": found.skipped,
+                "why": found.why,
+            }
+        )
+        self._step = root.step
+        self._restored = Checkpoint(root, found.committed.directory)
+        return self._restored
+
+    def save(
+        self,
+        *,
+        model: Any = None,
+        optimizer: Any = None,
+        experience: Any = None,
+        state: Any = None,
+        step: Optional[int] = None,
+        wait: bool = False,
+        **unknown: Any,
+    ) -> PendingSave:
+        """Save the given layers as one checkpoint; returns once they are copied, with `wait` once it is durable.
+
+        `step` defaults to the last reported one. A failed earlier save is raised here.
+        """
+        self._check_open("save")
+        given = {"model": model, "optimizer": optimizer, "experience": experience, "state": state}
+        chosen = validation.layers(given, unknown)
+        at_step = self._step_to_save(step)
+        self._saver.raise_failure()
+        started = time.monotonic()
+        snapshots = tuple(layer.snapshot(name, value) for name, value in chosen.items())
+        copy_ms = int((time.monotonic() - started) * 1000)
+        pending = self._saver.submit(at_step, snapshots, self._stamp_now(), copy_ms)
+        if wait:
+            pending.wait()
+        return pending
+
+    @contextmanager
+    def checkpoint(self, step: Optional[int] = None) -> Iterator[Path]:
+        """A checkpoint of files: write below d/"model", d/"optimizer", d/"experience", d/"state".
+
+        It is committed when the block ends; an exception inside discards it.
+        """
+        self._check_open("checkpoint")
+        at_step = self._step_to_save(step)
+        self._saver.wait()
+        with Temporary(self._store.directory, at_step) as temporary:
+            for name in protocol.LAYERS:
+                (temporary.path / name).mkdir()
+            yield temporary.path
+            done = self._commit_files(temporary, at_step)
+        self._on_saved(done)
+        retain(self._store)
+
+    def _commit_files(self, temporary: Temporary, step: int) -> Done:
+        started = time.monotonic()
+        try:
+            layers = temporary.take_directories()
+            if not layers:
+                raise UsageError("a checkpoint without a file was refused: write below d / 'model' or another layer")
+            root, directory = temporary.commit(self._stamp_now(), layers)
+        except OSError as error:
+            self._on_save_failed(step, f"{type(error).__name__}: {error}")
+            raise SaveFailedError(f"the checkpoint at step {step} was not written: {error}") from error
+        return Done(root, directory, 0, int((time.monotonic() - started) * 1000))
+
+    def wait_saves(self) -> None:
+        """Wait until every save is durable; raises SaveFailedError for the first that failed."""
+        self._saver.wait()
+
+    def _step_to_save(self, step: Optional[int]) -> int:
+        if step is None and self._step is None:
+            raise UsageError("a save without a step was refused: pass step=, or report one before")
+        return validation.step(self._step if step is None else step)
+
+    def _stamp_now(self) -> Stamp:
+        return replace(self._stamp, phase=self._phase)
+
+    def _on_saved(self, done: Done) -> None:
+        layers = [{"name": entry.name, "bytes": entry.bytes, "sha256": entry.sha256} for entry in done.root.layers]
+        self._last_saved = done
+        self._link.control(
+            {
+                "kind": "saved",
+                "at_ns": time.time_ns(),
+                "id": done.root.id,
+                "directory": done.directory.name,
+                "step": done.root.step,
+                "layers": layers,
+                "copy_ms": done.copy_ms,
+                "write_ms": done.write_ms,
+            }
+        )
+
+    def _on_save_failed(self, step: int, error: str) -> None:
+        text = error.encode(errors="replace").decode()[: protocol.TEXT_CHARS_MAX]
+        self._link.control({"kind": "save_failed", "at_ns": time.time_ns(), "step": step, "error": text})
+
+    # The end ----------------------------------------------------------------------------------------------------
+
+    def exit_suspended(self) -> NoReturn:
+        """Wait for pending saves, acknowledge the stop, and exit with code 75.
+
+        The code alone is an acknowledgement, so an agent that is away does not keep the process. A failed save is
+        raised instead of exiting.
+        """
+        self.acknowledge_suspension()
+        raise SystemExit(protocol.EXIT_SUSPENDED)
+
+    def acknowledge_suspension(self) -> None:
+        """Do what exit_suspended() does, except for the exit, which is then the caller's to make (code 75)."""
+        self._check_open("exit_suspended")
+        self._saver.wait()
+        saved = self._last_saved
+        seq = self._link.control(
+            {
+                "kind": "suspended",
+                "at_ns": time.time_ns(),
+                "checkpoint": saved.root.id if saved else None,
+                "step": saved.root.step if saved else self._step,
+            }
+        )
+        self._end("exit_suspended()")
+        self._link.wait_acknowledged(seq, SUSPEND_SECONDS_MAX)
+        self._link.close(0.0)
+
+    def finish(self, result: Optional[Mapping[str, Any]] = None) -> bool:
+        """Wait for pending saves and say that the work is complete, with a small result.
+
+        Returns False when the agent did not confirm it in time; exit code 0 then still says complete.
+        """
+        if self._ended == "finish()":
+            raise AlreadyFinishedError("finish() was refused: it was called before; a job is finished once")
+        self._check_open("finish")
+        checked = validation.result(result)
+        self._saver.wait()
+        seq = self._link.control({"kind": "finished", "at_ns": time.time_ns(), "result": checked, "step": self._step})
+        self._end("finish()")
+        confirmed = self._link.wait_acknowledged(seq, FINISH_SECONDS_MAX)
+        return self._link.close(CLOSE_SECONDS_MAX if confirmed else 0.0) and confirmed
+
+    def close(self) -> None:
+        """Wait for pending saves and leave without a statement; done at exit as well. A failed save is raised."""
+        if self._ended is not None:
+            return
+        self._end("close()")
+        try:
+            self._saver.wait()
+        finally:
+            self._link.close(CLOSE_SECONDS_MAX)
+
+    def _end(self, how: str) -> None:
+        with self._lock:
+            self._check_open(how)
+            self._ended = how
+
+    def _forked(self) -> None:
+        # The child has no link thread, and the parent's connection is not its own.
+        self._ended = "a fork"
+
+    def _check_open(self, call: str) -> None:
+        if self._ended is None:
+            return
+        remedy = "call tidegate.init() in the child" if self._ended == "a fork" else "it must be the last call"
+        raise JobClosedError(f"{call} was refused after {self._ended}: {remedy}")

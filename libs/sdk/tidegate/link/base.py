@@ -1,0 +1,38 @@
+"""What a job needs of the way to its agent, whichever it is."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, NamedTuple, Optional, Protocol
+
+
+class Resume(NamedTuple):
+    """What the agent said about the checkpoint to continue from: `known` is False when no agent answered."""
+
+    known: bool
+    checkpoint_id: Optional[str]
+
+
+class Link(Protocol):
+    """A way to the agent. `control` messages are kept until acknowledged; reports may be lost and are counted."""
+
+    def start(self) -> Resume:
+        """Connect; returns what the agent named, or that it did not answer in time."""
+
+    def control(self, message: Dict[str, Any]) -> int:
+        """Queue a control message and return its sequence number; waits while the queue is full, then raises."""
+
+    def phase(self, name: Optional[str], step: Optional[int]) -> None:
+        """The process entered a phase, or with None left the one it was in."""
+
+    def report(self, metrics: Dict[str, float], step: Optional[int], progress: Optional[float]) -> None:
+        """Take metrics to be sent soon; cheap."""
+
+    def wait_acknowledged(self, seq: int, seconds: float) -> bool:
+        """Wait until the agent has made that message durable; False after `seconds`."""
+
+    def close(self, seconds: float) -> bool:
+        """Deliver what is queued, for at most `seconds`, and leave; False when something was left behind."""
+
+    @property
+    def dropped_reports(self) -> int:
+        """Return how many reports were lost so far."""

@@ -1,0 +1,3 @@
+"""The version of this package, as it stands in its pyproject.toml (a test compares them)."""
+
+VERSION = "0.1.0"
