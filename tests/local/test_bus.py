@@ -1,0 +1,144 @@
+"""The bus as the stack configures it, on a real nats-server: each writes their own, nobody rewrites history."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import nats.errors
+import pytest
+from nats.aio.client import Client
+from tidegate_events import bus as connecting
+from tidegate_events.events import LeaderElected, NodeJoined
+from tidegate_events.frame import Frame, Writer
+from tidegate_events.journal.base import Appended
+from tidegate_events.journal.nats import NatsJournal
+from tidegate_events.resources import Resources
+from tidegate_local import plan
+from tidegate_local.bus import ADMIN, Bus, create_streams, new_bus, publish_permissions, write_config
+from tidegate_local.home import Home
+
+NODE = "local"
+REFUSED_SECONDS = 0.3
+
+
+@pytest.fixture
+async def bus(tmp_path: Path) -> AsyncIterator[Bus]:
+    """Yield the stack's bus, running."""
+    home = Home(tmp_path)
+    home.create()
+    made = new_bus(plan.free_port(), NODE)
+    write_config(home, made, NODE)
+    spec = plan.nats_service(home, made)
+    with (tmp_path / "nats.log").open("wb") as log:
+        process = subprocess.Popen(spec.argv, stdout=log, stderr=log)  # noqa: ASYNC220 - a fork of milliseconds
+    try:
+        while not await spec.is_ready():
+            assert process.poll() is None
+            await asyncio.sleep(0.02)
+        await create_streams(made)
+        yield made
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+async def connect(bus: Bus, user: str) -> Client:
+    return await connecting.connect(bus.login(user))
+
+
+def frame(service: str, instance: str) -> Frame:
+    event = (
+        LeaderElected(id="e", at_ns=1, epoch=1, instance="local")
+        if service == "scheduler"
+        else NodeJoined(id="e", at_ns=1, node=NODE, incarnation=1, capacity=Resources(1, 1), levels=("trusted",))
+    )
+    return Frame(Writer(service, instance, 1, 1), (event,))  # type: ignore[arg-type]
+
+
+OWN = {
+    "scheduler": ("scheduler", "local", "tg.decision"),
+    "executor": ("node", "local", "tg.fact.node.local"),
+    "gateway": ("gateway", "local", "tg.fact.gateway.local"),
+    "checkpoint": ("checkpoint", "local", "tg.fact.checkpoint.local"),
+}
+
+
+@pytest.mark.parametrize("user", OWN)
+async def test_a_service_writes_and_reads_the_journal_as_itself(bus: Bus, user: str) -> None:
+    service, instance, subject = OWN[user]
+    client = await connect(bus, user)
+    journal = NatsJournal(client)
+    written = frame(service, instance)
+    answer = await journal.append(subject, written, expected_last=0)
+    assert isinstance(answer, Appended)
+    found = [recorded async for recorded in journal.read(0, await journal.end())]
+    assert [recorded.frame for recorded in found] == [written]
+    assert (await journal.last(subject)) == found[0]
+    await client.close()
+
+
+@pytest.mark.parametrize("user", [*OWN, "operator"])
+async def test_nobody_writes_as_another(bus: Bus, user: str) -> None:
+    client = await connect(bus, user)
+    others = {subject for owner, (_, _, subject) in OWN.items() if owner != user} | {"tg.fact.node.elsewhere"}
+    for subject in others:
+        with pytest.raises((nats.errors.TimeoutError, TimeoutError)):
+            await client.request(subject, b"{}", timeout=REFUSED_SECONDS)
+    await client.close()
+    admin = await connect(bus, ADMIN)
+    assert await NatsJournal(admin).end() == 0
+    await admin.close()
+
+
+@pytest.mark.parametrize("user", [*OWN, "operator"])
+async def test_no_service_can_touch_a_stream(bus: Bus, user: str) -> None:
+    client = await connect(bus, user)
+    calls = ("STREAM.DELETE", "STREAM.PURGE", "STREAM.UPDATE", "STREAM.CREATE", "STREAM.MSG.DELETE", "STREAM.SNAPSHOT")
+
+    async def refused(call: str) -> bool:
+        try:
+            await client.request(f"$JS.API.{call}.JOURNAL", b"{}", timeout=REFUSED_SECONDS)
+        except (nats.errors.TimeoutError, TimeoutError):
+            return True
+        return False
+
+    assert all(await asyncio.gather(*(refused(call) for call in calls)))
+    assert await NatsJournal(client).end() == 0
+    await client.close()
+
+
+async def test_even_the_stacks_own_login_cannot_delete_from_the_journal(bus: Bus) -> None:
+    admin = await connect(bus, ADMIN)
+    journal = NatsJournal(admin)
+    await journal.append("tg.decision", frame("scheduler", "local"))
+    stream = await admin.jetstream().stream_info("JOURNAL")
+    assert stream.config.deny_delete
+    assert stream.config.deny_purge
+    answer = await admin.request("$JS.API.STREAM.PURGE.JOURNAL", b"", timeout=2)
+    assert b'"error"' in answer.data
+    assert await journal.end() == 1
+    await admin.close()
+
+
+async def test_questions_are_answered_through_the_inbox(bus: Bus) -> None:
+    scheduler, gateway = await connect(bus, "scheduler"), await connect(bus, "gateway")
+    await scheduler.subscribe("tg.ask.scheduler.explain", cb=lambda message: message.respond(b"because"))
+    await scheduler.flush()
+    assert (await gateway.request("tg.ask.scheduler.explain", b"{}", timeout=2)).data == b"because"
+    await scheduler.close()
+    await gateway.close()
+
+
+async def test_passwords_are_needed_and_lie_where_only_the_owner_reads(bus: Bus, tmp_path: Path) -> None:
+    assert stat.S_IMODE(Home(tmp_path).nats_config.stat().st_mode) == 0o600
+    assert len({*bus.passwords.values()}) == len(publish_permissions(NODE)) + 1
+    reader, writer = await asyncio.open_connection("127.0.0.1", bus.port)
+    await reader.readline()
+    writer.write(b"CONNECT {}\r\nPING\r\n")
+    assert b"Authorization Violation" in await reader.readline()
+    writer.close()
+    await writer.wait_closed()
