@@ -5,6 +5,7 @@ Standard library only and synchronous: the sandbox's shim imports this too, and 
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from pathlib import Path
@@ -107,6 +108,10 @@ class Driver(Protocol):
         """Groups that exist in this place."""
         ...
 
+    def release(self) -> None:
+        """Remove the place itself if no group is left in it."""
+        ...
+
     def describe(self) -> dict[str, str]: ...
 
 
@@ -143,6 +148,15 @@ def subtree(top: Path) -> list[Path]:
     if not top.is_dir():
         return []
     return [Path(where) for where, _, _ in os.walk(top, topdown=False)]
+
+
+def remove_empty(directory: Path) -> None:
+    """rmdir, where having groups or being gone are both fine."""
+    try:
+        os.rmdir(directory)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.EBUSY, errno.ENOTEMPTY):
+            raise CgroupError(f"cannot remove {directory}: {error.strerror}") from error
 
 
 def remove_directories(top: Path) -> None:

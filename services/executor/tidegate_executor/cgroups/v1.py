@@ -20,6 +20,7 @@ from tidegate_executor.cgroups.base import (
     keyed,
     read,
     remove_directories,
+    remove_empty,
     subtree,
     write,
 )
@@ -119,7 +120,7 @@ class V1Group:
             pids = self.pids()
             if not pids:
                 return
-            self.freeze()
+            write(self._at["freezer"] / "freezer.state", "FROZEN")  # need not be complete: we come round again
             try:
                 for pid in self.pids():
                     try:
@@ -195,6 +196,10 @@ class V1Driver:
             if base.is_dir():
                 found.update(entry.name for entry in os.scandir(base) if entry.is_dir(follow_symlinks=False))
         return sorted(found)
+
+    def release(self) -> None:
+        for base in dict.fromkeys(self._bases.values()):
+            remove_empty(base)
 
     def describe(self) -> dict[str, str]:
         return {"kind": self.kind, **{name: str(path) for name, path in self._bases.items()}}

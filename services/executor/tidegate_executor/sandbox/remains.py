@@ -1,0 +1,43 @@
+"""Remove what a sandbox left: processes by control group, else by pid and start time; never by name."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from tidegate_executor.cgroups.base import CgroupError
+from tidegate_executor.cgroups.detect import driver_from
+from tidegate_executor.sandbox.base import InfrastructureError
+from tidegate_executor.sandbox.shim import processes
+from tidegate_executor.sandbox.state import StateDirectory
+
+SHIM_SECONDS_MAX = 5.0
+
+
+def clear_remains(state: StateDirectory) -> None:
+    """End the shim if it still lives, then its processes, then remove groups and the directory. Idempotent."""
+    end_shim(state)
+    record = state.record()
+    if record is not None and record.cgroup is not None:
+        try:
+            driver_from(record.cgroup).group(state.id).remove()
+        except CgroupError as error:
+            raise InfrastructureError(f"sandbox {state.id}: {error}") from error
+    for pid, start_ticks in state.unfinished():
+        if processes.start_ticks(pid) == start_ticks:
+            processes.kill_tree(pid)
+    state.remove()
+
+
+def end_shim(state: StateDirectory) -> None:
+    """SIGKILL the shim; bubblewrap and its process 1 asked the kernel to die with it."""
+    identity = state.shim()
+    if identity is None:
+        return
+    os.kill(identity.pid, signal.SIGKILL)
+    deadline = time.monotonic() + SHIM_SECONDS_MAX
+    while state.shim() is not None:
+        if time.monotonic() > deadline:
+            raise InfrastructureError(f"sandbox {state.id}: shim {identity.pid} survives SIGKILL")
+        time.sleep(0.002)

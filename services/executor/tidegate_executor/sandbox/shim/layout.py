@@ -1,0 +1,124 @@
+"""What the job sees: the mount plan of the agent as bubblewrap's arguments, sources staged where needed."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from tidegate_executor.sandbox.shim import staging
+
+INSIDE_ID = 1000  # uid and gid of the job inside
+HOLD_PATH = "/run/tidegate/hold"
+DIRECTORIES = ("/run", "/run/tidegate", "/home", "/var", "/var/cache", "/workspace")
+FILES_NAME = "files"  # below the state directory, which only the agent's user may search
+OWNED = ("home", "cache", "upper", "work")
+
+
+class Layout:
+    """Plan entries are [kind, source, target]:
+
+    layer      image layer, throw-away upper       workspace  overlay with its upper in the state directory
+    read       read-only bind                      write      read-write bind
+    take       the same, given to the sandbox      link       symbolic link (source is its text)
+    """
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self._files = os.path.join(config["state_dir"], FILES_NAME)
+        self._uid: int | None = config["uid"]
+        self._bwrap = config["bwrap"]
+        self._plan: list[list[str]] = self._bwrap["plan"]
+        self._seen: dict[int, str] = {}
+        self._binary = self._bwrap["binary"]
+        self._files_seen = self._files
+
+    def prepare(self) -> None:
+        """Make the private directories, and give away what shall belong to the sandbox."""
+        for name in OWNED:
+            path = os.path.join(self._files, name)
+            os.makedirs(path, mode=0o755)
+            if self._uid is not None:
+                staging.own(path, self._uid)
+        if self._uid is None:
+            return
+        for kind, source, _ in self._plan:
+            if kind == "take":
+                staging.take_ownership(source, self._uid)
+
+    def stage(self) -> None:
+        """In the forked child that becomes bubblewrap: as root, lay the sources out for the uid it will have.
+
+        Not in the shim itself, which needs its own paths, and the stage hides some.
+        """
+        if self._uid is None:
+            return
+        staging.enter_private_namespace()
+        site = self._bwrap["site"]
+        sources = [source for kind, source, _ in self._plan if kind != "link"] + site + [self._files]
+        stage = staging.Stage(list(dict.fromkeys(sources)), self._uid)
+        for directory in site:
+            stage.bind(directory, f"site/{os.path.basename(directory)}")
+        self._binary = f"{staging.STAGE}/site/{os.path.relpath(self._binary, os.path.dirname(site[0]))}"
+        self._files_seen = stage.bind(self._files, "files", recursive=False)
+        for index, (kind, source, _) in enumerate(self._plan):
+            if kind != "link":
+                self._seen[index] = self._stage_entry(stage, index, kind, source)
+
+    def _stage_entry(self, stage: staging.Stage, index: int, kind: str, source: str) -> str:
+        if kind != "workspace":
+            return stage.bind(source, f"{index}", recursive=kind != "layer")
+        assert self._uid is not None
+        try:
+            return stage.bind_owned(source, f"{index}")
+        except OSError:
+            # The file system or kernel cannot translate owners: a copy that belongs to the job does the same.
+            target = os.path.join(self._files, "lower")
+            staging.copy_owned(source, target, self._uid)
+            return f"{self._files_seen}/lower"
+
+    def drop_to_sandbox_uid(self) -> None:
+        """In the same child, after `stage`."""
+        if self._uid is not None:
+            os.setgroups([])
+            os.setresgid(self._uid, self._uid, self._uid)
+            os.setresuid(self._uid, self._uid, self._uid)
+
+    def arguments(self, info: int, contents: dict[str, int]) -> list[str]:
+        inside = str(INSIDE_ID)
+        head = [
+            self._binary, "--unshare-all", "--unshare-user", "--disable-userns", "--uid", inside, "--gid", inside,
+            "--hostname", self._bwrap["hostname"], "--as-pid-1", "--die-with-parent", "--new-session",
+            "--cap-drop", "ALL", "--clearenv", "--info-fd", str(info), "--seccomp", str(contents["seccomp"]),
+        ]  # fmt: skip
+        body = [item for name in self._parents() for item in ("--dir", name)]
+        for index, (kind, source, target) in enumerate(self._plan):
+            body += self._entry(index, kind, source, target)
+        files = self._files_seen
+        body += ["--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/tmp"]
+        body += ["--bind", f"{files}/home", "/home/job", "--bind", f"{files}/cache", "/var/cache/job"]
+        body += ["--perms", "0444", "--ro-bind-data", str(contents["hosts"]), "/etc/hosts"]
+        body += ["--perms", "0555", "--ro-bind-data", str(contents["hold"]), HOLD_PATH]
+        return [*head, *body, "--remount-ro", "/", "--chdir", "/", "--", HOLD_PATH]
+
+    def _entry(self, index: int, kind: str, source: str, target: str) -> list[str]:
+        seen = self._seen.get(index, source)
+        files = self._files_seen
+        if kind == "layer":
+            return ["--overlay-src", seen, "--tmp-overlay", target]
+        if kind == "workspace":
+            return ["--overlay-src", seen, "--overlay", f"{files}/upper", f"{files}/work", target]
+        if kind == "link":
+            return ["--symlink", source, target]
+        return ["--ro-bind" if kind == "read" else "--bind", seen, target]
+
+    def _parents(self) -> list[str]:
+        """Directories above the targets, made readable for all before anything is mounted on them."""
+        found = dict.fromkeys(DIRECTORIES)
+        for _, _, target in self._plan:
+            parts = target.strip("/").split("/")[:-1]
+            found.update(dict.fromkeys("/" + "/".join(parts[: depth + 1]) for depth in range(len(parts))))
+        return sorted(found)
+
+
+def hosts_text(hostname: str) -> bytes:
+    """/etc/hosts: the sandbox knows itself and nobody else."""
+    return f"127.0.0.1 localhost {hostname}\n::1 localhost\n".encode()

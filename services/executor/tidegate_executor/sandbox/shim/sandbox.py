@@ -1,0 +1,206 @@
+"""The shim's state machine: what is asked of the sandbox, what happened in it, when it is over."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tidegate_executor.cgroups.base import Group, Quota
+from tidegate_executor.cgroups.detect import driver_from
+from tidegate_executor.sandbox.shim.history import History
+from tidegate_executor.sandbox.shim.isolated import BwrapLauncher
+from tidegate_executor.sandbox.shim.plain import PlainLauncher
+from tidegate_executor.sandbox.shim.processes import kill_descendants, start_ticks
+from tidegate_executor.sandbox.shim.replicas import Refused, Replica, Replicas
+
+Reply = dict[str, Any]
+
+
+class ShimSandbox:
+    """One sandbox. `announce` is called with every recorded event and the offset after it."""
+
+    def __init__(self, config: dict[str, Any], announce: Callable[[Reply, int], None]) -> None:
+        self._config = config
+        self._announce = announce
+        described = config["cgroup"]
+        self._group: Group | None = driver_from(described).group(config["id"]) if described else None
+        self.replicas = Replicas(config, self._group)
+        self._isolated = BwrapLauncher(config, self.replicas.hold) if config["level"] == "trusted" else None
+        self._launcher = self._isolated or PlainLauncher()
+        self.history = History(config["state_dir"])
+        self._kill_at: float | None = None
+        self._killed = False
+        self.over = False
+
+    def open(self) -> int | None:
+        """Build it; return the descriptor that hangs up when it collapses."""
+        self.replicas.prepare_groups()
+        alive = self._launcher.open()
+        self._record("ready", {})
+        return alive
+
+    # --- requests -------------------------------------------------------------------------------------------
+
+    def answer(self, request: dict[str, Any]) -> Reply:
+        """Carry one request out. Raises Refused, SpawnError, CgroupError."""
+        operations: dict[str, Callable[[dict[str, Any]], Reply]] = {
+            "start": self._on_start,
+            "resize": self._on_resize,
+            "signal": self._on_signal,
+            "freeze": self._on_freeze,
+            "thaw": self._on_thaw,
+            "stats": self._on_stats,
+            "stop": self._on_stop,
+        }
+        operation = operations.get(str(request.get("op")))
+        if operation is None:
+            raise Refused(f"unknown operation {request.get('op')!r}; known: {', '.join(operations)}")
+        return operation(request)
+
+    def _on_start(self, request: dict[str, Any]) -> Reply:
+        if self._kill_at is not None:
+            raise Refused("the sandbox is being stopped; nothing starts in it any more")
+        self._refuse_frozen()
+        replica = self.replicas.start(request, self._launcher)
+        fields = {**_names(replica), "pid": replica.pid, "start_ticks": start_ticks(replica.pid)}
+        return self._record("started", fields)
+
+    def _on_resize(self, request: dict[str, Any]) -> Reply:
+        key = (str(request["component"]), int(request["replica"]))
+        seen = self.replicas.resize(key, Quota(*request["limits"]))
+        fields = {"component": key[0], "replica": key[1], "limits": seen._asdict()}
+        return self._record("resized", fields)
+
+    def _on_signal(self, request: dict[str, Any]) -> Reply:
+        if request["signal"] == signal.SIGKILL:
+            self._refuse_frozen()
+        self.replicas.signal((str(request["component"]), int(request["replica"])), int(request["signal"]))
+        return {}
+
+    def _on_freeze(self, request: dict[str, Any]) -> Reply:
+        if self._group is None:
+            raise Refused("no control groups on this node, so the sandbox cannot be frozen")
+        self._group.freeze()
+        return {}
+
+    def _on_thaw(self, request: dict[str, Any]) -> Reply:
+        if self._group is not None:
+            self._group.thaw()
+        return {}
+
+    def _on_stats(self, request: dict[str, Any]) -> Reply:
+        found = []
+        for replica in self.replicas.running.values():
+            group = replica.group
+            usage = group.usage()._asdict() if group is not None else None
+            limits = group.quota()._asdict() if group is not None else None
+            found.append({**_names(replica), "pid": replica.pid, "usage": usage, "limits": limits})
+        return {"at_ns": time.time_ns(), "frozen": self._frozen(), "replicas": found}
+
+    def _on_stop(self, request: dict[str, Any]) -> Reply:
+        deadline = time.monotonic() + float(request["grace_seconds"])
+        first = self._kill_at is None
+        self._kill_at = deadline if self._kill_at is None else min(self._kill_at, deadline)
+        if self._frozen():
+            self._on_thaw({})
+        if first:
+            for key in list(self.replicas.running):
+                self.replicas.signal(key, signal.SIGTERM)
+        self.tick()
+        return {}
+
+    def _frozen(self) -> bool:
+        return self._group is not None and self._group.frozen()
+
+    def _refuse_frozen(self) -> None:
+        if self._frozen():
+            raise Refused("the sandbox is frozen; thaw it first")
+
+    # --- what happens ---------------------------------------------------------------------------------------
+
+    def seconds_left(self) -> float | None:
+        """Until `tick` has something to do; None: nothing planned."""
+        if self._kill_at is None or self._killed:
+            return None
+        return max(self._kill_at - time.monotonic(), 0.0)
+
+    def tick(self) -> None:
+        """Kill at the end of the grace; end when a stop has nothing left to wait for."""
+        if self._kill_at is None or self.over:
+            return
+        if self.replicas.running and not self._killed and time.monotonic() >= self._kill_at:
+            self._killed = True
+            for replica in self.replicas.running.values():
+                replica.kill()
+        if not self.replicas.running:
+            self._end("stopped")
+
+    def on_child_exits(self) -> None:
+        """Reap everything that ended."""
+        while not self.over:
+            try:
+                seen = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if seen is None:
+                return
+            replica = next((r for r in self.replicas.running.values() if r.pid == seen.si_pid), None)
+            isolated = self._isolated
+            if isolated is not None and (seen.si_pid == isolated.bwrap or isolated.collapsing()):
+                self.on_collapse()
+                return
+            if replica is not None and replica.group is None:
+                replica.kill()
+            _, status = os.waitpid(seen.si_pid, 0)
+            if replica is not None:
+                self._on_exit(replica, os.waitstatus_to_exitcode(status))
+            self.tick()
+
+    def _on_exit(self, replica: Replica, code: int) -> None:
+        oom = self.replicas.end(replica)
+        fields = {
+            **_names(replica),
+            "exit_code": code if code >= 0 else None,
+            "signal": -code if code < 0 else None,
+            "oom": oom,
+            "stopping": self._kill_at is not None,
+        }
+        self._record("exited", fields)
+
+    def on_oom(self, replica: Replica) -> None:
+        """Version 1 control groups: the kernel killed one process; a replica lives or dies as a whole."""
+        replica.oom_seen = True
+        replica.kill()
+
+    def on_collapse(self) -> None:
+        """Process 1 went without being asked: a failure of the node, whatever the replicas' exits look like."""
+        if not self.over:
+            self._end("collapsed")
+
+    def _end(self, reason: str) -> None:
+        self.over = True
+        self._launcher.close()
+        for replica in list(self.replicas.running.values()):
+            self.replicas.end(replica)
+        if self._isolated is None:
+            kill_descendants(os.getpid(), set())
+        self.replicas.remove_groups()
+        self._record("ended", {"reason": reason})
+
+    def abandon(self) -> None:
+        """Undo a half-built sandbox."""
+        self.over = True
+        self._launcher.close()
+        self.replicas.remove_groups()
+
+    def _record(self, kind: str, fields: dict[str, Any]) -> Reply:
+        event = self.history.append(kind, fields)
+        self._announce(event, self.history.size)
+        return event
+
+
+def _names(replica: Replica) -> dict[str, Any]:
+    return {"component": replica.component, "replica": replica.number}

@@ -1,0 +1,130 @@
+"""As root: lay the sandbox's sources out where a dropped uid can reach them, in a private mount namespace.
+
+Sources (a virtual environment, a data directory) may lie below directories that the sandbox's uid cannot traverse.
+Everything here is seen by one sandbox's bubblewrap only and is gone with it. It must never change a host mount.
+"""
+
+from __future__ import annotations
+
+import os
+
+from tidegate_executor.sandbox.shim import syscalls
+
+STAGE = "/tmp"  # replaced by a tmpfs in our namespace: exists everywhere, and every uid may traverse it
+NESTING_MAX = 64
+
+
+def enter_private_namespace() -> None:
+    """Leave the host's mount namespace; its later unmounts still reach us, so that we pin nothing."""
+    syscalls.unshare(syscalls.CLONE_NEWNS)
+    syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_SLAVE)
+
+
+class Stage:
+    """A tmpfs with one bind per source. Sources are opened before the tmpfs hides what lies at its place."""
+
+    def __init__(self, sources: list[str], uid: int) -> None:
+        """`sources` are host paths, all existing; `uid` is the sandbox's host uid (and gid)."""
+        self._uid = uid
+        self._opened = {source: os.open(source, os.O_PATH | os.O_CLOEXEC) for source in sources}
+        self._paths: dict[str, str] = {}
+        syscalls.mount("tmpfs", STAGE, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "mode=755")
+
+    def bind(self, source: str, name: str, *, recursive: bool = True) -> str:
+        """Bind `source` at `name` below the stage; return the staged path."""
+        path = self._place(source, name)
+        flags = syscalls.MS_BIND | (syscalls.MS_REC if recursive else 0)
+        syscalls.mount(f"/proc/self/fd/{self._opened[source]}", path, None, flags)
+        return path
+
+    def bind_owned(self, source: str, name: str) -> str:
+        """Bind a directory so that its owner's files appear as the sandbox's. For reading only: a file with a
+        set-uid bit written through such a mount would belong to the owner on the host.
+        """
+        path = self._place(source, name)
+        status = os.fstat(self._opened[source])
+        namespace = mapping_namespace(status.st_uid, status.st_gid, self._uid)
+        try:
+            syscalls.mount_idmapped(self._opened[source], path, namespace)
+        finally:
+            os.close(namespace)
+        return path
+
+    def _place(self, source: str, name: str) -> str:
+        path = f"{STAGE}/{name}"
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        if os.path.isdir(f"/proc/self/fd/{self._opened[source]}"):
+            os.mkdir(path)
+        else:
+            os.close(os.open(path, os.O_CREAT | os.O_CLOEXEC, 0o644))
+        return path
+
+
+def mapping_namespace(uid: int, gid: int, to: int) -> int:
+    """A user namespace that translates owner (uid, gid) on disk to `to`; returns its descriptor."""
+    ready_read, ready_write = os.pipe()
+    done_read, done_write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(done_write)
+            syscalls.unshare(syscalls.CLONE_NEWUSER)
+            os.write(ready_write, b"\1")
+            os.read(done_read, 1)
+        finally:
+            os._exit(0)
+    os.close(ready_write)
+    os.close(done_read)
+    try:
+        if not os.read(ready_read, 1):
+            raise OSError("cannot create a user namespace for an id-mapped mount")
+        for name, owner in (("uid_map", uid), ("gid_map", gid)):
+            descriptor = os.open(f"/proc/{child}/{name}", os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.write(descriptor, f"{owner} {to} 1".encode())
+            finally:
+                os.close(descriptor)
+        return os.open(f"/proc/{child}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(ready_read)
+        os.close(done_write)
+        os.waitpid(child, 0)
+
+
+def own(path: str, uid: int) -> None:
+    """Give one directory to the sandbox."""
+    os.chown(path, uid, uid)
+
+
+def take_ownership(top: str, uid: int) -> None:
+    """Give a tree to the sandbox's uid. Descriptors and no symbolic links: the tree may be hostile."""
+    if os.path.isdir(top):
+        for _, directories, files, descriptor in os.fwalk(top, follow_symlinks=False):
+            os.chown(descriptor, uid, uid)
+            for name in files + directories:
+                os.chown(name, uid, uid, dir_fd=descriptor, follow_symlinks=False)
+    else:
+        os.chown(top, uid, uid, follow_symlinks=False)
+
+
+def copy_owned(source: str, target: str, uid: int) -> None:
+    """Copy a tree for the sandbox, where the file system cannot translate owners in place."""
+    os.mkdir(target)
+    os.chown(target, uid, uid)
+    for entry in os.scandir(source):
+        path = os.path.join(target, entry.name)
+        if entry.is_symlink():
+            os.symlink(os.readlink(entry.path), path)
+        elif entry.is_dir():
+            copy_owned(entry.path, path, uid)
+        elif entry.is_file():
+            copy_file(entry.path, path, entry.stat().st_mode & 0o777)
+        os.chown(path, uid, uid, follow_symlinks=False)
+
+
+def copy_file(source: str, target: str, mode: int) -> None:
+    with open(source, "rb") as reading:
+        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with open(descriptor, "wb") as writing:
+            while chunk := reading.read(1 << 20):
+                writing.write(chunk)

@@ -1,0 +1,119 @@
+"""The few system calls that Python 3.11 does not offer, with errors as OSError."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import struct
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWCGROUP = 0x02000000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+CLONE_PARENT = 0x00008000
+
+MS_RDONLY, MS_NOSUID, MS_NODEV = 1, 2, 4
+MS_BIND, MS_REC, MS_SLAVE = 4096, 16384, 1 << 19
+
+PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, PR_CAPBSET_DROP = 4, 38, 22, 24
+PR_SET_CHILD_SUBREAPER, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 36, 47, 4
+SECCOMP_MODE_FILTER = 2
+CAPABILITIES_MAX = 64
+CAPABILITY_VERSION_3 = 0x20080522
+NS_GET_USERNS, NS_GET_PARENT = 0xB701, 0xB702  # linux/nsfs.h
+
+AT_EMPTY_PATH, AT_FDCWD = 0x1000, -100
+OPEN_TREE_CLONE, OPEN_TREE_CLOEXEC = 1, os.O_CLOEXEC
+MOVE_MOUNT_F_EMPTY_PATH = 4
+MOUNT_ATTR_IDMAP = 0x00100000
+SYS_OPEN_TREE, SYS_MOVE_MOUNT, SYS_MOUNT_SETATTR = 428, 429, 442
+SYS_CLONE = {"x86_64": 56, "aarch64": 220}
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class SockFprog(ctypes.Structure):
+    """struct sock_fprog of linux/filter.h."""
+
+    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
+
+
+def _checked(result: int, what: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result
+
+
+def unshare(flags: int) -> None:
+    _checked(_libc.unshare(ctypes.c_int(flags)), "unshare")
+
+
+def setns(descriptor: int, kind: int) -> None:
+    _checked(_libc.setns(descriptor, kind), f"setns({kind:#x})")
+
+
+def mount(source: str, target: str, kind: str | None, flags: int, data: str = "") -> None:
+    result = _libc.mount(
+        source.encode(), target.encode(), kind.encode() if kind else None, ctypes.c_ulong(flags), data.encode()
+    )
+    _checked(result, f"mount {source} on {target}")
+
+
+def mount_idmapped(source: int, target: str, user_namespace: int) -> None:
+    """Bind the directory behind descriptor `source` on `target`, owners translated (mount_setattr(2), 5.12)."""
+    flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_EMPTY_PATH
+    tree = _checked(_libc.syscall(SYS_OPEN_TREE, source, b"", ctypes.c_uint(flags)), "open_tree")
+    try:
+        attributes = struct.pack("<4Q", MOUNT_ATTR_IDMAP, 0, 0, user_namespace)
+        result = _libc.syscall(SYS_MOUNT_SETATTR, tree, b"", AT_EMPTY_PATH, attributes, ctypes.c_size_t(32))
+        _checked(result, "mount_setattr")
+        result = _libc.syscall(
+            SYS_MOVE_MOUNT, tree, b"", AT_FDCWD, target.encode(), ctypes.c_uint(MOVE_MOUNT_F_EMPTY_PATH)
+        )
+        _checked(result, "move_mount")
+    finally:
+        os.close(tree)
+
+
+def clone_sibling() -> int:
+    """Fork a child whose parent is OUR parent, in the pid namespace set for children; 0 in the child.
+
+    Raw, because no libc function does this; safe only in a single-threaded process that soon executes.
+    """
+    flags = CLONE_PARENT | int(signal.SIGCHLD)
+    number = SYS_CLONE[os.uname().machine]
+    return _checked(_libc.syscall(number, ctypes.c_ulong(flags), None, None, None, None), "clone")
+
+
+def become_subreaper() -> None:
+    _checked(_libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def make_undumpable() -> None:
+    """Keep this process's memory (secrets) out of reach of processes with the same uid, and out of core dumps."""
+    _checked(_libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl(PR_SET_DUMPABLE)")
+
+
+def drop_capabilities() -> None:
+    """Empty every capability set, the bounding set included."""
+    for capability in range(CAPABILITIES_MAX):
+        if _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) < 0:
+            break  # past the last capability this kernel knows
+    _libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    header = struct.pack("<Ii", CAPABILITY_VERSION_3, 0)
+    _checked(_libc.capset(header, bytes(24)), "capset")
+
+
+def forbid_new_privileges() -> None:
+    _checked(_libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl(PR_SET_NO_NEW_PRIVS)")
+
+
+def load_filter(program: bytes) -> None:
+    """Install a seccomp filter on this process and what it will execute."""
+    holder = SockFprog(len(program) // 8, program)
+    _checked(_libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(holder), 0, 0), "prctl(PR_SET_SECCOMP)")

@@ -1,0 +1,158 @@
+"""What the backends with a shim share: creation, reconciliation, sweeping."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Set
+from pathlib import Path
+from typing import Any, Protocol
+
+from tidegate_executor.cgroups.base import CgroupError, Driver
+from tidegate_executor.cgroups.detect import Detected, detect
+from tidegate_executor.sandbox.base import (
+    LOG_BYTES_MIN,
+    BackendUnavailableError,
+    FoundSandbox,
+    InfrastructureError,
+    Level,
+    RequestRefusedError,
+    SandboxSpec,
+)
+from tidegate_executor.sandbox.handle import ShimSandboxHandle
+from tidegate_executor.sandbox.launch import launch_shim
+from tidegate_executor.sandbox.remains import clear_remains
+from tidegate_executor.sandbox.settings import SandboxSettings
+from tidegate_executor.sandbox.state import ID_PATTERN, SandboxRecord, StateDirectory
+
+PIDS_MAX_LEAST = 4
+
+
+class Preparation(Protocol):
+    """A backend's own part of creation, in a thread: extra keys of the shim's configuration."""
+
+    def __call__(self, spec: SandboxSpec, state: StateDirectory) -> dict[str, Any]: ...
+
+
+class ShimmedSandboxes:
+    """The sandboxes of one level below `sandboxes_dir`."""
+
+    def __init__(self, settings: SandboxSettings, level: Level, *, limits_required: bool) -> None:
+        self.settings = settings
+        self._level: Level = level
+        self._limits_required = limits_required
+        self._detected: Detected | None = None
+
+    async def limits(self) -> Detected:
+        """The control groups that work here; found out once."""
+        if self._detected is None:
+            name, parent = self.settings.cgroup_name, self.settings.cgroup_parent
+            self._detected = await asyncio.to_thread(detect, name, parent)
+        return self._detected
+
+    async def create(self, spec: SandboxSpec, prepare: Preparation) -> ShimSandboxHandle:
+        self._check(spec)
+        detected = await self.limits()
+        driver = detected.driver
+        if driver is None and self._limits_required:
+            raise BackendUnavailableError(f"no control groups: {'; '.join(detected.tried)}")
+        state = StateDirectory(self.settings.sandboxes_dir, spec.id)
+        record = SandboxRecord(
+            id=spec.id,
+            level=self._level,
+            log_dir=spec.log_dir,
+            cgroup=driver.describe() if driver is not None else None,
+        )
+        await asyncio.to_thread(_begin, state, record, driver)
+        try:
+            extra = await asyncio.to_thread(prepare, spec, state)
+            await launch_shim(self.settings.shim_python, self._config(spec, state, record) | extra)
+        except BaseException:
+            await asyncio.shield(asyncio.to_thread(clear_remains, state))
+            raise
+        return ShimSandboxHandle(state, spec.log_dir)
+
+    def _config(self, spec: SandboxSpec, state: StateDirectory, record: SandboxRecord) -> dict[str, Any]:
+        return {
+            "id": spec.id,
+            "level": self._level,
+            "state_dir": str(state.path),
+            "log_dir": spec.log_dir,
+            "log_bytes_max": spec.log_bytes_max,
+            "pids_max": spec.pids_max,
+            "redact": list(spec.redact),
+            "cgroup": record.cgroup,
+            "uid": self.host_uid(spec.uid_slot),
+        }
+
+    def _check(self, spec: SandboxSpec) -> None:
+        slots = self.settings.uid_slots
+        if not 0 <= spec.uid_slot < slots:
+            raise RequestRefusedError(f"uid_slot={spec.uid_slot} refused; accepted: 0..{slots - 1}")
+        if spec.log_bytes_max < LOG_BYTES_MIN:
+            raise RequestRefusedError(f"log_bytes_max={spec.log_bytes_max} refused; at least {LOG_BYTES_MIN}")
+        if spec.pids_max < PIDS_MAX_LEAST:
+            raise RequestRefusedError(f"pids_max={spec.pids_max} refused; at least {PIDS_MAX_LEAST}")
+
+    def host_uid(self, uid_slot: int) -> int | None:
+        if os.geteuid() != 0 or self._level == "unisolated":
+            return None
+        return self.settings.uid_base + uid_slot
+
+    async def find(self) -> tuple[FoundSandbox, ...]:
+        return await asyncio.to_thread(self._find)
+
+    def _find(self) -> tuple[FoundSandbox, ...]:
+        found = []
+        for state in self._states():
+            record = state.record()
+            if record is None or record.level != self._level:
+                continue
+            handle = ShimSandboxHandle(state, record.log_dir)
+            found.append(FoundSandbox(condition=state.condition(), sandbox=handle))
+        return tuple(found)
+
+    def _states(self) -> list[StateDirectory]:
+        directory = Path(self.settings.sandboxes_dir)
+        if not directory.is_dir():
+            return []
+        names = sorted(entry.name for entry in directory.iterdir() if ID_PATTERN.fullmatch(entry.name))
+        return [StateDirectory(self.settings.sandboxes_dir, name) for name in names]
+
+    async def sweep(self, keep: Set[str]) -> tuple[str, ...]:
+        swept = []
+        for found in await self.find():
+            if found.sandbox.id not in keep:
+                await found.sandbox.destroy()
+                swept.append(found.sandbox.id)
+        detected = await self.limits()
+        if detected.driver is not None:
+            known = keep | {state.id for state in self._states()}
+            swept += await asyncio.to_thread(_remove_strays, detected.driver, known)
+        return tuple(sorted(set(swept)))
+
+    async def release(self) -> None:
+        if self._detected is not None and self._detected.driver is not None:
+            await asyncio.to_thread(self._detected.driver.release)
+
+
+def _begin(state: StateDirectory, record: SandboxRecord, driver: Driver | None) -> None:
+    state.create(record)
+    try:
+        Path(record.log_dir).mkdir(parents=True, exist_ok=True)
+        if driver is not None:
+            driver.prepare()
+    except (CgroupError, OSError) as error:
+        state.remove()
+        raise InfrastructureError(f"sandbox {state.id}: {error}") from error
+
+
+def _remove_strays(driver: Driver, known: Set[str]) -> list[str]:
+    """Groups whose state directory is gone."""
+    strays = [name for name in driver.names() if name not in known]
+    for name in strays:
+        try:
+            driver.group(name).remove()
+        except CgroupError as error:
+            raise InfrastructureError(f"stray control group {name}: {error}") from error
+    return strays

@@ -1,0 +1,129 @@
+"""What a sandbox leaves on disk, and what can be told from it without its shim.
+
+The directory `<sandboxes_dir>/<id>` is private to the agent's user. It must never hold a secret.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tidegate_executor.sandbox.base import Condition, Level, Recorded, RequestRefusedError, SandboxEnded, SandboxEvent
+from tidegate_executor.sandbox.shim import history, main, processes
+
+RECORD_NAME = "sandbox.json"
+ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+class SandboxRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Written before anything of the sandbox exists; enough to remove all of it."""
+
+    id: str
+    level: Level
+    log_dir: str
+    cgroup: dict[str, str] | None
+
+
+class ShimIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    pid: int
+    start_ticks: int
+    boot: str
+
+
+class StateDirectory:
+    """One sandbox's directory."""
+
+    def __init__(self, sandboxes_dir: str, sandbox_id: str) -> None:
+        if not ID_PATTERN.fullmatch(sandbox_id):
+            raise RequestRefusedError(f"sandbox id {sandbox_id!r} refused; accepted: {ID_PATTERN.pattern}")
+        self.id = sandbox_id
+        self.path = Path(sandboxes_dir, sandbox_id)
+
+    def create(self, record: SandboxRecord) -> None:
+        try:
+            self.path.mkdir(mode=0o700, parents=True)
+        except FileExistsError:
+            raise RequestRefusedError(f"sandbox {self.id} exists already in {self.path}") from None
+        temporary = self.path / f"{RECORD_NAME}.tmp"
+        temporary.write_bytes(msgspec.json.encode(record))
+        temporary.rename(self.path / RECORD_NAME)
+
+    def record(self) -> SandboxRecord | None:
+        """None: the directory is gone, or its making was cut short before anything else was made."""
+        try:
+            return msgspec.json.decode((self.path / RECORD_NAME).read_bytes(), type=SandboxRecord)
+        except FileNotFoundError:
+            return None
+
+    def shim(self) -> ShimIdentity | None:
+        """The shim, if it lives: same boot, same pid, same start time."""
+        try:
+            identity = msgspec.json.decode((self.path / main.IDENTITY_NAME).read_bytes(), type=ShimIdentity)
+        except FileNotFoundError:
+            return None
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        alive = identity.boot == boot and processes.start_ticks(identity.pid) == identity.start_ticks
+        return identity if alive else None
+
+    def events(self, offset: int = 0) -> list[Recorded]:
+        """Everything recorded from `offset` on. A torn last line was acted on by nobody and is left out."""
+        try:
+            with open(self.path / history.FILE_NAME, "rb") as reading:
+                reading.seek(offset)
+                data = reading.read()
+        except FileNotFoundError:
+            return []
+        found = []
+        for line in data.splitlines(keepends=True):
+            if line.endswith(b"\n"):
+                offset += len(line)
+                found.append(Recorded(next_offset=offset, event=msgspec.json.decode(line, type=SandboxEvent)))
+        return found
+
+    def unfinished(self) -> list[tuple[int, int]]:
+        """(pid, start time) of replicas that started and have no recorded exit."""
+        open_replicas: dict[tuple[str, int], tuple[int, int]] = {}
+        try:
+            lines = (self.path / history.FILE_NAME).read_bytes().split(b"\n")[:-1]
+        except FileNotFoundError:
+            return []
+        for line in lines:
+            event: dict[str, Any] = msgspec.json.decode(line)
+            if event["type"] == "started" and event["start_ticks"] is not None:
+                open_replicas[event["component"], event["replica"]] = (event["pid"], event["start_ticks"])
+            elif event["type"] == "exited":
+                open_replicas.pop((event["component"], event["replica"]), None)
+        return list(open_replicas.values())
+
+    def condition(self) -> Condition:
+        if any(isinstance(recorded.event, SandboxEnded) for recorded in self.events()):
+            return "ended"
+        return "running" if self.shim() is not None else "lost"
+
+    def remove(self) -> None:
+        """Remove the directory, also what the job made unwritable in it."""
+        if self.path.exists():
+            shutil.rmtree(self.path, onerror=_open_up_and_retry)
+
+
+def _open_up_and_retry(function: Callable[..., Any], path: str, failure: Any) -> None:
+    """rmtree met a directory that its owner may not search or write (overlay's `work/work`, or the job's doing)."""
+    error = failure[1]
+    if isinstance(error, FileNotFoundError):
+        return
+    if not isinstance(error, PermissionError):
+        raise error
+    parent = os.path.dirname(path)
+    os.chmod(parent, stat.S_IRWXU)
+    if os.path.isdir(path) and not os.path.islink(path):
+        os.chmod(path, stat.S_IRWXU)
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)
