@@ -11,6 +11,7 @@ from pathlib import Path
 import nats.errors
 import pytest
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 from tidegate_events import bus as connecting
 from tidegate_events.events import LeaderElected, NodeJoined
 from tidegate_events.frame import Frame, Writer
@@ -126,7 +127,11 @@ async def test_even_the_stacks_own_login_cannot_delete_from_the_journal(bus: Bus
 
 async def test_questions_are_answered_through_the_inbox(bus: Bus) -> None:
     scheduler, gateway = await connect(bus, "scheduler"), await connect(bus, "gateway")
-    await scheduler.subscribe("tg.ask.scheduler.explain", cb=lambda message: message.respond(b"because"))
+
+    async def answer(message: Msg) -> None:
+        await message.respond(b"because")
+
+    await scheduler.subscribe("tg.ask.scheduler.explain", cb=answer)
     await scheduler.flush()
     assert (await gateway.request("tg.ask.scheduler.explain", b"{}", timeout=2)).data == b"because"
     await scheduler.close()

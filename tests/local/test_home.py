@@ -48,7 +48,8 @@ def test_two_stacks_cannot_share_a_home(home: Home) -> None:
 def test_secrets_are_for_the_owner_alone(home: Home) -> None:
     home.write_record(record(home))
     assert stat.S_IMODE(home.stack_file.stat().st_mode) == 0o600
-    assert stat.S_IMODE(home.root.stat().st_mode) == 0o700
+    for private in (home.run_dir, home.logs_dir, home.secrets_dir, home.nats_dir):
+        assert stat.S_IMODE(private.stat().st_mode) == 0o700
     assert home.read_record() == record(home)
 
 

@@ -60,6 +60,9 @@ class Bus(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     passwords: dict[str, str]
 
+    def __repr__(self) -> str:
+        return f"Bus(port={self.port}, logins={sorted(self.passwords)})"
+
     @property
     def url(self) -> str:
         """Return the address that clients use."""

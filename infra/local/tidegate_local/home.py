@@ -57,6 +57,12 @@ class Home:
         self.tmp_dir = self.root / "tmp"
         self.stack_file = self.root / "stack.json"
         self.lock_file = self.root / "lock"
+        self.hot_dir = self.root / "hot"
+        self.secrets_dir = self.root / "secrets"
+        # The only host directories below which a job may name inputs and outputs.
+        self.inputs_dir = self.root / "inputs"
+        self.outputs_dir = self.root / "outputs"
+        self.executor_settings = self.run_dir / "executor.json"
         self.nats_config = self.run_dir / "nats.conf"
 
     @classmethod
@@ -77,9 +83,13 @@ class Home:
         return f"tidegate-{NODE}-{spread:08x}"
 
     def create(self) -> None:
-        """Make the directories, readable by their owner alone."""
-        for directory in (self.root, self.nats_dir, self.logs_dir, self.run_dir, self.tmp_dir):
-            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        """Make the directories. Sandboxes run as other users and pass through the root (0711), but cannot list it."""
+        self.root.mkdir(parents=True, exist_ok=True, mode=0o711)
+        self.root.chmod(0o711)
+        for private in (self.nats_dir, self.logs_dir, self.run_dir, self.tmp_dir, self.secrets_dir):
+            private.mkdir(exist_ok=True, mode=0o700)
+        for passable in (self.hot_dir, self.inputs_dir, self.outputs_dir):
+            passable.mkdir(exist_ok=True, mode=0o711)
 
     def ready_file(self, service: str) -> Path:
         """Return the file that `service` makes when it is ready."""

@@ -6,12 +6,13 @@ import os
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
 
 from tidegate_local.bus import INSTANCE, Bus
-from tidegate_local.home import LOOPBACK, NODE, Home
+from tidegate_local.home import LOOPBACK, NODE, Home, write_private
 from tidegate_local.service import ReadyCheck, ServiceSpec
 
 GATEWAY_PORT_PREFERRED = 7433
@@ -76,45 +77,62 @@ def nats_service(home: Home, bus: Bus) -> ServiceSpec:
 
 
 def common_env(options: StackOptions) -> dict[str, str]:
-    """Return what every command of the stack is told."""
+    """Return what every command of the stack is told, on top of the caller's own environment."""
     home = Home(options.home)
     return {
-        "TIDEGATE_HOME": str(home.root),
-        "TIDEGATE_NODE": NODE,
-        "TIDEGATE_INSTANCE": INSTANCE,
+        **os.environ,
+        "PYTHONUNBUFFERED": "1",
         "TMPDIR": str(home.tmp_dir),
+        "TIDEGATE_HOME": str(home.root),
+        "TIDEGATE_INSTANCE": INSTANCE,
     }
 
 
 def service_env(name: str, options: StackOptions, bus: Bus, gateway_port: int) -> dict[str, str]:
     """Return the whole environment of a service: the caller's own, and its settings."""
+    home = Home(options.home)
     env = {
-        **os.environ,
         **common_env(options),
-        "PYTHONUNBUFFERED": "1",
         "TIDEGATE_BUS_URL": bus.url,
         "TIDEGATE_BUS_USER": name,
         "TIDEGATE_BUS_PASSWORD": bus.passwords[name],
-        "TIDEGATE_READY_FILE": str(Home(options.home).ready_file(name)),
+        "TIDEGATE_READY_FILE": str(home.ready_file(name)),
     }
     if name == "gateway":
-        env |= {"TIDEGATE_GATEWAY_HOST": LOOPBACK, "TIDEGATE_GATEWAY_PORT": str(gateway_port)}
-    if name == "executor":
-        env |= executor_env(options)
+        env |= {
+            "TIDEGATE_HOST": LOOPBACK,
+            "TIDEGATE_PORT": str(gateway_port),
+            "TIDEGATE_NATS_URL": bus.url,
+            "TIDEGATE_NATS_USER": name,
+            "TIDEGATE_NATS_PASSWORD": bus.passwords[name],
+            "TIDEGATE_DATA_DIR": str(home.root / "gateway"),
+            "TIDEGATE_SECRETS_DIR": str(home.secrets_dir),
+            "TIDEGATE_INPUT_ROOTS": str(home.inputs_dir),
+            "TIDEGATE_OUTPUT_ROOTS": str(home.outputs_dir),
+        }
     return env
 
 
-def executor_env(options: StackOptions) -> dict[str, str]:
-    """Return what only the node agent is told."""
-    env = {
-        "TIDEGATE_CGROUP_NAME": Home(options.home).cgroup_name,
-        "TIDEGATE_LEVELS": options.level,
+def write_executor_settings(options: StackOptions, bus: Bus | None = None, gateway_port: int = 0) -> Path:
+    """Write the node agent's settings and return the file; the password goes by its environment."""
+    home = Home(options.home)
+    settings: dict[str, Any] = {
+        "node": NODE,
+        "data_dir": str(home.node_dir),
+        "hot_dir": str(home.hot_dir),
+        "secrets_dir": str(home.secrets_dir),
+        "input_roots": [str(home.inputs_dir)],
+        "output_roots": [str(home.outputs_dir)],
+        "offer_trusted": not options.unisolated,
+        "offer_unisolated": options.unisolated,
+        "cpu_millis": options.cpu_millis,
+        "memory_mib": options.memory_mib,
     }
-    if options.cpu_millis is not None:
-        env["TIDEGATE_CPU_MILLIS"] = str(options.cpu_millis)
-    if options.memory_mib is not None:
-        env["TIDEGATE_MEMORY_MIB"] = str(options.memory_mib)
-    return env
+    if bus is not None:
+        settings["bus"] = {"url": bus.url, "user": "executor", "name": f"tidegate-executor-{NODE}"}
+        settings["gateway_url"] = f"http://{LOOPBACK}:{gateway_port}"
+    write_private(home.executor_settings, msgspec.json.format(msgspec.json.encode(settings), indent=2))
+    return home.executor_settings
 
 
 def bus_client(name: str, options: StackOptions, bus: Bus, gateway_port: int) -> ServiceSpec:
