@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import msgspec
-import nats
 import nats.errors
 import structlog
 from nats.aio.client import Client
 
-CONNECT_TRIES_MAX = 60
-CONNECT_WAIT_SECONDS = 0.25
+CONNECT_TRIES_MAX = 75
 RECONNECT_WAIT_SECONDS = 0.2
 PING_INTERVAL_SECONDS = 5
 
@@ -43,24 +39,27 @@ async def connect(settings: BusSettings) -> Client:
     async def on_error(error: Exception) -> None:
         log.warning("bus_error", error=repr(error))
 
-    for _ in range(CONNECT_TRIES_MAX):
-        try:
-            return await nats.connect(
-                settings.url,
-                name=settings.name,
-                user=settings.user or None,
-                password=settings.password or None,
-                connect_timeout=2,
-                allow_reconnect=True,
-                max_reconnect_attempts=-1,
-                reconnect_time_wait=RECONNECT_WAIT_SECONDS,
-                ping_interval=PING_INTERVAL_SECONDS,
-                max_outstanding_pings=2,
-                disconnected_cb=on_disconnected,
-                reconnected_cb=on_reconnected,
-                error_cb=on_error,
-            )
-        except (OSError, TimeoutError, nats.errors.Error) as error:
-            last = error
-            await asyncio.sleep(CONNECT_WAIT_SECONDS)
-    raise BusUnreachableError(f"no bus at {settings.url} after {CONNECT_TRIES_MAX} tries: {last!r}")
+    client = Client()
+    try:
+        await client.connect(
+            settings.url,
+            name=settings.name,
+            user=settings.user or None,
+            password=settings.password or None,
+            connect_timeout=2,
+            allow_reconnect=True,
+            max_reconnect_attempts=CONNECT_TRIES_MAX,
+            reconnect_time_wait=RECONNECT_WAIT_SECONDS,
+            ping_interval=PING_INTERVAL_SECONDS,
+            max_outstanding_pings=2,
+            disconnected_cb=on_disconnected,
+            reconnected_cb=on_reconnected,
+            error_cb=on_error,
+        )
+    except (OSError, TimeoutError, nats.errors.Error) as error:
+        raise BusUnreachableError(
+            f"no bus at {settings.url} after {CONNECT_TRIES_MAX} tries: {client.last_error!r}"
+        ) from error
+    # The client counts its first tries by the same option as reconnects: bounded until here, endless from here on.
+    client.options["max_reconnect_attempts"] = -1
+    return client

@@ -1,8 +1,8 @@
 """The journal on NATS JetStream.
 
 Appends are plain requests whose JSON answer is read here, because the error *codes* matter: a failed guard is 10071 on
-a single server and mostly 10164 in a cluster. After any doubtful answer (timeout, reconnect, a conflict on a retry) the
-subject's last message is read back and compared before anything is written again.
+a single server and mostly 10164 in a cluster. After any doubtful answer (timeout, reconnect) the subject's last message
+is read back and compared before anything is written again; after a failed guard, the one that followed the guard's.
 
 Reading uses an ephemeral push consumer that is made anew, from the next sequence, whenever it falls silent.
 """
@@ -108,13 +108,12 @@ class NatsJournal:
         for attempt in range(APPEND_TRIES_MAX):
             try:
                 answer = await self._client.request(subject, data, timeout=APPEND_TIMEOUT_SECONDS, headers=headers)
-            except _NO_ANSWER:
-                log.warning("append_doubtful", subject=subject, frame=frame.writer.frame_id, attempt=attempt)
-                await asyncio.sleep(RETRY_WAIT_SECONDS)
-            else:
                 settled = await self._settle(subject, frame.writer, expected_last, answer.data)
                 if settled is not None:
                     return settled
+            except (JournalUnavailableError, *_NO_ANSWER):
+                log.warning("append_doubtful", subject=subject, frame=frame.writer.frame_id, attempt=attempt)
+                await asyncio.sleep(RETRY_WAIT_SECONDS)
             if (found := await self._find_again(subject, frame.writer)) is not None:
                 return found
         raise JournalUnavailableError(
@@ -130,9 +129,11 @@ class NatsJournal:
             return Appended(body["seq"], duplicate=bool(body.get("duplicate")))
         code = error.get("err_code", 0)
         if code in WRONG_LAST_SEQUENCE_CODES and expected_last is not None:
+            # A frame that was written under this guard is the subject's first one after it, whatever came later.
+            followed = await self._message({"seq": expected_last + 1, "next_by_subj": subject})
+            if followed is not None and followed.frame.writer == writer:
+                return Appended(followed.seq, duplicate=True)
             last = await self.last(subject)
-            if last is not None and last.frame.writer == writer:
-                return Appended(last.seq, duplicate=True)
             actual = last.seq if last else 0
             return None if actual == expected_last else Conflict(expected_last, actual)
         if code in STREAM_FULL_CODES:
@@ -154,8 +155,11 @@ class NatsJournal:
 
     async def last(self, subject: str) -> Recorded | None:
         """Return the subject's last frame, read from the stream's leader."""
+        return await self._message({"last_by_subj": subject})
+
+    async def _message(self, which: dict[str, Any]) -> Recorded | None:
         try:
-            body = await self._api(f"STREAM.MSG.GET.{JOURNAL_STREAM}", {"last_by_subj": subject})
+            body = await self._api(f"STREAM.MSG.GET.{JOURNAL_STREAM}", which)
         except _ApiError as error:
             if error.code == NO_MESSAGE_CODE:
                 return None
