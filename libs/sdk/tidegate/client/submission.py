@@ -59,15 +59,14 @@ def prepare(
     `workdir` wins over the field of that name. A relative path in a file counts from the file's directory and may not
     leave it. `overrides` replace fields. A key is drawn where none is given, so that the client's own retries are safe.
     """
-    base = Path.cwd()
+    base, confined = Path.cwd(), False
     if isinstance(spec, (str, Path)):
         path = Path(spec)
-        spec, base = _read(path), path.resolve().parent
-        directory = _named_directory(spec.get("workdir"), base, confined=True)
-    else:
-        directory = _named_directory(spec.get("workdir"), base, confined=False)
+        spec, base, confined = _read(path), path.resolve().parent, True
     if workdir is not None:
-        directory = Path(workdir).expanduser()
+        directory: Optional[Path] = Path(workdir).expanduser()
+    else:
+        directory = _named_directory(spec.get("workdir"), base, confined=confined)
     ready = {**spec, **(overrides or {})}
     key = idempotency_key or str(ready.get("idempotency_key") or "") or uuid.uuid4().hex
     ready.pop("idempotency_key", None)
