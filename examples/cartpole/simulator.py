@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -63,7 +63,8 @@ def _serve(connection: socket.socket, batch: EnvironmentBatch, replica: int) -> 
             return EXIT_OK
         except WireError as error:
             _log(replica, str(error))
-            send(connection, Kind.ERROR, str(error).encode())
+            with suppress(Closed):  # said in the log already
+                send(connection, Kind.ERROR, str(error).encode())
             return EXIT_PROTOCOL
 
 
