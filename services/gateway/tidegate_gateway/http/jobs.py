@@ -1,0 +1,131 @@
+"""Endpoints that answer about jobs, from the read model."""
+
+from __future__ import annotations
+
+import re
+from itertools import islice
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from tidegate_events import subjects, trace
+from tidegate_events.events import Reason
+
+from tidegate_gateway.asks.base import EXPLAIN_SECONDS_MAX, BadAnswerError, NobodyAnsweredError
+from tidegate_gateway.http.errors import json_response
+from tidegate_gateway.http.params import Parameters
+from tidegate_gateway.http.state import Gateway, find_job, fresh, gateway_of, trace_headers
+from tidegate_gateway.submission import bounds
+from tidegate_gateway.view import render
+from tidegate_gateway.view.model import JOB_STATES, Job
+
+LIST_MAX, LIST_DEFAULT = 1000, 100
+SEQ_MAX = 2**53
+JOB_FORM = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+async def listing(request: Request) -> Response:
+    """GET /v1/jobs: newest first."""
+    gateway = gateway_of(request)
+    parameters = Parameters(request, "tenant", "limit", "before", repeated=("state",))
+    tenant = parameters.text("tenant", bounds.TENANT, "the name of a tenant")
+    limit = parameters.integer("limit", LIST_DEFAULT, 1, LIST_MAX)
+    before = parameters.integer("before", SEQ_MAX, 1, SEQ_MAX)
+    states = parameters.choices("state", JOB_STATES)
+    parameters.done()
+    await fresh(gateway)
+    # Jobs enter the view in the journal's order, so this is newest first without sorting.
+    matching = [
+        job
+        for job in reversed(gateway.fold.view.jobs.values())
+        if (tenant is None or job.tenant == tenant) and (not states or job.state in states)
+    ]
+    older = (job for job in matching if job.submitted_seq < before)
+    page = list(islice(older, limit))
+    more = next(older, None) is not None
+    answer = {
+        "jobs": [render.summary(job) for job in page],
+        "total": len(matching),
+        "next": page[-1].submitted_seq if page and more else None,
+    }
+    return json_response(answer)
+
+
+async def _job(request: Request) -> tuple[Gateway, Job]:
+    Parameters(request).done()
+    gateway = gateway_of(request)
+    await fresh(gateway)
+    return gateway, find_job(gateway, request.path_params["job_id"])
+
+
+async def detail(request: Request) -> Response:
+    """GET /v1/jobs/{job_id}."""
+    gateway, job = await _job(request)
+    answer = render.detail(job)
+    if job.waiting:
+        answer["why"] = await _explain(gateway, job)
+    return json_response(answer, headers=trace_headers(job.id))
+
+
+async def timeline(request: Request) -> Response:
+    """GET /v1/jobs/{job_id}/timeline."""
+    _, job = await _job(request)
+    answer = {"job_id": job.id, "trace_id": trace.trace_id(job.id), "state": job.state, **render.timeline(job)}
+    return json_response(answer, headers=trace_headers(job.id))
+
+
+async def explain(request: Request) -> Response:
+    """GET /v1/jobs/{job_id}/explain."""
+    gateway, job = await _job(request)
+    return json_response(await _explain(gateway, job), headers=trace_headers(job.id))
+
+
+class _Explanation(msgspec.Struct, frozen=True):
+    """What the scheduler answers."""
+
+    reasons: tuple[Reason, ...] = ()
+    position: int | None = None
+
+
+async def _explain(gateway: Gateway, job: Job) -> dict[str, Any]:
+    """Return why the job waits, in the scheduler's words, or why there are none."""
+    if not job.waiting:
+        return _by_gateway(job, "NotWaiting", f"the job is {job.state}")
+    try:
+        answer = await gateway.asker.ask(subjects.ask_scheduler("explain"), {"job": job.id}, EXPLAIN_SECONDS_MAX)
+        explanation = msgspec.convert(answer, _Explanation)
+    except NobodyAnsweredError:
+        return _by_gateway(job, "SchedulerAway", f"the scheduler did not answer within {EXPLAIN_SECONDS_MAX:g} s")
+    except (BadAnswerError, msgspec.ValidationError) as error:
+        return _by_gateway(job, "SchedulerUnclear", f"the scheduler's answer cannot be read: {error}")
+    return {
+        "job_id": job.id,
+        "state": job.state,
+        "answered_by": "scheduler",
+        "position": explanation.position,
+        "reasons": [render.reason(each) for each in explanation.reasons],
+    }
+
+
+def _by_gateway(job: Job, code: str, detail_text: str) -> dict[str, Any]:
+    reason = {"code": code, "detail": detail_text, "numbers": {}}
+    return {"job_id": job.id, "state": job.state, "answered_by": "gateway", "position": None, "reasons": [reason]}
+
+
+async def checkpoints(request: Request) -> Response:
+    """GET /v1/checkpoints?job=."""
+    gateway = gateway_of(request)
+    parameters = Parameters(request, "job")
+    job_id = parameters.text("job", JOB_FORM, "the id of a job")
+    if job_id is None and not parameters.problems:
+        parameters.problems.add("?job", "is missing", "the id of a job")
+    parameters.done()
+    await fresh(gateway)
+    job = find_job(gateway, job_id or "")
+    answer = {
+        "job_id": job.id,
+        "checkpoints": [render.checkpoint(each) for each in reversed(job.checkpoints)],
+        "dropped": job.checkpoints_dropped,
+    }
+    return json_response(answer, headers=trace_headers(job.id))

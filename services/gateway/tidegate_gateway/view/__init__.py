@@ -1,0 +1,1 @@
+"""The gateway's read model: a pure fold of the journal, and its JSON form."""

@@ -1,0 +1,133 @@
+"""Folds what happens to nodes: which there are, and which sandboxes each still holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tidegate_events import events as e
+from tidegate_events.resources import Resources
+
+from tidegate_gateway.view.model import Exit, Hold, Job, Member, Node
+
+Nodes = dict[str, Node]
+
+
+def on_node_event(nodes: Nodes, jobs: Iterable[Job], event: e.Event) -> bool:
+    """Fold an event about a node; say whether it counted."""
+    if isinstance(event, e.NodeJoined):
+        return _on_joined(nodes, jobs, event)
+    if not isinstance(event, e.NodeUnreachable | e.NodeReachable | e.NodeLost):
+        return False
+    node = nodes.get(event.node)
+    if node is None or node.incarnation != event.incarnation:
+        return False
+    if isinstance(event, e.NodeLost):
+        return _on_lost(node, jobs)
+    if isinstance(event, e.NodeUnreachable):
+        counts, state = node.state == "reachable", "unreachable"
+    else:
+        counts, state = node.state != "reachable", "reachable"
+    if counts:
+        node.state = "unreachable" if state == "unreachable" else "reachable"
+    return counts
+
+
+def can_take(nodes: Nodes, event: e.JobPlaced) -> bool:
+    """Say whether every node of a placement is there, in the incarnation that the decision knew."""
+    for member in event.members:
+        node = nodes.get(member.node)
+        if node is None or node.incarnation != member.incarnation or node.state != "reachable":
+            return False
+    return True
+
+
+def hold(nodes: Nodes, job: Job) -> None:
+    """Note on its nodes what the members of the job's newest attempt hold."""
+    if job.latest is None:
+        return
+    for member in job.latest.members:
+        node = nodes.get(member.placement.node)
+        if node is not None and member.active:
+            key = (job.id, job.attempt, member.placement.rank)
+            node.holds[key] = Hold(job.tenant, member.sandbox, _amount(job, member))
+
+
+def on_job_event(nodes: Nodes, event: e.JobEvent) -> None:
+    """Note what a node said of a sandbox, whatever it means for the job: room is free when the sandbox is gone."""
+    if not isinstance(event, e.SandboxStarted | e.SandboxExited | e.PlacementRejected):
+        return
+    node = nodes.get(event.node)
+    if node is None:
+        return
+    key = (event.job, event.attempt, event.rank)
+    if not isinstance(event, e.SandboxStarted):
+        node.holds.pop(key, None)
+    elif key in node.holds:
+        node.holds[key].sandbox = "running"
+
+
+def _on_joined(nodes: Nodes, jobs: Iterable[Job], event: e.NodeJoined) -> bool:
+    known = nodes.get(event.node)
+    if known is not None and event.incarnation <= known.incarnation:
+        return False
+    held = {(sandbox.job, sandbox.attempt, sandbox.rank) for sandbox in event.sandboxes}
+    node = Node(
+        name=event.node,
+        incarnation=event.incarnation,
+        capacity=event.capacity,
+        levels=event.levels,
+        images=event.images,
+        gpus=event.gpus,
+        cpu_model=event.cpu_model,
+        isa=event.isa,
+        joined_at_ns=event.at_ns,
+    )
+    nodes[event.node] = node
+    for job, member in _members_on(jobs, event.node):
+        key = (job.id, job.attempt, member.placement.rank)
+        if key not in held and member.sandbox == "running":
+            _lose(job, member, "the node came back without it")
+        else:
+            node.holds[key] = Hold(job.tenant, member.sandbox, _amount(job, member))
+    before = known.holds if known is not None else {}
+    for key in held - set(node.holds):
+        # It runs there but belongs to no current attempt; how much it uses is known only from before.
+        node.holds[key] = before.get(key, Hold("", "running", Resources()))
+    return True
+
+
+def _on_lost(node: Node, jobs: Iterable[Job]) -> bool:
+    if node.state == "lost":
+        return False
+    node.state = "lost"
+    for job, member in _members_on(jobs, node.name):
+        _lose(job, member, "its node was lost")
+    for held in node.holds.values():
+        held.sandbox = "lost"
+    return True
+
+
+def _members_on(jobs: Iterable[Job], node: str) -> list[tuple[Job, Member]]:
+    """Return the active members of current attempts on a node."""
+    return [
+        (job, member)
+        for job in jobs
+        if job.latest is not None and not job.waiting and not job.ended
+        for member in job.latest.members
+        if member.placement.node == node and member.active
+    ]
+
+
+def _lose(job: Job, member: Member, why: str) -> None:
+    member.sandbox = "lost"
+    member.exit = Exit("lost", detail=why)
+    job.revision += 1
+
+
+def _amount(job: Job, member: Member) -> Resources:
+    """Return what a member holds by its desired quotas, which are per replica."""
+    replicas = {component.name: component.replicas for component in job.spec.components}
+    total = Resources(gpus=len(member.placement.gpu_indices))
+    for quota in member.desired.values():
+        total = total.plus(Resources(quota.cpu_millis, quota.memory_mib).times(replicas.get(quota.component, 1)))
+    return total

@@ -1,0 +1,145 @@
+"""The read model: `View.apply` folds one frame of the journal, by the void rules of the contract table.
+
+Pure: no clock, no I/O. It mirrors what the scheduler's own fold calls a change of a job (its revision), because only so
+can it tell a decision that counts from one that came too late.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+
+import msgspec
+from tidegate_events import events as e
+from tidegate_events.journal.base import Recorded
+from tidegate_events.spec import JobSpec
+
+from tidegate_gateway.view import cluster, life
+from tidegate_gateway.view.model import (
+    ENDED_JOBS_MAX,
+    Entry,
+    Forgotten,
+    Job,
+    Leader,
+    Node,
+    Timeline,
+    WriterSeen,
+)
+
+_encoder = msgspec.json.Encoder(order="deterministic")
+
+
+def spec_digest(spec: JobSpec) -> str:
+    """Return a digest that two specifications share only when they are equal."""
+    return hashlib.sha256(_encoder.encode(spec)).hexdigest()
+
+
+class View:
+    """Everything that reads are answered from."""
+
+    def __init__(self, *, ended_jobs_max: int = ENDED_JOBS_MAX) -> None:
+        self.seq = 0
+        self.events = 0
+        self.void_events = 0
+        self.passes = 0
+        self.decisions = 0
+        self.policy = 0
+        self.leader: Leader | None = None
+        self.jobs: dict[str, Job] = {}
+        self.forgotten: dict[str, Forgotten] = {}
+        self.nodes: dict[str, Node] = {}
+        self.writers: dict[tuple[str, str], WriterSeen] = {}
+        self._ended: deque[str] = deque()
+        self._ended_jobs_max = ended_jobs_max
+
+    def apply(self, recorded: Recorded) -> None:
+        """Fold the frame that follows; raise ValueError where one is missing, because history has no gaps."""
+        if recorded.seq != self.seq + 1:
+            raise ValueError(f"frame {recorded.seq} cannot follow {self.seq}: history has no gaps")
+        self.seq = recorded.seq
+        stale = not self._is_news(recorded)
+        for index, event in enumerate(recorded.frame.events):
+            self.events += 1
+            void = stale or not self._on_event(event)
+            self.void_events += void
+            if isinstance(event, e.JobEvent) and (job := self.jobs.get(event.job)) is not None:
+                job.timeline.add(Entry(recorded.seq, index, event, recorded.frame.writer, void))
+        self._forget_oldest()
+
+    def _is_news(self, recorded: Recorded) -> bool:
+        """Note the writer; say whether the frame is no late duplicate and of no deposed leader."""
+        writer = recorded.frame.writer
+        seen = self.writers.get((writer.service, writer.instance))
+        if seen is not None and (writer.epoch, writer.writer_seq) <= (seen.epoch, seen.writer_seq):
+            return False
+        if writer.service == "scheduler" and self.leader is not None and writer.epoch < self.leader.epoch:
+            return False
+        last_at_ns = recorded.frame.events[-1].at_ns
+        self.writers[(writer.service, writer.instance)] = WriterSeen(
+            writer.epoch, writer.writer_seq, recorded.seq, last_at_ns
+        )
+        return True
+
+    def _on_event(self, event: e.Event) -> bool:
+        """Change what the event changes; say whether it counted."""
+        if isinstance(event, e.JobSubmitted):
+            return self._on_submitted(event)
+        if isinstance(event, e.JobEvent):
+            cluster.on_job_event(self.nodes, event)
+            job = self.jobs.get(event.job)
+            return job is not None and self._on_job_event(job, event)
+        if isinstance(event, e.LeaderElected):
+            return self._on_leader_elected(event)
+        if isinstance(event, e.PolicyChanged):
+            self.policy = event.policy
+            return True
+        if isinstance(event, e.DecisionPass):
+            return self._on_pass(event)
+        return cluster.on_node_event(self.nodes, self.jobs.values(), event)
+
+    def _on_submitted(self, event: e.JobSubmitted) -> bool:
+        if event.job in self.jobs or event.job in self.forgotten:
+            return False
+        self.jobs[event.job] = Job(
+            id=event.job,
+            tenant=event.tenant,
+            spec=event.spec,
+            spec_digest=spec_digest(event.spec),
+            submitted_seq=self.seq,
+            submitted_at_ns=event.at_ns,
+            timeline=Timeline(),
+        )
+        return True
+
+    def _on_job_event(self, job: Job, event: e.JobEvent) -> bool:
+        if isinstance(event, e.JobPlaced) and not cluster.can_take(self.nodes, event):
+            return False
+        was_ended = job.ended
+        counted = life.on_event(job, event, self.seq)
+        if counted and isinstance(event, e.Decision):
+            self.decisions += 1
+            if isinstance(event, e.JobPlaced | e.QuotaChanged):
+                cluster.hold(self.nodes, job)
+        if job.ended and not was_ended:
+            self._ended.append(job.id)
+        return counted
+
+    def _on_leader_elected(self, event: e.LeaderElected) -> bool:
+        if self.leader is not None and event.epoch <= self.leader.epoch:
+            return False
+        self.leader = Leader(event.epoch, event.instance)
+        return True
+
+    def _on_pass(self, event: e.DecisionPass) -> bool:
+        if self.leader is None or event.epoch != self.leader.epoch:
+            return False
+        self.passes += 1
+        self.leader.last_pass_seq = self.seq
+        self.leader.last_pass_at_ns = event.now_ns
+        return True
+
+    def _forget_oldest(self) -> None:
+        """Keep memory bounded: of jobs that ended long ago only a line remains."""
+        while len(self._ended) > self._ended_jobs_max:
+            job = self.jobs.pop(self._ended.popleft())
+            self.forgotten[job.id] = Forgotten(job.tenant, job.state, job.spec_digest)
