@@ -1,12 +1,15 @@
-"""What the operator decides about one node agent; read from a JSON file, with the command line on top.
+"""What the operator decides about one node agent: a JSON file, environment variables on top, then the command line.
 
 The bus password comes from the file or from TIDEGATE_BUS_PASSWORD, never from the command line, where `ps` shows it.
 """
 
 from __future__ import annotations
 
+import os
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from tidegate_events.bus import BusSettings
@@ -36,7 +39,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """One agent. `cpu_millis` and `memory_mib` replace what is detected, so that agents can share one machine.
 
     `input_roots` and `output_roots` are the host directories below which a job may name inputs and outputs; an empty
-    list allows none. `offer_unisolated` lets jobs that ask for it run as plain processes.
+    list allows none. `image_cache_dir` keeps the hashes of image files, for several agents to share. `offer_unisolated` lets jobs that ask for it run as plain processes.
     """
 
     node: str
@@ -55,7 +58,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     output_roots: tuple[str, ...] = ()
     images: dict[str, ImageSettings] = {}
     offer_host_image: bool = True
+    image_cache_dir: str | None = None
     uid_base: int | None = None
+    cgroup_name: str | None = None
     cgroup_parent: str | None = None
 
     @property
@@ -95,6 +100,82 @@ class SettingsError(Exception):
     """The settings cannot be used; the text says which one, why, and what is accepted."""
 
 
+LEVELS = ("trusted", "unisolated")
+CONFIG_VARIABLE = "TIDEGATE_EXECUTOR_CONFIG"
+# Environment variable -> setting. A stack's TIDEGATE_HOME places the directories that are not named otherwise.
+_TEXTS = {
+    "TIDEGATE_NODE": "node",
+    "TIDEGATE_DATA_DIR": "data_dir",
+    "TIDEGATE_HOT_DIR": "hot_dir",
+    "TIDEGATE_SECRETS_DIR": "secrets_dir",
+    "TIDEGATE_GATEWAY_URL": "gateway_url",
+    "TIDEGATE_IMAGE_CACHE_DIR": "image_cache_dir",
+    "TIDEGATE_CGROUP_NAME": "cgroup_name",
+    "TIDEGATE_CGROUP_PARENT": "cgroup_parent",
+}
+_NUMBERS = {
+    "TIDEGATE_CPU_MILLIS": "cpu_millis",
+    "TIDEGATE_MEMORY_MIB": "memory_mib",
+    "TIDEGATE_RESERVED_CPU_MILLIS": "reserved_cpu_millis",
+    "TIDEGATE_RESERVED_MEMORY_MIB": "reserved_memory_mib",
+    "TIDEGATE_UID_BASE": "uid_base",
+}
+_ROOTS = {"TIDEGATE_INPUT_ROOTS": "input_roots", "TIDEGATE_OUTPUT_ROOTS": "output_roots"}
+_BUS = {"TIDEGATE_BUS_URL": "url", "TIDEGATE_BUS_USER": "user", "TIDEGATE_BUS_PASSWORD": "password"}
+
+
+def load(environ: Mapping[str, str], overrides: Mapping[str, Any]) -> Settings:
+    """Return the settings, checked. Raises SettingsError."""
+    values = _from_file(overrides.get("config") or environ.get(CONFIG_VARIABLE))
+    values |= _from_environment(environ, values.get("bus", {}))
+    values |= {name: value for name, value in overrides.items() if name != "config" and value is not None}
+    home = environ.get("TIDEGATE_HOME")
+    if home and "node" in values:
+        values.setdefault("data_dir", f"{home}/nodes/{values['node']}")
+        values.setdefault("hot_dir", f"{home}/hot")
+        values.setdefault("secrets_dir", f"{home}/secrets")
+    try:
+        return checked(msgspec.convert(values, Settings))
+    except msgspec.ValidationError as error:
+        raise SettingsError(
+            f"{error}; give it in the file, by an environment variable or on the command line"
+        ) from error
+
+
+def _from_file(path: str | None) -> dict[str, Any]:
+    if not path:
+        return {}
+    try:
+        return msgspec.json.decode(Path(path).read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.MsgspecError) as error:
+        raise SettingsError(f"the settings file {path} cannot be used: {error}; a JSON object is accepted") from error
+
+
+def _from_environment(environ: Mapping[str, str], bus: dict[str, Any]) -> dict[str, Any]:
+    values: dict[str, Any] = {name: environ[variable] for variable, name in _TEXTS.items() if environ.get(variable)}
+    for variable, name in _NUMBERS.items():
+        if environ.get(variable):
+            values[name] = _number(variable, environ[variable])
+    for variable, name in _ROOTS.items():
+        if environ.get(variable):
+            values[name] = tuple(environ[variable].split(os.pathsep))
+    login = {name: environ[variable] for variable, name in _BUS.items() if environ.get(variable)}
+    values["bus"] = {"name": "tidegate-executor", **bus, **login}
+    if levels := environ.get("TIDEGATE_LEVELS"):
+        names = levels.split(",")
+        if unknown := sorted(set(names) - set(LEVELS)):
+            raise SettingsError(f"TIDEGATE_LEVELS: {unknown} refused; {', '.join(LEVELS)} are accepted")
+        values |= {f"offer_{level}": level in names for level in LEVELS}
+    return values
+
+
+def _number(variable: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError as error:
+        raise SettingsError(f"{variable}={text!r} refused; a whole number is accepted") from error
+
+
 def checked(settings: Settings) -> Settings:
     """Return the settings if they make sense; raise SettingsError if not."""
     try:
@@ -128,7 +209,7 @@ def sandbox_settings(settings: Settings) -> SandboxSettings:
         uid_base = UID_BASE_DEFAULT + (spread % UID_RANGES) * UID_SLOTS_DEFAULT
     return SandboxSettings(
         sandboxes_dir=str(settings.paths.sandboxes),
-        cgroup_name=f"tidegate-{settings.node[:CGROUP_NAME_CHARS_MAX]}-{spread:08x}",
+        cgroup_name=settings.cgroup_name or f"tidegate-{settings.node[:CGROUP_NAME_CHARS_MAX]}-{spread:08x}",
         cgroup_parent=settings.cgroup_parent,
         uid_base=uid_base,
     )

@@ -1,0 +1,125 @@
+"""Whether this node takes a member: the agent's own accounting, and the last word on admission. Pure.
+
+A member claims its floor (what it is guaranteed in every phase), not its present quotas: what is lent above floors is
+taken back by the kernel's limits, not by refusing to start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Set
+
+import msgspec
+from tidegate_events.events import Reason
+from tidegate_events.orders import SandboxOrder
+from tidegate_events.resources import Resources
+from tidegate_events.spec import member_floor
+
+from tidegate_executor.capacity import NodeCapacity
+from tidegate_executor.images import Image, find
+
+# A sandbox of level `trusted` has no device nodes but the harmless ones, so a GPU would not be there.
+LEVELS_WITH_GPUS = frozenset({"unisolated"})
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """What one sandbox that is not over yet holds of the node."""
+
+    job: str
+    floor: Resources
+    gpu_indices: tuple[int, ...] = ()
+    uid_slot: int = 0
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
+    """What the node has for members."""
+
+    capacity: NodeCapacity
+    levels: Set[str]
+    images: Mapping[str, Image]
+
+
+def claim_of(order: SandboxOrder, uid_slot: int = 0) -> Claim:
+    """Return what the member of this order holds."""
+    return Claim(job=order.job, floor=member_floor(order.spec), gpu_indices=order.gpu_indices, uid_slot=uid_slot)
+
+
+def refusal(order: SandboxOrder, offer: Offer, claims: Iterable[Claim]) -> Reason | None:
+    """Return why the member is refused, None where it is taken."""
+    held = list(claims)
+    return (
+        _level_refusal(order, offer)
+        or _image_refusal(order, offer)
+        or _quota_refusal(order)
+        or _room_refusal(order, offer, held)
+        or _gpu_refusal(order, offer, held)
+    )
+
+
+def _level_refusal(order: SandboxOrder, offer: Offer) -> Reason | None:
+    level = order.spec.isolation
+    if level in offer.levels:
+        return None
+    return Reason(
+        code="LevelNotOffered",
+        detail=f"isolation level {level} is not offered here; offered: {', '.join(sorted(offer.levels))}",
+    )
+
+
+def _image_refusal(order: SandboxOrder, offer: Offer) -> Reason | None:
+    if find(offer.images, order.spec.image) is not None:
+        return None
+    known = ", ".join(sorted(offer.images)) or "none"
+    return Reason(code="ImageMissing", detail=f"image {order.spec.image} is not here; there are: {known}")
+
+
+def _quota_refusal(order: SandboxOrder) -> Reason | None:
+    given = {quota.component for quota in order.quotas}
+    missing = sorted({component.name for component in order.spec.components} - given)
+    if not missing:
+        return None
+    return Reason(code="QuotaMissing", detail=f"the order has no quota for component {', '.join(missing)}")
+
+
+def _room_refusal(order: SandboxOrder, offer: Offer, claims: list[Claim]) -> Reason | None:
+    capacity = offer.capacity.resources
+    used = Resources()
+    for claim in claims:
+        used = used.plus(claim.floor)
+    need = member_floor(order.spec)
+    for name in ("cpu_millis", "memory_mib"):
+        free = getattr(capacity, name) - getattr(used, name)
+        if getattr(need, name) > free:
+            return Reason(
+                code="CapacityExceeded",
+                detail=f"{name}: {getattr(need, name)} needed, {free} of {getattr(capacity, name)} free",
+                numbers={"needed": getattr(need, name), "free": free},
+            )
+    return None
+
+
+def _gpu_refusal(order: SandboxOrder, offer: Offer, claims: list[Claim]) -> Reason | None:
+    if not order.gpu_indices:
+        return None
+    if order.spec.isolation not in LEVELS_WITH_GPUS:
+        return Reason(code="GpuNotPassed", detail=f"level {order.spec.isolation} passes no GPU to a sandbox")
+    known = {gpu.index: gpu for gpu in offer.capacity.gpus}
+    taken = {index for claim in claims for index in claim.gpu_indices}
+    need_mib = member_floor(order.spec).gpu_memory_mib
+    for index in order.gpu_indices:
+        if index not in known:
+            return Reason(code="GpuMissing", detail=f"there is no GPU {index}; there are {sorted(known)}")
+        if index in taken:
+            return Reason(code="GpuTaken", detail=f"GPU {index} is held by another sandbox")
+        if known[index].memory_mib < need_mib:
+            return Reason(code="GpuTooSmall", detail=f"GPU {index} has {known[index].memory_mib} MiB of {need_mib}")
+    return None
+
+
+def free_uid_slot(job: str, claims: Iterable[Claim]) -> int:
+    """Return the uid slot for a member: that of the job's other members here (they share a directory), else a free one."""
+    held = list(claims)
+    for claim in held:
+        if claim.job == job:
+            return claim.uid_slot
+    taken = {claim.uid_slot for claim in held}
+    return next(slot for slot in range(len(taken) + 1) if slot not in taken)

@@ -1,0 +1,90 @@
+"""The facts of an attempt as events. Their ids are given by the spool."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tidegate_events.events import (
+    CheckpointFailed,
+    CheckpointRef,
+    CheckpointSaved,
+    PhaseChanged,
+    PlacementRejected,
+    Quota,
+    QuotaApplied,
+    Reason,
+    SandboxExited,
+    SandboxStarted,
+)
+from tidegate_events.orders import SandboxOrder
+
+from tidegate_executor.attempts.outcome import Ending
+from tidegate_executor.attempts.state import AttemptState
+
+
+def _base(of: AttemptState | SandboxOrder, now_ns: int) -> dict[str, Any]:
+    return {
+        "id": "",
+        "at_ns": now_ns,
+        "tenant": of.tenant,
+        "job": of.job,
+        "traceparent": of.traceparent,
+        "attempt": of.attempt,
+    }
+
+
+def rejected(order: SandboxOrder, node: str, reason: Reason, now_ns: int) -> PlacementRejected:
+    """The node does not take the member."""
+    return PlacementRejected(**_base(order, now_ns), rank=order.rank, node=node, reason=reason)
+
+
+def started(state: AttemptState, node: str, now_ns: int) -> SandboxStarted:
+    """All processes run."""
+    return SandboxStarted(
+        **_base(state, now_ns),
+        rank=state.rank,
+        node=node,
+        level=state.level,
+        image_digest=state.image_digest,
+        start_ms=max(0, (now_ns - state.ordered_ns) // 1_000_000),
+    )
+
+
+def exited(state: AttemptState, node: str, ending: Ending, now_ns: int) -> SandboxExited:
+    """The sandbox is gone."""
+    return SandboxExited(
+        **_base(state, now_ns),
+        rank=state.rank,
+        node=node,
+        outcome=ending.outcome,
+        exit_code=ending.exit_code,
+        signal=ending.signal,
+        oom=ending.oom,
+        acknowledged=ending.acknowledged,
+        last_step=state.last_step,
+        detail=ending.detail,
+        result=state.result if ending.outcome == "completed" else {},
+    )
+
+
+def phase_changed(state: AttemptState, now_ns: int) -> PhaseChanged:
+    """The member is in its current phase."""
+    return PhaseChanged(**_base(state, now_ns), rank=state.rank, phase=state.phase.current, step=state.phase.step)
+
+
+def quota_applied(
+    state: AttemptState, node: str, quotas: tuple[Quota, ...], now_ns: int, *, enforced: bool
+) -> QuotaApplied:
+    """These limits hold."""
+    return QuotaApplied(**_base(state, now_ns), rank=state.rank, node=node, quotas=quotas, enforced=enforced)
+
+
+def checkpoint_saved(state: AttemptState, node: str, checkpoint: CheckpointRef, now_ns: int) -> CheckpointSaved:
+    """A checkpoint is durable in the hot directory."""
+    return CheckpointSaved(**_base(state, now_ns), rank=state.rank, node=node, checkpoint=checkpoint)
+
+
+def checkpoint_failed(state: AttemptState, step: int | None, detail: str, now_ns: int) -> CheckpointFailed:
+    """A save did not become durable."""
+    reason = Reason(code="SaveFailed", detail=detail[:2000])
+    return CheckpointFailed(**_base(state, now_ns), stage="save", reason=reason, step=step)

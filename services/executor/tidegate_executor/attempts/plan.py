@@ -1,0 +1,132 @@
+"""What to do next about an attempt, from its state alone. Pure, and level-triggered: the same state, the same answer.
+
+So an agent that was killed between deciding and doing decides the same again, and doing is safe to repeat.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from tidegate_events.events import Quota
+from tidegate_events.spec import JobSpec
+
+from tidegate_executor.attempts import phases
+from tidegate_executor.attempts.state import AttemptState, Replica
+from tidegate_executor.attempts.transitions import EXIT_SUSPENDED
+
+REST_GRACE_SECONDS = 5.0  # for the other components, once the main one is gone
+QUOTA_RETRY_NS = 5_000_000_000
+
+
+class Start(msgspec.Struct, frozen=True):
+    """Start these waiting replicas once more (their order to start is to be put on disk first)."""
+
+    replicas: tuple[Replica, ...]
+
+
+class Resize(msgspec.Struct, frozen=True):
+    """Give each replica of these components its new limits."""
+
+    quotas: tuple[Quota, ...]
+
+
+class AskToLeave(msgspec.Struct, frozen=True):
+    """Tell the processes that speak to the agent that they shall save and leave."""
+
+
+class EndSandbox(msgspec.Struct, frozen=True):
+    """SIGTERM to all that runs, SIGKILL after the grace."""
+
+    grace_seconds: float
+
+
+class SayPhase(msgspec.Struct, frozen=True):
+    """Put the current phase as a fact."""
+
+
+class Conclude(msgspec.Struct, frozen=True):
+    """Nothing runs any more: report the exit and remove the sandbox."""
+
+
+Action = Start | Resize | AskToLeave | EndSandbox | SayPhase | Conclude
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What to do now, and when to look again at the latest (0: when something happens)."""
+
+    actions: tuple[Action, ...] = ()
+    wake_ns: int = 0
+
+
+def plan(state: AttemptState, spec: JobSpec, now_ns: int) -> Plan:
+    """Return the next actions for an attempt whose sandbox exists."""
+    if state.is_over:
+        return Plan()
+    if state.sandbox_over:
+        return Plan(actions=(Conclude(),))
+    wakes: list[int] = []
+    actions: list[Action] = []
+    _phase(state, now_ns, actions, wakes)
+    grace_seconds = _ending_grace_seconds(state, spec, now_ns)
+    if grace_seconds is not None:
+        actions.append(EndSandbox(grace_seconds))
+    if state.stop is not None:
+        actions.append(AskToLeave())
+        if now_ns < state.stop.deadline_ns:
+            wakes.append(state.stop.deadline_ns)
+    elif grace_seconds is None:
+        _starts(state, now_ns, actions, wakes)
+        _quotas(state, now_ns, actions, wakes)
+    return Plan(actions=tuple(actions), wake_ns=min(wakes, default=0))
+
+
+def main_is_over(state: AttemptState, spec: JobSpec) -> bool:
+    """Say whether the component whose exit ends the sandbox is gone: all of it, or one replica badly."""
+    main = state.replicas_of(spec.main_component.name)
+    return all(replica.is_done for replica in main) or any(
+        replica.failed and replica.exit_code != EXIT_SUSPENDED for replica in main
+    )
+
+
+def _ending_grace_seconds(state: AttemptState, spec: JobSpec, now_ns: int) -> float | None:
+    """Return how long what runs has until it is killed; None where it need not end now.
+
+    A job of which the main component never spoke to the agent is asked by SIGTERM instead, at once.
+    """
+    rest = REST_GRACE_SECONDS if main_is_over(state, spec) or state.failure is not None else None
+    if state.stop is None:
+        return rest
+    left = max(0.0, (state.stop.deadline_ns - now_ns) / 1e9)
+    if rest is not None:
+        return min(rest, left)
+    speaks = any(replica.connected for replica in state.replicas_of(spec.main_component.name))
+    return None if speaks and left > 0 else left
+
+
+def _phase(state: AttemptState, now_ns: int, actions: list[Action], wakes: list[int]) -> None:
+    due = phases.due_ns(state.phase)
+    if due is None or state.stage not in ("running", "ending"):
+        return
+    if due <= now_ns:
+        actions.append(SayPhase())
+    else:
+        wakes.append(due)
+
+
+def _starts(state: AttemptState, now_ns: int, actions: list[Action], wakes: list[int]) -> None:
+    waiting = [replica for replica in state.replicas if replica.status == "waiting"]
+    due = tuple(replica for replica in waiting if replica.not_before_ns <= now_ns)
+    if due:
+        actions.append(Start(due))
+    wakes += [replica.not_before_ns for replica in waiting if replica not in due]
+
+
+def _quotas(state: AttemptState, now_ns: int, actions: list[Action], wakes: list[int]) -> None:
+    if state.stage != "running":
+        return
+    asked = {quota.component: quota for quota in state.quotas_asked}
+    changed = tuple(quota for quota in state.quotas_wanted if asked.get(quota.component) != quota)
+    if changed:
+        if state.quotas_retry_ns <= now_ns:
+            actions.append(Resize(changed))
+        else:
+            wakes.append(state.quotas_retry_ns)

@@ -1,0 +1,90 @@
+"""The environment of a component's process: who it is, where things are for it, and its seed. Pure.
+
+Secrets are never in here: they travel beside it and are kept out of every record.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from tidegate import seeds
+from tidegate_events import trace
+from tidegate_events.orders import SandboxOrder
+from tidegate_events.spec import Component
+
+
+class Places(msgspec.Struct, frozen=True, kw_only=True):
+    """Paths as the job sees them. `checkpoint_dir` is the directory that a job without the SDK declared."""
+
+    workspace: str
+    socket: str
+    checkpoints: str
+    sdk: str
+    home: str
+    cache: str
+    temporary: str
+    path: tuple[str, ...]
+    inputs: dict[str, str] = {}
+    outputs: dict[str, str] = {}
+    checkpoint_dir: str | None = None
+
+
+def of_process(order: SandboxOrder, component: Component, replica: int, places: Places) -> dict[str, str]:
+    """Return the whole environment: the system's defaults, then the job's own, then what cannot be overridden."""
+    spec = order.spec
+    threads = str(spec.threads)
+    defaults = {
+        "PATH": ":".join(places.path),
+        "LANG": "C.UTF-8",
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "OPENBLAS_NUM_THREADS": threads,
+        "TMPDIR": places.temporary,
+        "XDG_CACHE_HOME": places.cache,
+    }
+    own = {**defaults, **spec.env, **component.env}
+    python_path = [places.sdk, *filter(None, [own.get("PYTHONPATH")])]
+    return {
+        **own,
+        "HOME": places.home,
+        "PYTHONPATH": ":".join(python_path),
+        "CUDA_VISIBLE_DEVICES": ",".join(str(index) for index in order.gpu_indices),
+        "RANK": str(order.rank),
+        "WORLD_SIZE": str(spec.gang_size),
+        "TRACEPARENT": order.traceparent or trace.traceparent(order.job),
+        **_identity(order, component, replica),
+        **_declared(places),
+        "TIDEGATE_SOCKET": places.socket,
+        "TIDEGATE_CHECKPOINTS": places.checkpoints,
+    }
+
+
+def _identity(order: SandboxOrder, component: Component, replica: int) -> dict[str, str]:
+    spec = order.spec
+    return {
+        "TIDEGATE_JOB_ID": order.job,
+        "TIDEGATE_TENANT": order.tenant,
+        "TIDEGATE_ATTEMPT": str(order.attempt),
+        "TIDEGATE_RANK": str(order.rank),
+        "TIDEGATE_WORLD_SIZE": str(spec.gang_size),
+        "TIDEGATE_COMPONENT": component.name,
+        "TIDEGATE_REPLICA": str(replica),
+        "TIDEGATE_REPLICAS": str(component.replicas),
+        "TIDEGATE_JOB_SEED": str(spec.seed),
+        "TIDEGATE_SEED": str(seeds.derive(spec.seed, component.name, order.rank, replica)),
+        "TIDEGATE_DETERMINISM": spec.determinism,
+        "TIDEGATE_TRACE_ID": trace.trace_id(order.job),
+    }
+
+
+def _declared(places: Places) -> dict[str, str]:
+    """Where declared paths really are: the same as declared in a sandbox, elsewhere at level `unisolated`."""
+    found = {f"TIDEGATE_INPUT_{_variable(name)}": path for name, path in places.inputs.items()}
+    found |= {f"TIDEGATE_OUTPUT_{_variable(name)}": path for name, path in places.outputs.items()}
+    if places.checkpoint_dir is not None:
+        found["TIDEGATE_CHECKPOINT_DIR"] = places.checkpoint_dir
+    return found
+
+
+def _variable(name: str) -> str:
+    return "".join(letter if letter.isalnum() else "_" for letter in name).upper()
