@@ -12,6 +12,8 @@ import signal
 from collections.abc import Callable, Iterator
 
 import structlog
+from tidegate_events.bus import BusUnreachableError
+from tidegate_events.journal.base import JournalError
 
 from tidegate_local import plan
 from tidegate_local.bus import OPERATOR, create_streams, new_bus, write_config
@@ -84,11 +86,12 @@ class Stack:
                 self._publish("stopping")
                 starting.cancel()
                 await self._stop()
-        except* (ServiceFailedError, TimeoutError) as failures:
+        except* (ServiceFailedError, TimeoutError, BusUnreachableError, JournalError, OSError) as failures:
             self._detail = "; ".join(str(failure) or repr(failure) for failure in failures.exceptions)
             log.error("stack_failed", detail=self._detail)
-            await self._stop()
             code = 1
+        finally:
+            await self._stop()
         return code
 
     async def _start(self, group: asyncio.TaskGroup, logs: dict[str, LogFile]) -> None:

@@ -1,0 +1,29 @@
+"""Shared by all tests: those that need isolation say why they cannot run; on CI they run or fail."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+from tidegate_local import preflight
+from tidegate_local.plan import StackOptions
+
+
+@lru_cache(maxsize=1)
+def why_no_isolation() -> str:
+    """Return why this machine cannot isolate, with the remedy; empty where it can."""
+    with tempfile.TemporaryDirectory(prefix="tidegate-probe-") as home:
+        problems = asyncio.run(preflight.check(StackOptions(home=Path(home))))
+    return "; ".join(f"{problem.what} ({problem.remedy})" for problem in problems)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that needs isolation where there is none, but never on CI."""
+    if item.get_closest_marker("isolation") is None or os.environ.get("CI"):
+        return
+    if reason := why_no_isolation():
+        pytest.skip(reason)

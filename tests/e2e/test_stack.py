@@ -1,0 +1,154 @@
+"""`tidegate up` and `tidegate down`: one stack for a home, nothing left of it however it ends, nothing outside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import time
+from pathlib import Path
+
+import pytest
+from tidegate_local import leftovers
+from tidegate_local.home import Home
+from tidegate_local.plan import STOP_ORDER
+
+from tests.e2e.running import RunningStack, command
+
+pytestmark = [pytest.mark.e2e, pytest.mark.isolation]
+
+WAIT_SECONDS_MAX = 20.0
+
+
+def test_a_second_stack_in_the_same_home_is_refused(stack: RunningStack) -> None:
+    again = command(stack.home, "tidegate", "up", "--home", str(stack.home.root), check=False)
+    assert again.returncode == 1
+    assert f"(pid {stack.record.pid}) already uses" in " ".join(again.stderr.split())
+    assert stack.client.status()["ready"]
+
+
+def test_what_is_running_is_seen_and_afterwards_nothing_is(tmp_path: Path) -> None:
+    """The list of leftovers must be able to find things, or an empty one would prove nothing."""
+    stack = RunningStack.start(tmp_path / "home")
+    try:
+        job = stack.submit("job.json", 50)
+        stack.until(lambda: stack.client.job(job)["state"] == "running", "the job running")
+        seen = leftovers.find(stack.home, stack.record.ports)
+        kinds = [leftover.kind for leftover in seen]
+        commands = " ".join(leftover.what for leftover in seen)
+        assert kinds.count("process") >= len(STOP_ORDER) + 1 + 5, seen  # services, the supervisor, the job's processes
+        assert kinds.count("port") == 2
+        assert "cgroup" in kinds
+        assert "learner.py" in commands
+        assert "simulator.py" in commands
+    finally:
+        left = stack.end()
+    assert left == []
+    assert leftovers.find(stack.home, stack.record.ports) == []
+    assert json.loads(command(stack.home, "tidegate", "down", "--json").stdout) == {
+        "was_running": False,
+        "leftovers": [],
+    }
+
+
+def test_after_the_supervisor_was_killed_down_still_finds_everything(tmp_path: Path) -> None:
+    stack = RunningStack.start(tmp_path / "home")
+    try:
+        job = stack.submit("job.json", 50)
+        stack.until(lambda: stack.client.job(job)["state"] == "running", "the job running")
+        services = {service.pid for service in stack.record.services.values()}
+        os.kill(stack.record.pid, signal.SIGKILL)
+        deadline = time.monotonic() + WAIT_SECONDS_MAX
+        while any(_lives(pid) for pid in services):
+            assert time.monotonic() < deadline, "a service outlived its supervisor"
+            time.sleep(0.05)
+    finally:
+        left = stack.end()
+    assert left == []
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_a_stack_comes_back_to_its_history_and_its_jobs(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    stack = RunningStack.start(home)
+    job = stack.submit("job.json", 6)
+    stack.until(lambda: stack.events("CheckpointSaved", job=job), "a checkpoint")
+    assert stack.end() == []
+    stack = RunningStack.start(home)
+    try:
+        (ended,) = stack.completed(job)
+        assert ended["result"]["updates"] == 6
+        stack.assert_nothing_ran_twice()
+        stack.verify()
+    finally:
+        left = stack.end()
+    assert left == []
+
+
+def test_passwords_stay_with_the_owner(stack: RunningStack) -> None:
+    for file in (stack.home.stack_file, stack.home.nats_config, stack.home.executor_settings):
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
+    passwords = {stack.record.bus_password}
+    config = json.loads(stack.home.nats_config.read_text())
+    passwords |= {user["password"] for user in config["authorization"]["users"]}
+    for pid in (stack.record.pid, *(service.pid for service in stack.record.services.values())):
+        argv = Path(f"/proc/{pid}/cmdline").read_bytes().decode()
+        assert not any(password in argv for password in passwords)
+    for log in stack.home.logs_dir.glob("*.log"):
+        assert not any(password in log.read_text() for password in passwords), log
+
+
+def test_a_secret_never_leaves_its_file(stack: RunningStack) -> None:
+    """A canary: named by the job, seen by its process, and found nowhere else: no event, no log, no argv, no table."""
+    canary = "canary-7f3a9d41c2e8"
+    directory = stack.home.secrets_dir / "demo"
+    directory.mkdir(mode=0o700)
+    (directory / "token").write_text(canary)
+    script = (
+        "import os; t = os.environ['TOKEN']; print('length', len(t)); print('the token is', t); assert len(t) == 19"
+    )
+    job = stack.client.submit(
+        {
+            "name": "canary",
+            "tenant": "demo",
+            "image": "host",
+            "secrets": {"TOKEN": "token"},
+            "components": [
+                {
+                    "name": "main",
+                    "command": ["python", "-c", script],
+                    "resources": {"default": {"minimum": {"cpu_millis": 100, "memory_mib": 128}}},
+                }
+            ],
+        }
+    ).job_id
+    stack.completed(job)
+    printed = "".join(chunk.text for chunk in stack.client.logs(job))
+    assert "length 19" in printed
+    assert canary not in printed
+    assert canary not in json.dumps(stack.client.job(job))
+    found = [file for file in _files(stack.home) if canary.encode() in file.read_bytes()]
+    assert found == [directory / "token"]
+    assert not any(canary in argument for argument in _arguments())
+
+
+def _files(home: Home) -> list[Path]:
+    return [file for file in home.root.rglob("*") if file.is_file() and not file.is_symlink()]
+
+
+def _arguments() -> list[str]:
+    found = []
+    for directory in Path("/proc").iterdir():
+        if directory.name.isdigit() and int(directory.name) != os.getpid():
+            try:
+                found.append((directory / "cmdline").read_bytes().decode(errors="replace"))
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue
+    return found
