@@ -25,13 +25,17 @@ from tidegate_gateway.view.model import (
     Timeline,
     WriterSeen,
 )
+from tidegate_gateway.view.plain import plain
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 
 
 def spec_digest(spec: JobSpec) -> str:
-    """Return a digest that two specifications share only when they are equal."""
-    return hashlib.sha256(_encoder.encode(spec)).hexdigest()
+    """Return a digest that two specifications share exactly when they are equal.
+
+    Not of the wire form: msgspec leaves a default out only where it is the same object, so equal ones can differ there.
+    """
+    return hashlib.sha256(_encoder.encode(plain(spec))).hexdigest()
 
 
 class View:

@@ -11,6 +11,7 @@ from tidegate_events.events import Quota, Reason
 from tidegate_events.resources import Resources
 
 from tidegate_gateway.view.model import Attempt, Checkpoint, Entry, Exit, Job, Member, Node
+from tidegate_gateway.view.plain import plain
 from tidegate_gateway.view.projection import View
 
 Document = dict[str, Any]
@@ -59,7 +60,7 @@ def detail(job: Job) -> Document:
         **summary(job),
         "traceparent": trace.traceparent(job.id),
         "revision": job.revision,
-        "spec": _full(job.spec),
+        "spec": plain(job.spec),
         "attempts": [attempt(job, each) for each in job.attempts],
         "attempts_dropped": job.attempts_dropped,
         "checkpoint": checkpoint(newest) if newest else None,
@@ -91,7 +92,7 @@ def entry(item: Entry) -> Document:
     if "reasons" in fields:
         shown["reasons"] = [reason(each) for each in fields["reasons"]]
     shown["data"] = {
-        name: _full(value)
+        name: plain(value)
         for name, value in fields.items()
         if name not in _ENVELOPE and name not in _LIFTED and name != "spec"
     }
@@ -154,8 +155,8 @@ def node(item: Node) -> Document:
         "incarnation": item.incarnation,
         "state": item.state,
         "reachable": item.state == "reachable",
-        "capacity": _full(item.capacity),
-        "allocated": _full(allocated),
+        "capacity": plain(item.capacity),
+        "allocated": plain(allocated),
         "levels": list(item.levels),
         "images": item.images,
         "gpus": [msgspec.structs.asdict(gpu) for gpu in item.gpus],
@@ -186,17 +187,6 @@ def services(view: View) -> list[Document]:
 def reason(item: Reason) -> Document:
     """Return a reason with all its fields."""
     return {"code": item.code, "detail": item.detail, "numbers": item.numbers}
-
-
-def _full(value: Any) -> Any:
-    """Return a value of an event with its default fields, so that a reader need not know them."""
-    if isinstance(value, msgspec.Struct):
-        return {name: _full(getattr(value, name)) for name in value.__struct_fields__}
-    if isinstance(value, tuple | list):
-        return [_full(element) for element in value]
-    if isinstance(value, dict):
-        return {name: _full(element) for name, element in value.items()}
-    return value
 
 
 def _member(job: Job, item: Member) -> Document:

@@ -1,0 +1,264 @@
+"""What is accepted, what is refused, and that a refusal names every problem at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tidegate_events.events import JobSubmitted
+from tidegate_events.resources import GpuDevice, Resources
+
+AMOUNTS = {"cpu_millis": 100, "memory_mib": 64}
+SHORT = {"command": ["true"], "resources": AMOUNTS}
+
+
+async def test_an_accepted_job_is_one_frame_in_the_journal(bench: Any, valid: Any) -> None:
+    answer = await bench.submit(valid)
+    assert answer.status_code == 201
+    body = answer.json()
+    assert set(body) == {"job_id", "trace_id", "tenant", "state"}
+    assert (body["tenant"], body["state"]) == ("lab-a", "pending")
+    assert answer.headers["traceparent"].split("-")[1] == body["trace_id"]
+    assert await bench.journal.end() == 1
+    recorded = await bench.journal.last("tg.fact.gateway.g1")
+    (event,) = recorded.frame.events
+    assert isinstance(event, JobSubmitted)
+    assert (event.job, event.tenant, event.traceparent) == (body["job_id"], "lab-a", answer.headers["traceparent"])
+    assert event.spec.components[1].resources["default"].ceiling == Resources(1000, 256)
+    assert recorded.frame.writer.epoch == bench.clock.now_ns()
+
+
+async def test_the_shorthand_makes_one_component(bench: Any) -> None:
+    forms = [
+        AMOUNTS,
+        {"minimum": AMOUNTS, "maximum": {"cpu_millis": 300}},
+        {"default": AMOUNTS},
+        {"default": {"minimum": AMOUNTS}},
+    ]
+    for form in forms:
+        job_id = (await bench.submit({"command": ["true"], "resources": form})).json()["job_id"]
+        spec = (await bench.client.get(f"/v1/jobs/{job_id}")).json()["spec"]
+        (component,) = spec["components"]
+        assert (component["name"], component["kind"], component["command"]) == ("main", "main", ["true"])
+        assert component["resources"]["default"]["minimum"]["cpu_millis"] == 100
+        assert (spec["tenant"], spec["submitter"]) == ("default", "unknown")
+
+
+async def test_the_submitter_may_come_from_the_header(bench: Any) -> None:
+    answer = await bench.client.post("/v1/jobs", json=SHORT, headers={"x-tidegate-submitter": "ada"})
+    job = (await bench.client.get(f"/v1/jobs/{answer.json()['job_id']}")).json()
+    assert job["submitter"] == "ada"
+
+
+async def test_all_problems_come_in_one_answer(bench: Any, valid: Any) -> None:
+    valid["priorty"] = 3
+    valid["components"][0]["replicas"] = 0
+    valid["components"][1]["name"] = "simulator"
+    valid["components"][1]["resources"]["default"]["maximum"]["cpu_millis"] = 1
+    valid["env"]["1BAD"] = "x"
+    valid["inputs"] = [{"name": "data", "source": "/etc/shadow"}]
+    valid["workdir"] = "0" * 64
+    problems = await bench.problems(valid)
+    assert set(problems) == {
+        "priorty",
+        "components[0].replicas",
+        "components[1].name",
+        "components[1].resources.default.maximum.cpu_millis",
+        "env.<entry 1>",
+        "inputs[0].source",
+        "workdir",
+    }
+    assert "priority" in problems["priorty"]
+    assert await bench.journal.end() == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "says"),
+    [
+        ({"resources": {"cpu_millis": 100, "memory": "2GB"}}, "resources.memory", "memory_mib"),
+        ({"resources": {"cpu_millis": 100, "memory_gb": 2}}, "resources.memory_gb", "memory_mib"),
+        ({"resources": {"cpu_millis": 100, "memory_mib": "2GB"}}, "resources.memory_mib", "whole number"),
+        ({"resources": {"cpu_millis": 0.5, "memory_mib": 64}}, "resources.cpu_millis", "fraction"),
+        ({"resources": {"cpu_millis": True, "memory_mib": 64}}, "resources.cpu_millis", "boolean"),
+        ({"resources": {"cpu_millis": -1, "memory_mib": 64}}, "resources.cpu_millis", "out of bounds"),
+        ({"resources": {"cpu_millis": 100, "memory_mib": 0}}, "resources.memory_mib", "out of bounds"),
+        ({"resources": {"cpu_millis": 10**17, "memory_mib": 64}}, "resources.cpu_millis", "out of bounds"),
+        ({"resources": {"cpu_millis": 100}}, "resources.memory_mib", "is missing"),
+        ({"resources": {}}, "resources.default", "is missing"),
+        ({"resources": {"sampling": AMOUNTS}}, "resources.default", "is missing"),
+        ({"resources": {"default": AMOUNTS, "Bad Phase": AMOUNTS}}, "resources.<name of 9 characters>", "phase"),
+        ({"resources": {**AMOUNTS, "gpu_memory_mib": 5}}, "resources.gpu_memory_mib", "without GPUs"),
+        (
+            {"resources": {"minimum": AMOUNTS, "maximum": {"memory_mib": 63}}},
+            "resources.maximum.memory_mib",
+            "less than the minimum",
+        ),
+        ({"command": []}, "command", "0 elements"),
+        ({"command": "python x.py"}, "command", "must be a list"),
+        ({"name": "a/b"}, "name", "cannot be used"),
+        ({"tenant": "../x"}, "tenant", "cannot be used"),
+        ({"priority": 101}, "priority", "0 to 100"),
+        ({"type": "smapling"}, "type", "did you mean sampling"),
+        ({"isolation": "none"}, "isolation", "trusted"),
+        ({"gang_size": 0}, "gang_size", "out of bounds"),
+        ({"seed": 2**60}, "seed", "out of bounds"),
+        ({"timeout": 5}, "timeout", "time_limit_seconds"),
+        ({"memory": 5}, "memory", "resources"),
+        ({"restart": "never"}, "restart", "must be an object"),
+        ({"restart": {"max_attempts": 0}}, "restart.max_attempts", "out of bounds"),
+        ({"preemption": {"checkpoint_dir": "../x"}}, "preemption.checkpoint_dir", "`..`"),
+        ({"env": {"A": 1}}, "env.A", "must be text"),
+        ({"env": {"TIDEGATE_SEED": "1"}}, "env.TIDEGATE_SEED", "Tidegate itself"),
+        ({"env": {"T" * 100 + "_TOKEN": "1"}}, "env.<name of 106 characters>", "secrets"),
+        ({"secrets": {"A": {"value": "x"}}}, "secrets.A", "never taken"),
+        ({"workdir": "./src"}, "workdir", "sha256"),
+        ({"inputs": [{"name": "d", "source": "data"}]}, "inputs[0].source", "absolute"),
+        ({"components": [{}]}, "command", "beside components"),
+        ({"env": {"A": "x\x00y"}}, "env.A", "NUL"),
+        ({"env": {"A": "\ud800"}}, "env.A", "surrogate"),
+        ({"source": {"git_commit": "HEAD"}}, "source.git_commit", "hexadecimal"),
+        ({"idempotency_key": "with space"}, "idempotency_key", "ASCII"),
+    ],
+)
+async def test_a_bad_field_is_named_with_what_is_accepted(bench: Any, change: Any, path: str, says: str) -> None:
+    problems = await bench.problems({**SHORT, **change})
+    assert path in problems, problems
+    assert says in problems[path]
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"", "not JSON"),
+        (b"\xff\xfe", "not UTF-8"),
+        (b"[1]", "must be an object"),
+        (b"null", "must be an object"),
+        (b'{"seed": NaN, "command": ["a"]}', "NaN"),
+        (b'{"seed": 1e999}', "huge number"),
+        (b'{"seed": ' + b"9" * 5000 + b"}", "huge number"),
+        (b'{"seed": 1, "seed": 2}', "twice"),
+        (b'{"a":' * 40 + b"1" + b"}" * 40, "nested"),
+        (b"[" * 100_000, "nested"),
+        (b'"' + b'\\"' * 90_000, "not JSON"),
+        (b"{" + b" " * 300_000 + b"}", "at most 200000 bytes"),
+        (b'{"command": ["' + b"x" * 150_000 + b'"]}', "too many"),
+    ],
+)
+async def test_what_is_no_sound_json_is_refused(bench: Any, body: bytes, says: str) -> None:
+    answer = await bench.client.post("/v1/jobs", content=body)
+    assert answer.status_code == 422
+    assert says in answer.text
+
+
+async def test_the_number_of_problems_is_bounded(bench: Any) -> None:
+    answer = await bench.client.post("/v1/jobs", json={f"f{number}": 1 for number in range(5000)})
+    assert answer.status_code == 422
+    assert len(answer.json()) == 101
+
+
+async def test_what_no_known_node_offers_is_refused_with_the_largest(bench: Any, valid: Any) -> None:
+    await bench.history.node()
+    await bench.settle()
+    valid["components"][0]["resources"]["default"]["minimum"] = {"cpu_millis": 2000, "memory_mib": 4096}
+    valid["isolation"] = "vm"
+    valid["image"] = "torch"
+    problems = await bench.problems(valid)
+    assert "largest known node has 8192" in problems["components"]
+    assert "trusted" in problems["isolation"]
+    assert "host" in problems["image"]
+
+
+async def test_gpus_are_compared_by_number_and_memory(bench: Any) -> None:
+    await bench.history.node()
+    small = (GpuDevice(0, "u", "T", 8192), GpuDevice(1, "v", "T", 8192), GpuDevice(2, "w", "T", 8192))
+    await bench.history.node("n2", capacity=Resources(4000, 8192, 3, 8192), gpus=small)
+    await bench.settle()
+
+    def job(gpus: int, memory_mib: int) -> Any:
+        return {"command": ["true"], "resources": {**AMOUNTS, "gpus": gpus, "gpu_memory_mib": memory_mib}}
+
+    assert (await bench.submit(job(2, 24576))).status_code == 201
+    assert (await bench.submit(job(3, 8192))).status_code == 201
+    assert "largest known node has 3" in (await bench.problems(job(4, 0)))["components"]
+    assert "24576 or less with 2" in (await bench.problems(job(2, 30000)))["components"]
+    assert "8192 or less with 3" in (await bench.problems(job(3, 24576)))["components"]
+
+
+async def test_a_combination_that_no_node_offers_is_refused(bench: Any) -> None:
+    await bench.history.node("n1", capacity=Resources(8000, 8192), gpus=())
+    await bench.history.node("n2", levels=("trusted", "vm"), capacity=Resources(1000, 8192), gpus=())
+    await bench.settle()
+    big = {"command": ["true"], "resources": {"cpu_millis": 4000, "memory_mib": 64}, "isolation": "vm"}
+    assert "together" in (await bench.problems(big))["$"]
+
+
+async def test_without_known_nodes_size_is_not_judged(bench: Any) -> None:
+    huge = {"command": ["true"], "resources": {"cpu_millis": 900_000, "memory_mib": 64}, "isolation": "vm"}
+    assert (await bench.submit(huge)).status_code == 201
+
+
+async def test_paths_are_resolved_before_they_are_compared(bench: Any, tmp_path: Path) -> None:
+    (tmp_path / "in" / "data").mkdir()
+    (tmp_path / "in" / "escape").symlink_to("/etc")
+    (tmp_path / "in" / "fine").symlink_to(tmp_path / "in" / "data")
+
+    def job(source: str, field: str = "inputs") -> Any:
+        return {**SHORT, field: [{"name": "d", "source": source}]}
+
+    root = tmp_path / "in"
+    for bad in (f"{root}/escape/passwd", f"{root}/../out", f"{root}-other", "/", f"{root}/data/../../.."):
+        assert "outside" in (await bench.problems(job(bad)))["inputs[0].source"]
+    assert "no such file" in (await bench.problems(job(f"{root}/absent")))["inputs[0].source"]
+    assert "outside" in (await bench.problems(job(f"{root}/data", "outputs")))["outputs[0].source"]
+    answer = await bench.submit(job(f"{root}/fine"))
+    spec = (await bench.client.get(f"/v1/jobs/{answer.json()['job_id']}")).json()["spec"]
+    assert spec["inputs"] == [{"name": "d", "source": str((root / "data").resolve())}]
+    assert (await bench.submit(job(f"{tmp_path}/out/new", "outputs"))).status_code == 201
+
+
+async def test_a_tenant_is_held_to_its_file(make_bench: Any, tmp_path: Path) -> None:
+    file = tmp_path / "tenants.json"
+    file.write_text('{"tenants": {"lab-a": {"max_priority": 50}}}')
+    async with make_bench(tmp_path / "g", tenants_file=file) as bench:
+        assert (await bench.submit({**SHORT, "tenant": "lab-a", "priority": 50})).status_code == 201
+        assert "0 to 50" in (await bench.problems({**SHORT, "tenant": "lab-a", "priority": 51}))["priority"]
+        assert "lab-a" in (await bench.problems({**SHORT, "tenant": "lab-b"}))["tenant"]
+
+
+async def test_the_same_key_gives_the_same_job_and_writes_nothing(bench: Any, valid: Any) -> None:
+    first = await bench.submit(valid, key="k-1")
+    again = await bench.submit(valid, key="k-1")
+    assert (again.status_code, again.json()) == (201, first.json())
+    assert again.headers["idempotency-replayed"] == "true"
+    in_body = await bench.submit({**valid, "idempotency_key": "k-1"})
+    assert in_body.json() == first.json()
+    assert await bench.journal.end() == 1
+    other = await bench.submit({**valid, "seed": 8}, key="k-1")
+    assert (other.status_code, other.json()["job_id"]) == (409, first.json()["job_id"])
+    assert (await bench.submit({**valid, "tenant": "lab-b"}, key="k-1")).json()["job_id"] != first.json()["job_id"]
+
+
+async def test_a_retry_is_answered_even_when_the_cluster_would_refuse_it_now(bench: Any, valid: Any) -> None:
+    first = await bench.submit(valid, key="k")
+    await bench.history.node("n1", capacity=Resources(10, 10), levels=("vm",), images={})
+    await bench.settle()
+    assert (await bench.submit(valid, key="k")).json() == first.json()
+    assert (await bench.submit(valid, key="k2")).status_code == 422
+
+
+async def test_without_a_key_every_request_is_a_new_job(bench: Any, valid: Any) -> None:
+    ids = {(await bench.submit(valid)).json()["job_id"] for _ in range(3)}
+    assert len(ids) == 3
+
+
+async def test_two_keys_that_differ_are_refused(bench: Any, valid: Any) -> None:
+    answer = await bench.submit({**valid, "idempotency_key": "a"}, key="b")
+    assert answer.status_code == 422
+    assert "idempotency_key" in answer.text
+
+
+async def test_equal_jobs_are_one_however_they_are_written(bench: Any) -> None:
+    first = await bench.submit(SHORT, key="k")
+    spelled_out = {**SHORT, "image": "host", "isolation": "trusted", "env": {}, "threads": 1, "restart": {}}
+    assert (await bench.submit(spelled_out, key="k")).json() == first.json()
