@@ -62,7 +62,6 @@ class Home:
         # The only host directories below which a job may name inputs and outputs.
         self.inputs_dir = self.root / "inputs"
         self.outputs_dir = self.root / "outputs"
-        self.executor_settings = self.run_dir / "executor.json"
         self.nats_config = self.run_dir / "nats.conf"
 
     @classmethod
@@ -94,6 +93,10 @@ class Home:
     def ready_file(self, service: str) -> Path:
         """Return the file that `service` makes when it is ready."""
         return self.run_dir / f"{service}.ready"
+
+    def executor_settings(self, purpose: str) -> Path:
+        """Return the file with the node agent's settings for `purpose`."""
+        return self.run_dir / f"executor-{purpose}.json"
 
     def hold(self) -> int:
         """Take the directory for this process's life; return the lock's descriptor. Raises HomeInUseError."""

@@ -35,9 +35,8 @@ class Leftover(msgspec.Struct, frozen=True, kw_only=True):
 async def sweep(options: plan.StackOptions) -> list[Leftover]:
     """Let the node agent's command end every sandbox of this stack; return what it could not do."""
     process = await asyncio.create_subprocess_exec(
-        plan.console_script("tidegate-executor"),
-        "sweep",
-        env={**os.environ, **plan.common_env(options), **plan.executor_env(options)},
+        *plan.executor_command("sweep", options),
+        env=plan.common_env(options),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,

@@ -113,9 +113,14 @@ def service_env(name: str, options: StackOptions, bus: Bus, gateway_port: int) -
     return env
 
 
-def write_executor_settings(options: StackOptions, bus: Bus | None = None, gateway_port: int = 0) -> Path:
-    """Write the node agent's settings and return the file; the password goes by its environment."""
+def executor_command(purpose: str, options: StackOptions, bus: Bus | None = None, gateway_port: int = 0) -> list[str]:
+    """Return the node agent's command for `purpose` (run, probe, sweep), having written its settings.
+
+    Each purpose has a file of its own: a look at a running stack must not change what it is started with again.
+    The password is not in it; that goes by the environment.
+    """
     home = Home(options.home)
+    file = home.executor_settings(purpose)
     settings: dict[str, Any] = {
         "node": NODE,
         "data_dir": str(home.node_dir),
@@ -131,16 +136,20 @@ def write_executor_settings(options: StackOptions, bus: Bus | None = None, gatew
     if bus is not None:
         settings["bus"] = {"url": bus.url, "user": "executor", "name": f"tidegate-executor-{NODE}"}
         settings["gateway_url"] = f"http://{LOOPBACK}:{gateway_port}"
-    write_private(home.executor_settings, msgspec.json.format(msgspec.json.encode(settings), indent=2))
-    return home.executor_settings
+    write_private(file, msgspec.json.format(msgspec.json.encode(settings), indent=2))
+    verb = [] if purpose == "run" else [purpose]
+    return [console_script("tidegate-executor"), *verb, "--settings", str(file)]
 
 
 def bus_client(name: str, options: StackOptions, bus: Bus, gateway_port: int) -> ServiceSpec:
     """Return one of Tidegate's own services."""
     ready_file = Home(options.home).ready_file(name)
+    argv = [console_script(f"tidegate-{name}")]
+    if name == "executor":
+        argv = executor_command("run", options, bus, gateway_port)
     return ServiceSpec(
         name=name,
-        argv=(console_script(f"tidegate-{name}"),),
+        argv=tuple(argv),
         env=service_env(name, options, bus, gateway_port),
         is_ready=_answers(gateway_port) if name == "gateway" else _exists(ready_file),
         before_start=lambda: ready_file.unlink(missing_ok=True),

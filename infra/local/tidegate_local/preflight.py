@@ -77,10 +77,9 @@ async def _isolation(options: plan.StackOptions) -> list[Problem]:
     home = Home(options.home)
     home.create()
     process = await asyncio.create_subprocess_exec(
-        plan.console_script("tidegate-executor"),
-        "probe",
+        *plan.executor_command("probe", options),
         "--json",
-        env={**os.environ, **plan.common_env(options), **plan.executor_env(options)},
+        env=plan.common_env(options),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
