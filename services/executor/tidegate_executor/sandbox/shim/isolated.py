@@ -11,7 +11,6 @@ import json
 import os
 import select
 import signal
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +20,6 @@ from tidegate_executor.sandbox.shim.hold import executable
 from tidegate_executor.sandbox.shim.layout import INSIDE_ID, Layout, hosts_text
 
 SETUP_SECONDS_MAX = 20.0
-CLOSE_SECONDS_MAX = 5.0
 INFO_BYTES_MAX = 65536
 COMPLAINT_BYTES_MAX = 2000
 
@@ -62,6 +60,7 @@ class BwrapLauncher:
         return self._bwrap
 
     def open(self) -> int | None:
+        syscalls.become_subreaper()
         layout = Layout(self._config)
         layout.prepare()
         alive_read, alive_write = os.pipe()
@@ -176,15 +175,20 @@ class BwrapLauncher:
         self._end_bwrap()
 
     def _end_bwrap(self) -> None:
-        """Kill bubblewrap; process 1 asked to die with it, and takes its namespace along."""
+        """Kill bubblewrap, then process 1, which thereby becomes our child and takes its whole namespace along."""
         if not self._bwrap:
             return
         os.kill(self._bwrap, signal.SIGKILL)
         os.waitpid(self._bwrap, 0)
         self._bwrap = 0
-        deadline = time.monotonic() + CLOSE_SECONDS_MAX
-        while self._holder and os.path.exists(f"/proc/{self._holder}/ns/pid") and time.monotonic() < deadline:
-            time.sleep(0.001)
+        if not self._holder:
+            return
+        try:
+            os.waitid(os.P_PID, self._holder, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return  # it ended before bubblewrap did
+        os.kill(self._holder, signal.SIGKILL)
+        os.waitpid(self._holder, 0)
 
 
 def memory_file(name: str, content: bytes) -> int:
