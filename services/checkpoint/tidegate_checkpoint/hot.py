@@ -1,0 +1,175 @@
+"""The hot tier: checkpoints in directories that untrusted jobs write, opened so that none of them leads elsewhere.
+
+Every component of a path is opened below the one before it without following links, only regular files are read,
+and nothing that a job can place there (a pipe, a device) can block. It must never write.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tidegate.checkpoint import root as roots
+from tidegate_events.events import CheckpointSaved
+
+ROOT_BYTES_MAX = 16 << 20
+"""Longest root.json that is parsed: JSON takes some twenty times its size in memory, and a job wrote it."""
+FILES_MAX = 100_000
+DEPTH_MAX = 64
+CHECKPOINT_BYTES_MAX = 16 << 40
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z")
+_HERE_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# The service or the machine is short of something: that says nothing about the checkpoint.
+_SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EINTR})
+
+
+class TierUnavailableError(Exception):
+    """The tier itself cannot be read now. Infrastructure: no verdict follows from it. Retriable."""
+
+
+class CheckpointGoneError(Exception):
+    """Nothing lies under the checkpoint's name."""
+
+
+class NotIntactError(Exception):
+    """What lies there is not the checkpoint that was reported; `code` and `numbers` go into the event."""
+
+    def __init__(self, code: str, detail: str, **numbers: int) -> None:
+        super().__init__(detail)
+        self.code = code
+        self.numbers = numbers
+
+
+class OpenCheckpoint:
+    """A checkpoint's directory, reached through the open directory of its job: what it is called cannot be moved."""
+
+    def __init__(self, job_descriptor: int, name: str) -> None:
+        self._job = job_descriptor
+        self._name = name
+        self.path = Path(f"/proc/self/fd/{job_descriptor}/{name}")
+
+    def exists(self) -> bool:
+        """Say whether a directory has the name now."""
+        try:
+            descriptor = os.open(self._name, _HERE_FLAGS, dir_fd=self._job)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                return False
+            raise TierUnavailableError(f"{self._name} cannot be looked at: {error.strerror}") from error
+        os.close(descriptor)
+        return True
+
+
+class HotTier:
+    """All checkpoints below `<hot_dir>/<tenant>/<job>/`."""
+
+    def __init__(self, hot_dir: Path) -> None:
+        self._hot_dir = hot_dir
+
+    @contextmanager
+    def open(self, saved: CheckpointSaved) -> Iterator[OpenCheckpoint]:
+        """Yield the directory of a reported checkpoint.
+
+        Raises NotIntactError for names that could lead elsewhere, CheckpointGoneError, and TierUnavailableError.
+        """
+        name = saved.checkpoint.directory
+        if not roots.DIRECTORY_NAME.fullmatch(name) or not _NAME.match(saved.tenant) or not _NAME.match(saved.job):
+            raise NotIntactError("BadName", f"{saved.tenant!r}/{saved.job!r}/{name!r} cannot name a checkpoint")
+        try:
+            # The operator's own setting may lead through links; nothing below it may.
+            held = os.open(self._hot_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise TierUnavailableError(f"the hot directory cannot be opened: {error.strerror}") from error
+        try:
+            for part in (saved.tenant, saved.job):
+                below = _descend(held, part)
+                os.close(held)
+                held = below
+            yield OpenCheckpoint(held, name)
+        finally:
+            os.close(held)
+
+
+def _descend(held: int, part: str) -> int:
+    try:
+        return os.open(part, _HERE_FLAGS, dir_fd=held)
+    except FileNotFoundError as error:
+        raise CheckpointGoneError(f"the directory {part} is gone") from error
+    except OSError as error:
+        if error.errno in {errno.ELOOP, errno.ENOTDIR}:
+            raise NotIntactError("BadName", f"{part} is not a directory") from error
+        raise TierUnavailableError(f"the directory {part} cannot be opened: {error.strerror}") from error
+
+
+def unreadable(what: str, error: OSError) -> Exception:
+    """Return what an error at reading `what` means: a shortage of the machine's, or a checkpoint that is not whole."""
+    why = "it is a link, and none is followed" if error.errno == errno.ELOOP else error.strerror or str(error)
+    if error.errno in _SHORTAGES:
+        return TierUnavailableError(f"{what} cannot be read: {why}")
+    return NotIntactError("Unreadable", f"{what} cannot be read: {why}")
+
+
+def read_root(opened: OpenCheckpoint, saved: CheckpointSaved) -> roots.Root:
+    """Return the root, proven to be the reported one and within bounds. Raises as `HotTier.open`."""
+    try:
+        with roots.open_inside(opened.path, roots.ROOT_FILE) as file:
+            data = file.read(ROOT_BYTES_MAX + 1)
+    except OSError as error:
+        raise unreadable(roots.ROOT_FILE, error) from error
+    if len(data) > ROOT_BYTES_MAX:
+        raise NotIntactError(
+            "TooLarge", f"{roots.ROOT_FILE} is longer than {ROOT_BYTES_MAX} bytes", limit=ROOT_BYTES_MAX
+        )
+    try:
+        root = roots.decode(data)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise NotIntactError("BadRoot", f"{roots.ROOT_FILE} is malformed: {error!r}") from error
+    _compare(root, saved)
+    _check_bounds(root)
+    return root
+
+
+def _compare(root: roots.Root, saved: CheckpointSaved) -> None:
+    reported = saved.checkpoint
+    if root.id != reported.id:
+        raise NotIntactError("NotAsReported", f"{roots.ROOT_FILE} has the id {root.id}, reported was {reported.id}")
+    found = (root.stamp.job, root.stamp.attempt, root.stamp.rank, root.step)
+    expected = (saved.job, reported.attempt, saved.rank, reported.step)
+    if found != expected:
+        raise NotIntactError("NotAsReported", f"(job, attempt, rank, step) is {found}, reported was {expected}")
+    if not reported.directory.startswith(f"{root.step:012d}-{root.stamp.attempt}-"):
+        raise NotIntactError("NotAsReported", f"{reported.directory} is not the directory its root was written for")
+    if not reported.layers:
+        return  # the id covers them all; a report that repeats them has to be right about each
+    layers = {layer.name: (layer.sha256, layer.bytes) for layer in root.layers}
+    for layer in reported.layers:
+        if layers.pop(layer.name, None) != (layer.digest.removeprefix("sha256:"), layer.size_bytes):
+            raise NotIntactError("NotAsReported", f"layer {layer.name} is missing or not the one that was reported")
+    if layers:
+        raise NotIntactError("NotAsReported", f"layers {', '.join(sorted(layers))} were not reported")
+
+
+def _check_bounds(root: roots.Root) -> None:
+    files = [entry for layer in root.layers for entry in layer.files]
+    if len(files) > FILES_MAX:
+        raise NotIntactError(
+            "TooLarge", f"{len(files)} files are more than {FILES_MAX}", files=len(files), limit=FILES_MAX
+        )
+    if root.bytes > CHECKPOINT_BYTES_MAX:
+        raise NotIntactError(
+            "TooLarge", f"{root.bytes} bytes are more than {CHECKPOINT_BYTES_MAX}", limit=CHECKPOINT_BYTES_MAX
+        )
+    seen = set()
+    for entry in files:
+        # One spelling per file: reading one file a million times under other names must not pass for a checkpoint.
+        plain = entry.path == os.path.normpath(entry.path) and entry.path.isprintable()
+        if not plain or entry.path.count("/") > DEPTH_MAX or entry.path in seen:
+            raise NotIntactError("BadRoot", f"file {entry.path!r} is named twice or in a way that is not accepted")
+        seen.add(entry.path)

@@ -1,0 +1,105 @@
+"""Writes verdicts to the journal, each exactly once, whatever dies in between.
+
+Every append is guarded by the last frame of the service's own subject that the fold has seen. So a frame that an earlier
+process sent before it was killed, and that arrives late, breaks the guard; it is folded before anything is written again,
+and by then the checkpoint has its verdict. A second process of the same name is held off in the same way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+from tidegate_events import subjects
+from tidegate_events.clock import Clock
+from tidegate_events.events import CheckpointFailed, CheckpointVerified, Reason
+from tidegate_events.frame import Frame, Writer
+from tidegate_events.journal.base import Conflict, Journal, JournalFullError, JournalUnavailableError
+
+from tidegate_checkpoint.catalogue import Entry
+from tidegate_checkpoint.fold import Fold
+from tidegate_checkpoint.verify import Broken, Verified
+
+UNAVAILABLE_WAIT_SECONDS = 1.0
+FULL_WAIT_SECONDS = 10.0
+
+log = structlog.get_logger()
+
+
+class Verdicts:
+    """The service's pen. `epoch` tells its processes apart: the time at which this one began."""
+
+    def __init__(self, journal: Journal, fold: Fold, clock: Clock, instance: str) -> None:
+        self._journal = journal
+        self._fold = fold
+        self._clock = clock
+        self._instance = instance
+        self._subject = subjects.fact("checkpoint", instance)
+        self._epoch = clock.now_ns()
+        self._writer_seq = 0
+        self._last = 0
+        self._one_at_a_time = asyncio.Lock()
+
+    async def record(self, entry: Entry, verdict: Verified | Broken) -> None:
+        """Append the verdict unless the journal has one; return when it is folded back. Waits out any outage."""
+        async with self._one_at_a_time:
+            frame: Frame | None = None
+            while True:
+                own_last = self._fold.catalogue.own_last.get(self._subject, 0)
+                if own_last < self._last:
+                    await self._fold.reach(self._last)
+                    continue
+                if not self._fold.catalogue.is_unsettled(entry):
+                    return
+                if frame is None:
+                    frame = self._frame(entry, verdict)
+                await self._append(frame, own_last)
+
+    async def _append(self, frame: Frame, own_last: int) -> None:
+        try:
+            answer = await self._journal.append(self._subject, frame, expected_last=own_last)
+        except JournalUnavailableError as error:
+            log.warning("verdict_waits", why=str(error))
+            await asyncio.sleep(UNAVAILABLE_WAIT_SECONDS)
+        except JournalFullError as error:
+            log.error("verdict_waits", why=str(error), remedy="begin a new journal generation")
+            await asyncio.sleep(FULL_WAIT_SECONDS)
+        else:
+            if isinstance(answer, Conflict):
+                log.info("verdict_overtaken", expected=answer.expected, actual=answer.actual)
+                self._last = max(self._last, answer.actual)
+            else:
+                self._last = max(self._last, answer.seq)
+
+    def _frame(self, entry: Entry, verdict: Verified | Broken) -> Frame:
+        self._writer_seq += 1
+        writer = Writer("checkpoint", self._instance, self._epoch, self._writer_seq)
+        saved = entry.saved
+        common = {
+            "id": writer.event_id(0),
+            "at_ns": self._clock.now_ns(),
+            "cause": entry.place,
+            "tenant": saved.tenant,
+            "job": saved.job,
+            "traceparent": saved.traceparent,
+            "attempt": saved.attempt,
+            "checkpoint_id": entry.id,
+        }
+        event: CheckpointVerified | CheckpointFailed
+        if isinstance(verdict, Verified):
+            event = CheckpointVerified(**common, size_bytes=verdict.size_bytes)  # type: ignore[arg-type]
+        else:
+            reason = self._placed(entry, verdict)
+            step = saved.checkpoint.step
+            event = CheckpointFailed(**common, stage="verify", reason=reason, step=step)  # type: ignore[arg-type]
+        return Frame(writer, (event,))
+
+    def _placed(self, entry: Entry, verdict: Broken) -> Reason:
+        """Tell a checkpoint that its job's retention removed from one that should still be there."""
+        if not verdict.gone:
+            return verdict.reason
+        if self._fold.catalogue.is_newest(entry):
+            detail = f"{entry.saved.checkpoint.directory} is missing, and it is the job's newest checkpoint"
+            return Reason(code="Missing", detail=detail)
+        detail = f"{entry.saved.checkpoint.directory} was removed before it was read back; newer checkpoints are there"
+        return Reason(code="RemovedByRetention", detail=detail)
