@@ -19,6 +19,7 @@ class Fold:
         self._journal = journal
         self._moved = asyncio.Condition()
         self.catalogue = Catalogue()
+        self.moves = 0
 
     async def run(self) -> None:
         """Fold every frame of the journal, for ever."""
@@ -37,9 +38,10 @@ class Fold:
     async def tell(self) -> None:
         """Wake whoever waits in `moved`."""
         async with self._moved:
+            self.moves += 1
             self._moved.notify_all()
 
-    async def moved(self) -> None:
-        """Wait for the next frame (or `tell`)."""
+    async def moved(self, since: int) -> None:
+        """Wait until a frame was folded, or somebody told so, after `moves` was `since`."""
         async with self._moved:
-            await self._moved.wait()
+            await self._moved.wait_for(lambda: self.moves != since)

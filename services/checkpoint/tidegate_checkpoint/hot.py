@@ -20,6 +20,7 @@ ROOT_BYTES_MAX = 16 << 20
 """Longest root.json that is parsed: JSON takes some twenty times its size in memory, and a job wrote it."""
 FILES_MAX = 100_000
 DEPTH_MAX = 64
+PATH_CHARS_MAX = 1024
 CHECKPOINT_BYTES_MAX = 16 << 40
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z")
@@ -169,7 +170,8 @@ def _check_bounds(root: roots.Root) -> None:
     seen = set()
     for entry in files:
         # One spelling per file: reading one file a million times under other names must not pass for a checkpoint.
-        plain = entry.path == os.path.normpath(entry.path) and entry.path.isprintable()
-        if not plain or entry.path.count("/") > DEPTH_MAX or entry.path in seen:
-            raise NotIntactError("BadRoot", f"file {entry.path!r} is named twice or in a way that is not accepted")
-        seen.add(entry.path)
+        path = entry.path
+        plain = path == os.path.normpath(path) and path.isprintable() and len(path) <= PATH_CHARS_MAX
+        if not plain or path.count("/") > DEPTH_MAX or path in seen:
+            raise NotIntactError("BadRoot", f"file {path!r} is named twice or in a way that is not accepted")
+        seen.add(path)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from tidegate.checkpoint import root as roots
@@ -22,6 +22,8 @@ from tidegate_checkpoint.restore import RefusedError
 LS_SUBJECT = "tg.ask.checkpoint.ls"
 RESTORE_SUBJECT = "tg.ask.checkpoint.restore"
 LISTED_MAX = 200
+ANSWER_BYTES_MAX = 800_000  # below the bus's 1 MiB message limit, with room for what was passed over
+REFUSAL_CHARS_MAX = 4000
 CANDIDATES_MAX = 10
 """How many roots a plan may look at before it gives up."""
 
@@ -38,6 +40,9 @@ class RestoreQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     job: str
     layers: tuple[str, ...] = ()
     checkpoint_id: str | None = None
+
+
+Question = TypeVar("Question", LsQuestion, RestoreQuestion)
 
 
 class Answers:
@@ -87,8 +92,11 @@ class Answers:
             record = restore.known_job(self._fold.catalogue.job(question.job), question.job)
             candidates = restore.candidates(record, question.job, question.checkpoint_id)
             entry, root = await asyncio.to_thread(self._first_readable, candidates[:CANDIDATES_MAX])
+            plan = restore.plan(entry, root, question.layers)
+            if len(msgspec.json.encode(plan)) > ANSWER_BYTES_MAX:
+                plan = restore.plan(entry, root, question.layers, list_files=False)
             skipped = restore.skipped_before(record, entry) if question.checkpoint_id is None else []
-            return msgspec.json.encode(restore.plan(entry, root, question.layers, skipped))
+            return msgspec.json.encode({**plan, "skipped": skipped})
         except RefusedError as error:
             return _refusal(error)
 
@@ -105,7 +113,7 @@ class Answers:
         raise RefusedError("NotThere", "nothing to restore from is left: " + "; ".join(failures))
 
 
-def _decode[Question: (LsQuestion, RestoreQuestion)](data: bytes, kind: type[Question]) -> Question:
+def _decode(data: bytes, kind: type[Question]) -> Question:
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -118,7 +126,7 @@ def _refusal(error: RefusedError) -> bytes:
 
 def _plain(text: str) -> str:
     # File names in it are the job's and need not be text at all.
-    return text.encode("ascii", "backslashreplace").decode()
+    return text[:REFUSAL_CHARS_MAX].encode("ascii", "backslashreplace").decode()
 
 
 def _entry(entry: Entry) -> dict[str, Any]:

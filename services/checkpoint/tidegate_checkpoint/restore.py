@@ -16,8 +16,6 @@ from tidegate_checkpoint.catalogue import Entry, JobRecord
 # The state says where everything else stands; an optimizer is built on the model's parameters; experience is read last,
 # since it is the largest and nothing waits for it.
 RESTORE_ORDER = ("state", "model", "optimizer", "experience")
-FILES_LISTED_MAX = 2000
-"""More files are not listed one by one: the answer has to fit one message, and root.json names them."""
 NAMED_MAX = 20
 
 
@@ -84,11 +82,11 @@ def skipped_before(record: JobRecord, chosen: Entry) -> list[Skipped]:
     return passed[:NAMED_MAX]
 
 
-def plan(entry: Entry, root: roots.Root, layers: Sequence[str], skipped: Sequence[Skipped] = ()) -> dict[str, Any]:
+def plan(entry: Entry, root: roots.Root, layers: Sequence[str], *, list_files: bool = True) -> dict[str, Any]:
     """Return the plan to restore `layers` (all where none is named), in the order they depend on each other.
 
-    `directory` is relative to the tier, each file's path to the directory; sizes are bytes. Raises RefusedError for a
-    layer that the checkpoint does not hold.
+    `directory` is relative to the tier, each file's path to the directory; sizes are bytes. Without `list_files` the
+    files are only counted: root.json names them. Raises RefusedError for a layer that is not held.
     """
     held = [name for name in RESTORE_ORDER if root.layer(name) is not None]
     unknown = sorted(set(layers) - set(held))
@@ -100,7 +98,6 @@ def plan(entry: Entry, root: roots.Root, layers: Sequence[str], skipped: Sequenc
         )
     wanted = [root.layer(name) for name in held if not layers or name in layers]
     chosen = [layer for layer in wanted if layer is not None]
-    listed = sum(len(layer.files) for layer in chosen) <= FILES_LISTED_MAX
     saved = entry.saved
     return {
         "job_id": saved.job,
@@ -114,9 +111,8 @@ def plan(entry: Entry, root: roots.Root, layers: Sequence[str], skipped: Sequenc
         "tier": saved.tier,
         "directory": f"{saved.tenant}/{saved.job}/{saved.checkpoint.directory}",
         "size_bytes": sum(layer.bytes for layer in chosen),
-        "layers": [_layer(layer, listed) for layer in chosen],
-        "files_listed": listed,
-        "skipped": [msgspec.to_builtins(each) for each in skipped],
+        "layers": [_layer(layer, list_files) for layer in chosen],
+        "files_listed": list_files,
     }
 
 

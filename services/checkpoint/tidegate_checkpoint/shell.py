@@ -37,6 +37,7 @@ class CheckpointService:
         self._fold = Fold(journal)
         self._verdicts = Verdicts(journal, self._fold, clock, settings.instance)
         self._reading: dict[str, Entry] = {}
+        self._not_before: dict[str, float] = {}
         self._stopping = threading.Event()
 
     async def run(self) -> None:
@@ -73,21 +74,28 @@ class CheckpointService:
     async def _next(self) -> Entry:
         """Return the longest waiting checkpoint, of a job of which none is being read: no job keeps others waiting."""
         while True:
+            moves, now = self._fold.moves, asyncio.get_running_loop().time()
             for entry in self._fold.catalogue.unsettled():
-                if entry.job not in self._reading:
+                if entry.job not in self._reading and self._not_before.get(entry.job, now) <= now:
                     self._reading[entry.job] = entry
                     return entry
-            await self._fold.moved()
+            try:
+                async with asyncio.timeout(TIER_RETRY_SECONDS):
+                    await self._fold.moved(moves)
+            except TimeoutError:
+                continue
 
     async def _settle(self, entry: Entry) -> None:
         try:
             verdict = await asyncio.to_thread(verify, self._tier, entry.saved, self._stopping.is_set)
         except TierUnavailableError as error:
             log.error("tier_unavailable", job=entry.job, checkpoint=entry.id, why=str(error))
-            await asyncio.sleep(TIER_RETRY_SECONDS)
+            # Only this job waits: its directory may be all that cannot be read.
+            self._not_before[entry.job] = asyncio.get_running_loop().time() + TIER_RETRY_SECONDS
             return
         except InterruptedByStopError:
             return
+        self._not_before.pop(entry.job, None)
         await self._verdicts.record(entry, verdict)
         _log(entry, verdict)
 

@@ -1,8 +1,8 @@
 """Writes verdicts to the journal, each exactly once, whatever dies in between.
 
-Every append is guarded by the last frame of the service's own subject that the fold has seen. So a frame that an earlier
-process sent before it was killed, and that arrives late, breaks the guard; it is folded before anything is written again,
-and by then the checkpoint has its verdict. A second process of the same name is held off in the same way.
+Every append is guarded by the last frame of the service's own subject that the fold has seen. So a frame that an
+earlier process sent before it was killed, and that arrives late, breaks the guard; it is folded before anything is
+written again, and by then the checkpoint has its verdict. A second process of the same name is held off alike.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tidegate_events import subjects
 from tidegate_events.clock import Clock
 from tidegate_events.events import CheckpointFailed, CheckpointVerified, Reason
 from tidegate_events.frame import Frame, Writer
-from tidegate_events.journal.base import Conflict, Journal, JournalFullError, JournalUnavailableError
+from tidegate_events.journal.base import Conflict, Journal, JournalFullError, JournalGapError, JournalUnavailableError
 
 from tidegate_checkpoint.catalogue import Entry
 from tidegate_checkpoint.fold import Fold
@@ -45,7 +45,7 @@ class Verdicts:
         async with self._one_at_a_time:
             frame: Frame | None = None
             while True:
-                own_last = self._fold.catalogue.own_last.get(self._subject, 0)
+                own_last = self._fold.catalogue.last_by_subject.get(self._subject, 0)
                 if own_last < self._last:
                     await self._fold.reach(self._last)
                     continue
@@ -66,6 +66,8 @@ class Verdicts:
             await asyncio.sleep(FULL_WAIT_SECONDS)
         else:
             if isinstance(answer, Conflict):
+                if answer.actual < own_last:
+                    raise JournalGapError(f"frame {own_last} of {self._subject} was folded and is no longer there")
                 log.info("verdict_overtaken", expected=answer.expected, actual=answer.actual)
                 self._last = max(self._last, answer.actual)
             else:
