@@ -56,7 +56,7 @@ def described(error: TidegateError) -> Dict[str, Any]:
         "message": getattr(error, "message", str(error)),
         "exit_code": exit_code(error),
     }
-    for field in ("remedy", "code", "status", "problems", "state"):
+    for field in ("remedy", "code", "status", "problems", "job_id", "state"):
         value = getattr(error, field, None)
         if value:
             document[field] = value

@@ -82,6 +82,9 @@ def _tracks(entries: list[dict[str, Any]]) -> tuple[_Track, _Track]:
             continue
         if kind in _STATES:
             states.set(entry["at_ns"], _STATES[kind])
+            if kind == "JobPlaced":
+                # An attempt begins outside of any phase, whatever the one before was doing.
+                phases.set(entry["at_ns"], "")
         elif kind in _ENDS:
             states.set(entry["at_ns"], "ended")
         elif kind == "PhaseChanged" and not entry.get("rank"):
@@ -92,7 +95,7 @@ def _tracks(entries: list[dict[str, Any]]) -> tuple[_Track, _Track]:
 def _letters(found: list[str]) -> dict[str, tuple[str, str]]:
     """Return a letter of its own and a style for each phase, its first letter where that is free."""
     letters: dict[str, tuple[str, str]] = {}
-    for phase in dict.fromkeys(found):
+    for phase in dict.fromkeys(filter(None, found)):
         taken = {letter for letter, _ in letters.values()}
         free = [char for char in [*phase, *"0123456789"] if char.isalnum() and char not in taken]
         letters[phase] = (free[0] if free else "?", _PHASE_STYLES[len(letters) % len(_PHASE_STYLES)])

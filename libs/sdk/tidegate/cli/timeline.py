@@ -67,6 +67,9 @@ def render(job_detail: dict[str, Any], *, everything: bool = False) -> Renderabl
             table.add_row("", Text(line, style="dim italic"))
             continue
         style, words = _STYLES.get(line["kind"], ""), sentence(line)
+        if line["kind"] == "JobSubmitted":
+            # The event's specification is left out of a timeline, since the job shows it once.
+            words += f" by {job_detail['submitter']}, priority {job_detail['priority']}"
         if line.get("void"):
             style, words = "dim strike", f"{words}  (came too late, void)"
         table.add_row(text.offset(line["at_ns"], origin_ns), Text(words, style=style))
@@ -79,7 +82,7 @@ def render(job_detail: dict[str, Any], *, everything: bool = False) -> Renderabl
 def _condensed(entries: list[Entry]) -> list[Entry | str]:
     """Return the entries with the middle of every long run of routine summed up."""
     lines: list[Entry | str] = []
-    for routine, run in groupby(entries, key=lambda entry: entry["kind"] in ROUTINE_KINDS and not entry.get("void")):
+    for routine, run in groupby(entries, key=lambda entry: entry["kind"] in ROUTINE_KINDS):
         found = list(run)
         first, middle, last = (
             found[:ROUTINE_SHOWN_FIRST],

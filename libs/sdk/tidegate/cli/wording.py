@@ -23,12 +23,6 @@ def _unknown(entry: Entry, data: dict[str, Any]) -> str:
     return f"{entry['kind']} {json.dumps(data, sort_keys=True)[:DATA_CHARS_MAX]}" if data else str(entry["kind"])
 
 
-def _submitted(entry: Entry, data: dict[str, Any]) -> str:
-    spec = data.get("spec") or {}
-    by = f" by {spec['submitter']}" if spec.get("submitter") else ""
-    return f"submitted{by}, priority {spec.get('priority', 0)}"
-
-
 def _placed(entry: Entry, data: dict[str, Any]) -> str:
     members = data.get("members") or []
     where = ", ".join(f"{_member(members, one)} {_quotas(one.get('quotas'))}" for one in members)
@@ -149,7 +143,7 @@ def short(checkpoint_id: str) -> str:
 
 
 _WORDS: dict[str, Callable[[Entry, dict[str, Any]], str]] = {
-    "JobSubmitted": _submitted,
+    "JobSubmitted": lambda entry, data: "submitted",
     "JobRejected": lambda entry, data: "rejected: it can never run here",
     "CancelRequested": lambda entry, data: f"cancel requested by {data.get('actor') or 'somebody'}",
     "JobPlaced": _placed,

@@ -81,8 +81,8 @@ class AsyncClient:
         self, job_id: str, selection: Optional[LogSelection] = None, *, follow: bool = False
     ) -> AsyncIterator[LogChunk]:
         """Yield a log in pieces; with `follow` go on, over suspensions and new attempts, until the job ended."""
-        stream = core.follow_log if follow else core.log
-        return self._stream(stream(job_id, selection or LogSelection()))
+        chosen = selection or LogSelection()
+        return self._stream(core.follow_log(job_id, chosen, time.monotonic) if follow else core.log(job_id, chosen))
 
     async def nodes(self) -> List[Document]:
         """Return the nodes."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass
-from typing import Any, Callable, Collection, Dict, List, Optional, Sequence, Tuple
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Callable, Collection, Dict, List, Optional, Sequence, Tuple, TypeVar
 from urllib.parse import quote
 
 from tidegate.client.errors import JobEnded, NotFound, Unavailable, WaitTimeout
@@ -23,6 +24,7 @@ JOBS_DEFAULT = 100
 
 Document = Dict[str, Any]
 Clock = Callable[[], float]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -117,27 +119,28 @@ def wait(
     deadline = None if timeout_seconds is None else now() + timeout_seconds
     pause_seconds, state = POLL_SECONDS_MIN, ""
     while True:
-        detail = yield from _endure(job_id, now)
+        detail = yield from _endure(partial(job, job_id), now)
         on_seen(detail)
         if detail["state"] != state:
             state, pause_seconds = detail["state"], POLL_SECONDS_MIN
         if state in states:
             return detail
         if state in ENDED_STATES:
-            raise JobEnded(f"Job {job_id} is {state}; it will not become {_either(states)}.", state)
+            raise JobEnded(f"Job {job_id} is {state}; it will not become {_either(states)}.", job_id, state)
         if deadline is not None and now() >= deadline:
-            raise WaitTimeout(f"Job {job_id} is {state} after {timeout_seconds:g} s, not {_either(states)}.", state)
+            message = f"Job {job_id} is {state} after {timeout_seconds:g} s, not {_either(states)}."
+            raise WaitTimeout(message, job_id, state)
         left = pause_seconds if deadline is None else max(0.0, deadline - now())
         yield Pause(min(pause_seconds, left))
         pause_seconds = min(pause_seconds * POLL_GROWTH, POLL_SECONDS_MAX)
 
 
-def _endure(job_id: str, now: Clock) -> Flow[Document]:
-    """Return the job, asking for OUTAGE_SECONDS_MAX while the gateway is away: it is restarted when it dies."""
+def _endure(ask: Callable[[], Flow[T]], now: Clock) -> Flow[T]:
+    """Return what `ask` returns; go on asking for OUTAGE_SECONDS_MAX while a service is away, for it is restarted."""
     since = now()
     while True:
         try:
-            return (yield from job(job_id))
+            return (yield from ask())
         except Unavailable:
             if now() - since >= OUTAGE_SECONDS_MAX:
                 raise
@@ -155,40 +158,42 @@ def log(job_id: str, selection: LogSelection) -> Stream:
         offset = chunk.next_offset
 
 
-def follow_log(job_id: str, selection: LogSelection) -> Stream:
+def follow_log(job_id: str, selection: LogSelection, now: Clock) -> Stream:
     """Emit the log as it grows until the job ended; without a chosen attempt, go on with each new one."""
     attempt, offset, pause_seconds = selection.attempt, 0, POLL_SECONDS_MIN
     final = False
     while True:
-        chosen = LogSelection(selection.component, selection.replica, selection.rank, attempt)
-        grown = False
-        try:
-            chunk, _ = yield from _log_chunk(job_id, chosen, offset)
-            attempt, offset, grown = chunk.attempt, chunk.next_offset, bool(chunk.data)
-            if grown:
-                yield Emit(chunk)
-        except NotFound as error:
-            if error.code not in ("no_attempt", "no_log"):
-                raise
-        if grown:
+        chunk = yield from _endure(partial(_chunk_if_any, job_id, replace(selection, attempt=attempt), offset), now)
+        if chunk is not None:
+            attempt, offset = chunk.attempt, chunk.next_offset
+        if chunk is not None and chunk.data:
+            yield Emit(chunk)
             pause_seconds = POLL_SECONDS_MIN
             continue
         if final:
             return
-        detail = yield from job(job_id)
-        newer = attempt is not None and selection.attempt is None and detail["attempt"] > attempt
-        if newer:
-            attempt, offset = (attempt or 0) + 1, 0
-            continue
-        # The end is only final when one more read, after it was seen, found nothing.
-        final = detail["state"] in ENDED_STATES or _past(detail, selection.attempt)
+        detail = yield from _endure(partial(job, job_id), now)
+        if attempt is not None and detail["attempt"] > attempt:
+            if selection.attempt is None:
+                attempt, offset = attempt + 1, 0
+                continue
+            final = True
+        # An end is only final when one more read, after it was seen, finds nothing.
+        final = final or detail["state"] in ENDED_STATES
         if not final:
             yield Pause(pause_seconds)
             pause_seconds = min(pause_seconds * POLL_GROWTH, POLL_SECONDS_MAX)
 
 
-def _past(detail: Document, attempt: Optional[int]) -> bool:
-    return attempt is not None and bool(detail["attempt"] > attempt)
+def _chunk_if_any(job_id: str, selection: LogSelection, offset: int) -> Flow[Optional[LogChunk]]:
+    """Return the next piece, None where the job was not placed or has written nothing yet."""
+    try:
+        chunk, _ = yield from _log_chunk(job_id, selection, offset)
+    except NotFound as error:
+        if error.code not in ("no_attempt", "no_log"):
+            raise
+        return None
+    return chunk
 
 
 def _log_chunk(job_id: str, selection: LogSelection, offset: int) -> Flow[Tuple[LogChunk, int]]:

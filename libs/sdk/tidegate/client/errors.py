@@ -37,8 +37,9 @@ class SpecError(ClientError):
 class WaitTimeout(ClientError):
     """The job did not reach a wanted state in time; `state` is the last one seen."""
 
-    def __init__(self, message: str, state: str) -> None:
+    def __init__(self, message: str, job_id: str, state: str) -> None:
         super().__init__(message, "It goes on; wait again, or cancel it.")
+        self.job_id = job_id
         self.state = state
 
 
@@ -49,8 +50,9 @@ class ChecksumError(ClientError):
 class JobEnded(ClientError):
     """The job ended without reaching a wanted state; `state` is the one it ended in."""
 
-    def __init__(self, message: str, state: str) -> None:
+    def __init__(self, message: str, job_id: str, state: str) -> None:
         super().__init__(message)
+        self.job_id = job_id
         self.state = state
 
 
