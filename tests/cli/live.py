@@ -39,6 +39,7 @@ class LiveGateway:
         self.logs: dict[tuple[str, int, str], bytes] = {}
         self.asker.answerers[subjects.ask_scheduler("explain")] = self._explain
         self.asker.answerers[subjects.ask_node("n1", "logs")] = self._log
+        self.data_dir = data_dir
         self._settings = Settings(data_dir=data_dir)
         self._listening = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))

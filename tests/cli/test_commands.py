@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tidegate.checkpoint import root as roots
 
 from tests.cli import story
 from tests.cli.conftest import Cli
@@ -165,7 +167,7 @@ def test_submit_sends_the_directory_and_the_job(live: LiveGateway, cli: Cli, job
     detail = cli("job", ran.document["job_id"], "--json").document
     assert detail["priority"] == 7
     assert detail["spec"]["source"]["argv"]
-    with tarfile.open(live._settings.data_dir / "blobs" / detail["spec"]["workdir"]) as tar:
+    with tarfile.open(live.data_dir / "blobs" / detail["spec"]["workdir"]) as tar:
         assert tar.getnames() == ["train.py"]
 
 
@@ -214,7 +216,7 @@ def test_a_directory_that_leads_out_of_itself_is_not_sent(live: LiveGateway, cli
     ran = cli("submit", str(job_file))
     assert ran.code == 2
     assert "leaves the working directory" in ran.err
-    assert not list((live._settings.data_dir / "blobs").iterdir())
+    assert not list((live.data_dir / "blobs").iterdir())
 
 
 def test_a_secret_goes_by_name_and_its_value_nowhere(
@@ -349,6 +351,96 @@ def test_checkpoints_are_listed_newest_first(live: LiveGateway, cli: Cli) -> Non
     assert cli("checkpoint", "ls", "j-nobody").code == 4
 
 
+@pytest.fixture
+def saved(live: LiveGateway, tmp_path: Path) -> Path:
+    """A checkpoint in the hot tier of the local stack, and a checkpoint service that plans with it."""
+    story.preempting(live)
+    directory = tmp_path / "home" / "hot" / "t" / story.LOW / "000000000640-1-0a1b2c3d"
+    directory.mkdir(parents=True)
+    layers = {name: _layer(directory, name, content) for name, content in (("model", b"w" * 9999), ("state", b"rng"))}
+    root = roots.make_root(640, 5, roots.Stamp(story.LOW, 1, 0, "learner", 0, 1, 7), tuple(layers.values()))
+    (directory / "root.json").write_bytes(roots.encode(root))
+
+    def plan(question: dict[str, Any]) -> dict[str, Any]:
+        chosen = [layers[name] for name in question["layers"] if name in layers]
+        if len(chosen) < len(question["layers"]) or question.get("checkpoint_id", root.id) != root.id:
+            return {"error": "there is no such thing", "code": "UnknownLayer", "accepted": list(layers)}
+        return {
+            "job_id": question["job"], "tenant": "t", "checkpoint_id": root.id, "step": 640, "attempt": 1, "rank": 0,
+            "node": "n1", "status": "verified", "tier": "hot", "directory": f"t/{story.LOW}/{directory.name}",
+            "size_bytes": sum(layer.bytes for layer in chosen), "files_listed": False, "skipped": [],
+            "layers": [
+                {"name": one.name, "kind": one.kind, "digest": one.sha256, "size_bytes": one.bytes, "file_count": 1}
+                for one in chosen
+            ],
+        }  # fmt: skip
+
+    live.asker.answerers["tg.ask.checkpoint.restore"] = plan
+    return directory
+
+
+def _layer(directory: Path, name: str, content: bytes) -> roots.LayerEntry:
+    (directory / f"{name}.layer").write_bytes(content)
+    digest = hashlib.sha256(content).hexdigest()
+    entry = roots.FileEntry(f"{name}.layer", len(content), digest)
+    return roots.LayerEntry(name, "layer", (entry,), len(content), digest)
+
+
+def test_restore_shows_the_plan_and_copies_where_asked(saved: Path, cli: Cli, tmp_path: Path) -> None:
+    ran = cli("checkpoint", "restore", story.LOW)
+    assert ran.code == 0
+    assert ["model", "9.8KiB", "1"] in [row[:3] for row in _rows(ran.out)]
+    assert "--to DIR" in ran.out
+    target = tmp_path / "restored"
+    ran = cli("checkpoint", "restore", story.LOW, "--layer", "model", "--layer", "state", "--to", str(target), "--json")
+    assert ran.code == 0
+    assert ran.document["restored"] == [str(target / "model.layer"), str(target / "state.layer")]
+    assert (target / "model.layer").read_bytes() == b"w" * 9999
+    assert [one["name"] for one in ran.document["layers"]] == ["model", "state"]
+    assert sorted(path.name for path in target.iterdir()) == ["model.layer", "root.json", "state.layer"]
+
+
+def test_restore_never_overwrites(saved: Path, cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "x").touch()
+    ran = cli("checkpoint", "restore", story.LOW, "--to", str(tmp_path / "mine"))
+    assert ran.code == 3
+    assert "not empty" in ran.err
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["x"]
+
+
+@pytest.mark.parametrize("damage", ["content", "size", "root", "link"])
+def test_restore_of_damaged_bytes_fails_and_leaves_nothing(saved: Path, cli: Cli, tmp_path: Path, damage: str) -> None:
+    if damage == "content":
+        (saved / "model.layer").write_bytes(b"W" * 9999)
+    elif damage == "size":
+        (saved / "model.layer").write_bytes(b"w")
+    elif damage == "root":
+        (saved / "root.json").write_text("{}")
+    else:
+        (saved / "model.layer").unlink()
+        (saved / "model.layer").symlink_to("/etc/hostname")
+    (tmp_path / "out").mkdir()
+    ran = cli("checkpoint", "restore", story.LOW, "--to", str(tmp_path / "out" / "restored"))
+    assert ran.code in (1, 3)
+    assert ran.err
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_restore_says_where_it_could_be_done(saved: Path, cli: Cli, tmp_path: Path) -> None:
+    away = cli("checkpoint", "restore", story.LOW, "--to", str(tmp_path / "r"), "--tier-dir", str(tmp_path / "other"))
+    assert away.code == 3
+    assert "tier of node n1 cannot be read here" in away.err
+    here = saved.parents[2]
+    assert cli("checkpoint", "restore", story.LOW, "--to", str(tmp_path / "r"), "--tier-dir", str(here)).code == 0
+
+
+def test_restore_of_what_is_not_there_is_not_found(saved: Path, cli: Cli) -> None:
+    assert cli("checkpoint", "restore", story.LOW, "--layer", "optimizer").code == 4
+    assert cli("checkpoint", "restore", story.LOW, "--checkpoint", "0" * 64).code == 4
+    assert cli("checkpoint", "restore", "j-nobody").code == 4
+
+
 # ---- for every command ----
 
 
@@ -356,14 +448,13 @@ def test_checkpoints_are_listed_newest_first(live: LiveGateway, cli: Cli) -> Non
     "arguments",
     [
         ("jobs",), ("nodes",), ("status",), ("job", "j-low"), ("logs", "j-high"), ("cancel", "j-low"),
-        ("checkpoint", "ls", "j-low"), ("submit", "JOB"),
+        ("checkpoint", "ls", "j-low"), ("submit", "JOB"), ("checkpoint", "restore", "j-low"),
     ],
-    ids=lambda arguments: arguments[0],
+    ids=lambda arguments: " ".join(arguments[:2]),
 )  # fmt: skip
 def test_json_is_one_document_and_nothing_else(
-    live: LiveGateway, cli: Cli, job_file: Path, arguments: tuple[str, ...]
+    live: LiveGateway, cli: Cli, job_file: Path, saved: Path, arguments: tuple[str, ...]
 ) -> None:
-    story.preempting(live)
     live.logs["j-high", 1, "learner"] = b"x"
     ran = cli(*(str(job_file) if argument == "JOB" else argument for argument in arguments), "--json")
     assert ran.code == 0
@@ -383,7 +474,7 @@ def test_json_is_one_document_and_nothing_else(
         ("cancel", "j-1"),
         ("checkpoint", "ls", "j-1"),
     ],
-    ids=lambda arguments: arguments[0],
+    ids=lambda arguments: " ".join(arguments[:2]),
 )
 @pytest.mark.parametrize("as_json", [False, True], ids=["people", "json"])
 def test_without_a_stack_every_command_names_the_remedy(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Tuple
 
-from tidegate.errors import TidegateError
+from tidegate.errors import CorruptCheckpointError, TidegateError
 
 OK = 0
 FAILED = 1
@@ -40,7 +40,7 @@ def exit_code(error: TidegateError) -> int:
     codes: Tuple[Tuple[Any, int], ...] = (
         (client.NotFound, NOT_FOUND),
         ((client.ValidationError, client.Conflict), REFUSED),
-        ((client.JobEnded, client.WaitTimeout), FAILED),
+        ((client.JobEnded, client.WaitTimeout, CorruptCheckpointError), FAILED),
         ((client.SpecError, client.PackingError), USAGE),
     )
     for kinds, code in codes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -34,6 +35,61 @@ def ls(job: JobArgument, as_json: output.JsonFlag = False) -> None:
         output.note(f"{job} has saved no checkpoint yet.")
     else:
         output.show(_table(found, time.time_ns()))
+
+
+@app.command("restore")
+def restore(  # noqa: PLR0917
+    job: JobArgument,
+    layer: Annotated[
+        list[str] | None, typer.Option(help="This layer; may be given repeatedly. Default: model.")
+    ] = None,
+    checkpoint: Annotated[str | None, typer.Option(help="Of this checkpoint (its id) instead of the newest.")] = None,
+    to: Annotated[Path | None, typer.Option(help="Copy the files here; without it, only the plan is shown.")] = None,
+    tier_dir: Annotated[
+        Path | None, typer.Option(help="Where the tier is mounted; default: in the local stack's directory.")
+    ] = None,
+    as_json: output.JsonFlag = False,
+) -> None:
+    """Take layers out of a checkpoint, each byte compared with its hash. The job itself is not touched.
+
+    \b
+    Examples:
+      tidegate checkpoint restore j-4k2mz7q5x3w6y2ab --layer model
+      tidegate checkpoint restore j-4k2mz7q5x3w6y2ab --layer model --layer state --to ./restored
+    """
+    with connect() as client, output.Progress("Asking for a plan") as progress:
+        plan = client.restore(job, layer or ["model"], checkpoint)
+        files = [str(path) for path in _carry_out(plan, tier_dir, to, progress)] if to is not None else None
+    if as_json:
+        output.print_document(plan if files is None else {**plan, "restored": files})
+    else:
+        output.show(_plan(plan))
+        print("\n".join(files) if files is not None else "Copy the files with --to DIR.")
+
+
+def _carry_out(plan: dict[str, Any], tier_dir: Path | None, to: Path, progress: output.Progress) -> list[Path]:
+    from tidegate.client.restoring import carry_out, tier_directory  # noqa: PLC0415
+
+    copied = 0
+
+    def on_copied(count: int) -> None:
+        nonlocal copied
+        copied += count
+        progress.update(f"Copying: {text.size(copied)} of {text.size(plan['size_bytes'])}")
+
+    return carry_out(plan, tier_dir or tier_directory(plan), to, on_copied)
+
+
+def _plan(plan: dict[str, Any]) -> Any:
+    from rich.table import Table  # noqa: PLC0415
+
+    title = f"checkpoint {short(plan['checkpoint_id'])} of {plan['job_id']}, step {plan['step']}, {plan['status']}"
+    table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left", title_style="")
+    for name in ("LAYER", "SIZE", "FILES", "DIGEST"):
+        table.add_column(name, justify="right" if name in ("SIZE", "FILES") else "left")
+    for one in plan["layers"]:
+        table.add_row(one["name"], text.size(one["size_bytes"]), str(one["file_count"]), short(one["digest"]))
+    return table
 
 
 def _table(found: list[dict[str, Any]], now_ns: int) -> Any:

@@ -1,0 +1,130 @@
+"""The timeline and the ribbon: what they say of each kind of event, and that nothing is left out."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+from rich.console import Console
+from tidegate.cli import text, timeline
+from tidegate.cli.wording import _WORDS, sentence, short
+from tidegate_events import events as e
+
+SECOND = 1_000_000_000
+
+
+def _entry(kind: str, at_seconds: float = 0.0, **more: Any) -> dict[str, Any]:
+    data = more.pop("data", {})
+    return {"seq": 1, "index": 0, "at_ns": int(at_seconds * SECOND), "kind": kind, "void": False, "data": data, **more}
+
+
+def _detail(*entries: dict[str, Any], ended: float | None = None, dropped: int = 0) -> dict[str, Any]:
+    return {
+        "submitter": "ada",
+        "priority": 3,
+        "submitted_at_ns": 0,
+        "ended_at_ns": None if ended is None else int(ended * SECOND),
+        "timeline": {"events": list(entries), "dropped": dropped},
+    }
+
+
+def _lines(detail: dict[str, Any], **options: Any) -> list[str]:
+    console = Console(width=200, color_system=None)
+    with console.capture() as capture:
+        console.print(timeline.render(detail, **options))
+    return [line.rstrip() for line in capture.get().splitlines()]
+
+
+def test_every_event_of_a_job_has_its_words() -> None:
+    kinds = {kind.__name__ for kind in get_args(e.AnyEvent) if issubclass(kind, e.JobEvent)}
+    assert kinds == set(_WORDS)
+
+
+@pytest.mark.parametrize("kind", sorted(_WORDS))
+def test_words_need_no_optional_field(kind: str) -> None:
+    assert sentence(_entry(kind))
+
+
+def test_a_kind_from_the_future_is_shown_as_it_is() -> None:
+    assert sentence(_entry("JobMoved", data={"cell": 2})) == 'JobMoved {"cell": 2}'
+
+
+def test_reasons_carry_their_numbers() -> None:
+    reasons = [{"code": "LeastCost", "detail": "", "numbers": {"lost_seconds": 41}}, {"code": "B", "detail": "d"}]
+    assert sentence(_entry("JobStarted", reasons=reasons)) == "running  — LeastCost (lost_seconds 41); B: d"
+
+
+def test_infrastructure_and_the_jobs_own_fault_read_differently() -> None:
+    lost = _entry("SandboxExited", node="n1", rank=0, data={"outcome": "lost", "detail": "node rebooted"})
+    own = _entry("SandboxExited", node="n1", rank=1, data={"outcome": "failed", "exit_code": 0, "oom": True})
+    assert sentence(lost) == "sandbox ended on n1: lost, node rebooted"
+    assert sentence(own) == "sandbox ended on n1: failed, exit code 0, out of memory (rank 1)"
+
+
+def test_a_quota_that_is_not_enforced_is_not_said_to_be() -> None:
+    quotas = [{"component": "learner", "cpu_millis": 1500, "memory_mib": 1536}]
+    told = _entry("QuotaApplied", rank=0, data={"quotas": quotas, "enforced": False})
+    assert sentence(told) == "told, but not enforced on this node: [learner 1.5 CPU 1.5G]"
+
+
+def test_void_events_are_marked() -> None:
+    lines = _lines(_detail(_entry("JobPlaced", 1, attempt=1, void=True) | {"void": True}))
+    assert any("(came too late, void)" in line for line in lines)
+
+
+def test_routine_is_summed_up_between_what_matters_and_nothing_else_is() -> None:
+    phases = [_entry("PhaseChanged", 1 + i, data={"phase": "ab"[i % 2]}) for i in range(40)]
+    entries = [_entry("JobStarted", 0.5), *phases, _entry("PreemptRequested", 50, data={"grace_seconds": 5})]
+    lines = _lines(_detail(*entries))
+    shown = [line for line in lines if "phase " in line and line.strip().startswith("+")]
+    assert len(shown) == timeline.ROUTINE_SHOWN_FIRST + timeline.ROUTINE_SHOWN_LAST
+    assert any("… 27s: 28 phase changes …" in line for line in lines)
+    assert any("asked to save and leave within 5 s" in line for line in lines)
+    whole = _lines(_detail(*entries), everything=True)
+    assert len([line for line in whole if "phase " in line and line.strip().startswith("+")]) == 40
+
+
+def test_dropped_events_are_counted() -> None:
+    assert any("7 events in the middle" in line for line in _lines(_detail(dropped=7)))
+
+
+def test_the_ribbon_shows_states_and_phases_in_proportion() -> None:
+    detail = _detail(
+        _entry("JobSubmitted"),
+        _entry("JobPlaced", 10, attempt=1),
+        _entry("JobStarted", 20),
+        _entry("PhaseChanged", 20, rank=0, data={"phase": "sampling"}),
+        _entry("PhaseChanged", 25, rank=1, data={"phase": "other"}),
+        _entry("PhaseChanged", 30, rank=0, data={"phase": "saving"}),
+        _entry("JobSuspended", 40),
+        _entry("JobPlaced", 60, attempt=2),
+        _entry("JobResumed", 60),
+        _entry("JobCompleted", 72),
+        ended=72,
+    )
+    _, states, phases, legend = _lines(detail)[:4]
+    expected = "·" * 10 + "▒" * 10 + "█" * 20 + "░" * 20 + "█" * 12
+    assert states == "state  " + expected
+    assert phases == "phase  " + " " * 20 + "s" * 10 + "a" * 10
+    assert legend.split("   ")[-2:] == ["s sampling", "a saving"]
+
+
+def test_a_job_without_any_history_still_renders() -> None:
+    assert _lines(_detail())[0].startswith("       0s")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(-1, "0.0s"), (0.44, "0.4s"), (12.9, "12s"), (65, "1m05s"), (3700, "1h01m"), (90000, "1d01h")],
+)
+def test_spans_read_like_people_say_them(seconds: float, said: str) -> None:
+    assert text.span(seconds) == said
+
+
+def test_amounts_are_short_and_exact() -> None:
+    assert [text.cpus(n) for n in (0, 250, 1000, 1500, 64000)] == ["0", "0.25", "1", "1.5", "64"]
+    assert [text.mib(n) for n in (0, 512, 1024, 1536, 2 * 1024 * 1024)] == ["0M", "512M", "1G", "1.5G", "2T"]
+    assert [text.size(n) for n in (0, 1023, 1024, 5 << 20, 3 << 50)] == ["0B", "1023B", "1.0KiB", "5.0MiB", "3072.0TiB"]
+    assert text.offset(3_204_000_000, 0) == "+3.204s"
+    assert text.offset(0, 3664 * SECOND) == "-1h01m"
+    assert short("sha256:abcdef0123456789") == "abcdef012345"
