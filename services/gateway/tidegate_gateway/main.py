@@ -8,8 +8,9 @@ import sys
 import structlog
 import uvloop
 from tidegate_events.bus import BusUnreachableError
+from tidegate_events.process import log_as
 
-from tidegate_gateway import logs, shell
+from tidegate_gateway import library_logs, shell
 from tidegate_gateway.settings import Settings, SettingsError, from_arguments
 from tidegate_gateway.tenants import TenantsFileError
 
@@ -24,7 +25,8 @@ def main() -> None:
     except SettingsError as error:
         print(f"tidegate-gateway: {error}", file=sys.stderr)
         sys.exit(EXIT_USAGE)
-    logs.configure(settings.instance)
+    log_as("gateway", settings.instance)
+    library_logs.forward()
     sys.exit(_serve(settings))
 
 

@@ -1,4 +1,8 @@
-"""What the gateway can be told, by flags or by environment variables `TIDEGATE_*`; checked before anything starts."""
+"""What the gateway can be told, by flags or by environment variables `TIDEGATE_*`; checked before anything starts.
+
+Where the bus is comes from TIDEGATE_BUS_URL, TIDEGATE_BUS_USER and TIDEGATE_BUS_PASSWORD, never from a flag: `ps` shows
+those.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 from tidegate_events.bus import BusSettings
+from tidegate_events.process import bus_settings
 from tidegate_events.subjects import token
 
 LOOPBACK_NAMES = ("localhost",)
@@ -47,9 +52,6 @@ _FLAGS: tuple[tuple[str, str, str], ...] = (
     ("instance", "g1", "name of this gateway among others, a token of A-Z a-z 0-9 _ -"),
     ("host", "127.0.0.1", "loopback address to listen on"),
     ("port", "8080", "port to listen on; 0 takes a free one, which the log names"),
-    ("nats-url", "nats://127.0.0.1:4222", "where the bus is"),
-    ("nats-user", "", "user on the bus"),
-    ("nats-password", "", "password on the bus; better in TIDEGATE_NATS_PASSWORD than on a command line"),
     ("data-dir", "gateway", "directory of the uploaded blobs"),
     ("input-roots", "", "directories below which jobs may read, separated by colons"),
     ("output-roots", "", "directories below which jobs may write, separated by colons"),
@@ -71,12 +73,7 @@ def from_arguments(arguments: Sequence[str], environment: Mapping[str, str]) -> 
         instance=_token(given.instance),
         host=_loopback(given.host),
         port=_number("port", given.port, 0, 65_535),
-        bus=BusSettings(
-            url=given.nats_url,
-            user=given.nats_user,
-            password=given.nats_password,
-            name=f"tidegate-gateway-{given.instance}",
-        ),
+        bus=bus_settings(f"tidegate-gateway-{given.instance}"),
         data_dir=Path(given.data_dir).absolute(),
         input_roots=_roots("input-roots", given.input_roots),
         output_roots=_roots("output-roots", given.output_roots),

@@ -15,6 +15,7 @@ from tidegate_events import bus
 from tidegate_events.clock import Clock, SystemClock
 from tidegate_events.journal.base import Journal
 from tidegate_events.journal.nats import NatsJournal
+from tidegate_events.process import say_ready
 
 from tidegate_gateway import tenants
 from tidegate_gateway.asks.base import Asker
@@ -136,6 +137,7 @@ async def _announce(gateway: Gateway, listener: socket.socket) -> None:
     host, port = listener.getsockname()[:2]
     log.info("listening", host=host, port=port)
     await gateway.fold.until_caught_up()
+    say_ready()
     log.info("ready", host=host, port=port, folded=gateway.fold.view.seq)
 
 

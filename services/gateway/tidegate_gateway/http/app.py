@@ -57,7 +57,7 @@ class RequestLog:
                 status = message["status"]
             await send(message)
 
-        structlog.contextvars.clear_contextvars()
+        structlog.contextvars.unbind_contextvars("job", "trace_id")
         began = time.monotonic()
         try:
             await self._app(scope, receive, send_and_note)

@@ -103,7 +103,7 @@ async def _explain(gateway: Gateway, job: Job) -> dict[str, Any]:
         "job_id": job.id,
         "state": job.state,
         "answered_by": "scheduler",
-        "position": explanation.position,
+        "position": explanation.position or None,
         "reasons": [render.reason(each) for each in explanation.reasons],
     }
 

@@ -29,6 +29,7 @@ LOG_BYTES_MAX, LOG_BYTES_DEFAULT = 256 * 1024, 64 * 1024
 LOG_OFFSET_MAX = 2**53
 LAYERS_MAX = 16
 RESTORE_BODY_BYTES_MAX = 16 * 1024
+ERROR_CHARS_MAX = 1000
 RESTORE_SUBJECT = "tg.ask.checkpoint.restore"
 
 _LAYER = text(64, pattern=bounds.NAME, accepted="the name of a layer, such as model")
@@ -122,7 +123,8 @@ async def _ask_log(gateway: Gateway, node: str, question: dict[str, Any]) -> _Lo
     except NobodyAnsweredError as error:
         raise ApiError(503, "node_away", f"the agent of node {node} did not answer", "the same again later") from error
     if error_text := answer.get("error"):
-        raise ApiError(404, "no_log", f"node {node} has no such log: {str(error_text)[:500]}", "a log that is there")
+        why = str(error_text)[:ERROR_CHARS_MAX]
+        raise ApiError(404, "no_log", f"node {node} has no such log: {why}", "a log that is there")
     try:
         return msgspec.convert(answer, _LogPart)
     except msgspec.ValidationError as error:
@@ -138,12 +140,12 @@ async def restore(request: Request) -> Response:
     if value is None and problems:
         raise ProblemsError(problems.listed())
     read = record(value, "", problems, _RESTORE, {}) or {}
-    if isinstance(value, dict) and ("layers" in value) == ("layer" in value):
-        problems.add("layers", "exactly one of layers and layer is needed", '{"layers": ["model"]}')
+    if "layers" in read and "layer" in read:
+        problems.add("layers", "stands beside layer", '{"layers": ["model"]}, or {} for all layers')
     ProblemsError.raise_if(problems)
     await fresh(gateway)
     job = find_job(gateway, request.path_params["job_id"])
-    question = {"job": job.id, "tenant": job.tenant, "layers": read.get("layers") or [read["layer"]]}
+    question = {"job": job.id, "layers": [read["layer"]] if "layer" in read else list(read.get("layers", ()))}
     if "checkpoint_id" in read:
         question["checkpoint_id"] = read["checkpoint_id"]
     try:
@@ -153,5 +155,8 @@ async def restore(request: Request) -> Response:
             503, "checkpoint_away", "the checkpoint service did not answer", "the same again later"
         ) from error
     if error_text := plan.get("error"):
-        raise ApiError(404, "no_checkpoint", str(error_text)[:500], "a checkpoint and layers that are there")
+        reason = str(plan.get("code", ""))
+        status = 503 if reason == "TierUnavailable" else 404
+        accepted = plan.get("accepted") or "a checkpoint and layers that are there"
+        raise ApiError(status, "cannot_restore", str(error_text)[:ERROR_CHARS_MAX], str(accepted), reason=reason)
     return json_response(plan, headers=trace_headers(job.id))

@@ -68,7 +68,7 @@ def _on_sandbox_exited(job: Job, event: e.SandboxExited) -> bool:
     member = job.member(event.attempt, event.rank)
     if member is None or not member.active or member.placement.node != event.node:
         return False
-    member.sandbox = "exited"
+    member.sandbox = "lost" if event.outcome == "lost" else "exited"
     member.exit = Exit(
         event.outcome, event.exit_code, event.signal, event.oom, event.acknowledged, event.last_step, event.detail
     )
@@ -136,11 +136,13 @@ def _on_checkpoint_verified(job: Job, event: e.CheckpointVerified) -> bool:
 
 
 def _on_decision(job: Job, event: e.Decision) -> bool:
+    if isinstance(event, e.QuotaChanged):
+        return _on_quota_changed(job, event)
     # A revision that is higher than the one counted here cannot be stale; one that is lower is.
     if job.ended or event.revision < job.revision or not _DECISIONS[type(event)](job, event):
         return False
     job.revision = event.revision + 1
-    if event.reasons and not isinstance(event, e.QuotaChanged):
+    if event.reasons:
         job.reasons = event.reasons
     return True
 
@@ -179,10 +181,11 @@ def _on_started(job: Job, event: e.JobStarted | e.JobResumed) -> bool:
 
 
 def _on_quota_changed(job: Job, event: e.QuotaChanged) -> bool:
-    if event.attempt != job.attempt:
+    # Bound to the attempt alone: a pass shares out a whole node, and one void share would overfill it.
+    member = job.member(event.attempt, event.rank)
+    if member is None or not member.active:
         return False
-    if (member := job.member(event.attempt, event.rank)) is not None:
-        member.desired = {quota.component: quota for quota in event.quotas}
+    member.desired = {quota.component: quota for quota in event.quotas}
     return True
 
 
@@ -271,7 +274,6 @@ _DECISIONS: dict[type[msgspec.Struct], Callable[[Job, Any], bool]] = {
     e.JobPlaced: _on_placed,
     e.JobStarted: _on_started,
     e.JobResumed: _on_started,
-    e.QuotaChanged: _on_quota_changed,
     e.RoomReserved: _on_room_reserved,
     e.PreemptRequested: _on_preempt_requested,
     e.StopRequested: _on_stop_requested,

@@ -11,8 +11,11 @@ from collections import deque
 
 import msgspec
 from tidegate_events import events as e
+from tidegate_events.contract import may_write
+from tidegate_events.frame import Writer
 from tidegate_events.journal.base import Recorded
 from tidegate_events.spec import JobSpec
+from tidegate_events.subjects import speaks_for
 
 from tidegate_gateway.view import cluster, life
 from tidegate_gateway.view.model import (
@@ -36,6 +39,12 @@ def spec_digest(spec: JobSpec) -> str:
     Not of the wire form: msgspec leaves a default out only where it is the same object, so equal ones can differ there.
     """
     return hashlib.sha256(_encoder.encode(plain(spec))).hexdigest()
+
+
+def _may_say(writer: Writer, event: e.Event) -> bool:
+    """Say whether the contract lets the writer write the event, and an agent's event is about its own node."""
+    own = writer.service != "node" or getattr(event, "node", writer.instance) == writer.instance
+    return own and may_write(writer.service, type(event).__name__)
 
 
 class View:
@@ -64,15 +73,17 @@ class View:
         stale = not self._is_news(recorded)
         for index, event in enumerate(recorded.frame.events):
             self.events += 1
-            void = stale or not self._on_event(event)
+            void = stale or not _may_say(recorded.frame.writer, event) or not self._on_event(event)
             self.void_events += void
             if isinstance(event, e.JobEvent) and (job := self.jobs.get(event.job)) is not None:
                 job.timeline.add(Entry(recorded.seq, index, event, recorded.frame.writer, void))
         self._forget_oldest()
 
     def _is_news(self, recorded: Recorded) -> bool:
-        """Note the writer; say whether the frame is no late duplicate and of no deposed leader."""
+        """Note the writer; say whether the frame is its own, no late duplicate, and of no deposed leader."""
         writer = recorded.frame.writer
+        if not speaks_for(recorded.subject, writer):
+            return False
         seen = self.writers.get((writer.service, writer.instance))
         if seen is not None and (writer.epoch, writer.writer_seq) <= (seen.epoch, seen.writer_seq):
             return False
