@@ -116,7 +116,7 @@ def _gpu_refusal(order: SandboxOrder, offer: Offer, claims: list[Claim]) -> Reas
 
 
 def free_uid_slot(job: str, claims: Iterable[Claim]) -> int:
-    """Return the uid slot for a member: that of the job's other members here (they share a directory), else a free one."""
+    """Return a member's uid slot: that of the job's other members here, which share a directory, or a free one."""
     held = list(claims)
     for claim in held:
         if claim.job == job:

@@ -39,7 +39,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """One agent. `cpu_millis` and `memory_mib` replace what is detected, so that agents can share one machine.
 
     `input_roots` and `output_roots` are the host directories below which a job may name inputs and outputs; an empty
-    list allows none. `image_cache_dir` keeps the hashes of image files, for several agents to share. `offer_unisolated` lets jobs that ask for it run as plain processes.
+    list allows none. `image_cache_dir` keeps the hashes of image files, for several agents to share.
+    `offer_unisolated` lets jobs that ask for it run as plain processes.
     """
 
     node: str
@@ -83,6 +84,7 @@ class NodePaths:
         self.images = root / "images"
         self.workdirs = root / "workdirs"
         self.checkpoint_dirs = root / "checkpoint-dirs"
+        self.channels = root / "channels"
         self.logs = root / "logs"
         self.sdk = root / "sdk"
 
@@ -92,7 +94,7 @@ class NodePaths:
         self.root.chmod(0o711)
         for private in (self.spool, self.attempts, self.images, self.logs):
             private.mkdir(exist_ok=True, mode=0o700)
-        for passable in (self.sandboxes, self.workdirs, self.checkpoint_dirs, self.sdk):
+        for passable in (self.sandboxes, self.workdirs, self.checkpoint_dirs, self.channels, self.sdk):
             passable.mkdir(exist_ok=True, mode=0o711)
 
 
@@ -140,6 +142,15 @@ def load(environ: Mapping[str, str], overrides: Mapping[str, Any]) -> Settings:
         raise SettingsError(
             f"{error}; give it in the file, by an environment variable or on the command line"
         ) from error
+
+
+def data_dir(environ: Mapping[str, str], named: str | None) -> str:
+    """Return the data directory alone, for commands that need nothing else. Raises SettingsError."""
+    home, node = environ.get("TIDEGATE_HOME"), environ.get("TIDEGATE_NODE")
+    chosen = named or environ.get("TIDEGATE_DATA_DIR") or (f"{home}/nodes/{node}" if home and node else None)
+    if not chosen or not Path(chosen).is_absolute():
+        raise SettingsError(f"data_dir: {chosen!r} refused; give --data-dir with an absolute path")
+    return chosen
 
 
 def _from_file(path: str | None) -> dict[str, Any]:

@@ -88,3 +88,14 @@ def checkpoint_failed(state: AttemptState, step: int | None, detail: str, now_ns
     """A save did not become durable."""
     reason = Reason(code="SaveFailed", detail=detail[:2000])
     return CheckpointFailed(**_base(state, now_ns), stage="save", reason=reason, step=step)
+
+
+def checkpoint_unusable(state: AttemptState, checkpoint: CheckpointRef, detail: str, now_ns: int) -> CheckpointFailed:
+    """A checkpoint that was to be resumed from did not verify where the job runs."""
+    return CheckpointFailed(
+        **_base(state, now_ns),
+        stage="verify",
+        reason=Reason(code="NotRestored", detail=detail[:2000]),
+        checkpoint_id=checkpoint.id,
+        step=checkpoint.step,
+    )

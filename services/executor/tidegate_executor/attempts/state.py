@@ -96,6 +96,7 @@ class AttemptState(_Part, frozen=True, kw_only=True):
     collapsed: bool = False
     stop: Stop | None = None
     failure: Failure | None = None
+    spoke: bool = False
     acknowledged: bool = False
     finished: bool = False
     result: dict[str, Scalar] = {}

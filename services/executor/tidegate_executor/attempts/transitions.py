@@ -27,6 +27,7 @@ from tidegate_executor.sandbox.base import (
 RESTARTS_MAX = 3
 RESTART_WAIT_NS = 1_000_000_000  # doubled with each restart
 EXIT_SUSPENDED = 75
+EXIT_NOT_STARTABLE = 127
 
 _replace = msgspec.structs.replace
 
@@ -135,6 +136,13 @@ def fail(state: AttemptState, fault: str, detail: str, replica: Replica | None =
     return _replace(state, failure=failure)
 
 
+def not_startable(state: AttemptState, component: str, number: int, detail: str) -> AttemptState:
+    """The replica's command could not be executed: the job's own fault, with the shell's exit code for it."""
+    state = _set_replica(state, component, number, status="exited", final=True, exit_code=EXIT_NOT_STARTABLE)
+    replica = next(r for r in state.replicas_of(component) if r.replica == number)
+    return fail(state, "job", f"component {component} replica {number} could not be started: {detail}", replica)
+
+
 def order_starts(state: AttemptState, names: Sequence[str]) -> AttemptState:
     """Remember, before it is done, that these waiting replicas are started once more."""
     replicas = tuple(
@@ -156,7 +164,7 @@ def ending(state: AttemptState) -> AttemptState:
 
 def connect(state: AttemptState, component: str, number: int) -> AttemptState:
     """A process of this replica speaks to the agent by the SDK."""
-    return _set_replica(state, component, number, connected=True)
+    return _replace(_set_replica(state, component, number, connected=True), spoke=True)
 
 
 def mark(state: AttemptState, client: str, seq: int) -> AttemptState:

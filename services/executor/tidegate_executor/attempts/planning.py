@@ -17,6 +17,10 @@ REST_GRACE_SECONDS = 5.0  # for the other components, once the main one is gone
 QUOTA_RETRY_NS = 5_000_000_000
 
 
+class ReportStarted(msgspec.Struct, frozen=True):
+    """Every process was started once: report it."""
+
+
 class Start(msgspec.Struct, frozen=True):
     """Start these waiting replicas once more (their order to start is to be put on disk first)."""
 
@@ -47,7 +51,7 @@ class Conclude(msgspec.Struct, frozen=True):
     """Nothing runs any more: report the exit and remove the sandbox."""
 
 
-Action = Start | Resize | AskToLeave | EndSandbox | SayPhase | Conclude
+Action = ReportStarted | Start | Resize | AskToLeave | EndSandbox | SayPhase | Conclude
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,10 +65,12 @@ def plan(state: AttemptState, spec: JobSpec, now_ns: int) -> Plan:
     """Return the next actions for an attempt whose sandbox exists."""
     if state.is_over:
         return Plan()
-    if state.sandbox_over:
-        return Plan(actions=(Conclude(),))
     wakes: list[int] = []
     actions: list[Action] = []
+    if state.stage == "starting" and state.failure is None and all(r.status != "starting" for r in state.replicas):
+        actions.append(ReportStarted())
+    if state.sandbox_over:
+        return Plan(actions=(*actions, Conclude()))
     _phase(state, now_ns, actions, wakes)
     grace_seconds = _ending_grace_seconds(state, spec, now_ns)
     if grace_seconds is not None:

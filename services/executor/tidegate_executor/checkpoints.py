@@ -1,0 +1,95 @@
+"""The hot directory from the agent's side: is what a job says it saved there, and what did it not get to say.
+
+Everything below a job's directory was written by the job: no link is followed and every field is checked (the SDK's
+own reader does both).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from tidegate.checkpoint import adopt as adoption
+from tidegate.checkpoint import root as roots
+from tidegate.checkpoint.store import Committed
+from tidegate.errors import CorruptCheckpointError
+from tidegate_events.events import CheckpointRef, LayerRef
+from tidegate_events.orders import SandboxOrder
+
+from tidegate_executor.attempts.state import AttemptState
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z")
+
+
+def job_directory(hot: Path, tenant: str, job: str) -> Path:
+    """Return where a job's checkpoints lie. Raises ValueError for names that are no file names."""
+    for name in (tenant, job):
+        if not _NAME.match(name):
+            raise ValueError(f"{name!r} cannot name a directory of checkpoints: letters, digits and _ . - are accepted")
+    return hot / tenant / job
+
+
+def reference(root: roots.Root, directory: str) -> CheckpointRef:
+    """Return the checkpoint as events name it."""
+    layers = tuple(LayerRef(name=layer.name, digest=layer.sha256, size_bytes=layer.bytes) for layer in root.layers)
+    return CheckpointRef(id=root.id, step=root.step, attempt=root.stamp.attempt, directory=directory, layers=layers)
+
+
+def read(directory: Path, name: str) -> CheckpointRef:
+    """Return the committed checkpoint `name`. Raises CorruptCheckpointError."""
+    if not roots.DIRECTORY_NAME.match(name):
+        raise CorruptCheckpointError(f"{name!r} is no checkpoint's name")
+    return reference(roots.read_root(directory / name), name)
+
+
+def unreported(directory: Path, state: AttemptState) -> list[CheckpointRef]:
+    """Return what this member committed after its newest reported checkpoint, oldest first.
+
+    So a save is not lost when the process ended, or the agent was away, before it was told.
+    """
+    if not directory.is_dir():
+        return []
+    found: list[tuple[int, CheckpointRef]] = []
+    reported_ns = -1
+    for entry in os.scandir(directory):
+        if not roots.DIRECTORY_NAME.match(entry.name) or not entry.is_dir(follow_symlinks=False):
+            continue
+        try:
+            root = roots.read_root(Path(entry.path))
+        except CorruptCheckpointError:
+            continue  # damaged or not ours to judge: the checkpoint service reports it, nobody resumes from it
+        if (root.stamp.job, root.stamp.attempt, root.stamp.rank) != (state.job, state.attempt, state.rank):
+            continue
+        if state.saved is not None and entry.name == state.saved.directory:
+            reported_ns = root.created_ns
+        found.append((root.created_ns, reference(root, entry.name)))
+    if reported_ns < 0 and state.saved is not None:
+        found = [(created, ref) for created, ref in found if ref.step > state.saved.step]
+    return [ref for created, ref in sorted(found, key=lambda item: item[0]) if created > reported_ns]
+
+
+def adopt(declared: Path, directory: Path, order: SandboxOrder) -> CheckpointRef | None:
+    """Take over the newest complete checkpoint of a job that does not use the SDK; None where there is no new one."""
+    spec = order.spec
+    stamp = roots.Stamp(
+        job=order.job,
+        attempt=order.attempt,
+        rank=order.rank,
+        component=spec.main_component.name,
+        replica=0,
+        world_size=spec.gang_size,
+        seed=spec.seed,
+    )
+    committed = adoption.adopt(declared, directory, stamp)
+    return reference(committed.root, committed.directory.name) if committed else None
+
+
+def materialise(directory: Path, resume: CheckpointRef, declared: Path) -> None:
+    """Put an adopted checkpoint back where such a job looks for it; others are left to the SDK.
+
+    Raises CorruptCheckpointError when it is not what was committed.
+    """
+    root = roots.read_root(directory / resume.directory)
+    if root.stamp.adopted is not None:
+        adoption.materialise(Committed(root, directory / resume.directory), declared)

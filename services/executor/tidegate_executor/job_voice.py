@@ -1,0 +1,171 @@
+"""Hears one sandbox's processes: turns what they say into facts that are durable before they are acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import structlog
+from tidegate.errors import CorruptCheckpointError
+from tidegate_events import subjects
+from tidegate_events.events import AnyEvent, Scalar
+
+from tidegate_executor import checkpoints
+from tidegate_executor.attempt_memory import AttemptMemory
+from tidegate_executor.attempts import facts, phases, transitions
+from tidegate_executor.attempts.state import AttemptState
+from tidegate_executor.channel import messages
+from tidegate_executor.channel.handler import ClientInfo, HandlerUnavailable, MessageRefused, Origin
+from tidegate_executor.context import Context
+from tidegate_executor.spool.records import UserMessage
+from tidegate_executor.spool.spool import SpoolFullError
+
+log = structlog.get_logger()
+_replace = msgspec.structs.replace
+
+
+class JobVoice:
+    """Implements ChannelHandler for one attempt. `newest` is the id of the newest checkpoint it told of."""
+
+    def __init__(self, context: Context, memory: AttemptMemory) -> None:
+        self._context = context
+        self._memory = memory
+        self._main = memory.order.spec.main_component.name
+        self._hot = checkpoints.job_directory(Path(context.settings.hot_dir), memory.order.tenant, memory.order.job)
+        self.newest: str | None = memory.order.resume.id if memory.order.resume else None
+        self.user_events_dropped = 0
+
+    def high_water(self, client: str) -> int:
+        """Return the client's newest message that is on disk."""
+        return self._memory.durable_marks.get(client, 0)
+
+    async def on_hello(self, client: ClientInfo) -> None:
+        """Remember that this process can be asked to leave over the channel."""
+        self._check_open()
+        origin = client.origin
+        log.info("process_connected", sandbox=self._memory.state.id, component=origin.component, sdk=client.sdk)
+        await self._memory.commit(state=transitions.connect(self._memory.state, origin.component, origin.replica))
+
+    async def on_phase(self, origin: Origin, message: messages.Phase) -> None:
+        """Remember the phase; it becomes a fact now, or when the dwell is over."""
+        now_ns = self._context.clock.now_ns()
+        state = self._marked(origin)
+        said = phases.say(state.phase, message.phase, message.step, now_ns, is_main=origin.component == self._main)
+        state = transitions.step_seen(_replace(state, phase=said), message.step)
+        due_ns = phases.due_ns(said)
+        if due_ns is not None and due_ns <= now_ns and state.stage == "running":
+            fact = facts.phase_changed(state, now_ns)
+            journaled = _replace(state, phase=phases.journal(said, now_ns))
+            try:
+                await self._durably(origin, self._memory.commit([fact], state=journaled, droppable=True))
+            except SpoolFullError:
+                log.warning("phase_waits", sandbox=state.id, phase=said.current)
+            else:
+                return
+        await self._durably(origin, self._memory.commit(state=state))
+
+    async def on_report(self, origin: Origin, message: messages.Report) -> None:
+        """Keep the newest metrics for telemetry, and the step in memory."""
+        state = self._memory.state
+        self._context.telemetry.report(origin, message, flips=state.phase.flips)
+        self._memory.state = transitions.step_seen(state, message.step)
+
+    async def on_publish(self, origin: Origin, message: messages.Publish) -> None:
+        """Send a user's own event on its way; while too much waits for the bus it is dropped, and counted."""
+        state = self._marked(origin)
+        body = {
+            "job": state.job,
+            "attempt": state.attempt,
+            "rank": state.rank,
+            "component": origin.component,
+            "replica": origin.replica,
+            "at_ns": message.at_ns,
+            "kind": message.event,
+            "payload": message.payload,
+            "traceparent": state.traceparent,
+        }
+        user = UserMessage(
+            id=f"{state.id}/{origin.client}/{origin.seq}",
+            subject=subjects.user(state.tenant),
+            body=msgspec.Raw(msgspec.json.encode(body)),
+        )
+        try:
+            await self._durably(origin, self._memory.commit(state=state, user=[user], droppable=True))
+        except SpoolFullError as error:
+            self.user_events_dropped += 1
+            log.warning("user_event_dropped", sandbox=state.id, dropped=self.user_events_dropped, why=str(error))
+            await self._durably(origin, self._memory.commit(state=state))
+
+    async def on_saved(self, origin: Origin, message: messages.Saved) -> None:
+        """Report a checkpoint that really lies in the hot directory."""
+        self._check_open()
+        try:
+            found = await asyncio.to_thread(checkpoints.read, self._hot, message.directory)
+        except CorruptCheckpointError as error:
+            raise MessageRefused("no_such_checkpoint", str(error)) from error
+        if found.id != message.id:
+            raise MessageRefused("no_such_checkpoint", f"{message.directory} holds another checkpoint")
+        state = transitions.saved(self._marked(origin), message.directory, found.step)
+        fact = facts.checkpoint_saved(state, self._context.node, found, self._context.clock.now_ns())
+        self.newest = found.id
+        await self._durably(origin, self._memory.commit([fact], state=state))
+
+    async def on_save_failed(self, origin: Origin, message: messages.SaveFailed) -> None:
+        """Report that a save did not become durable."""
+        state = self._marked(origin)
+        fact = facts.checkpoint_failed(state, message.step, message.error, self._context.clock.now_ns())
+        await self._durably(origin, self._memory.commit([fact], state=state))
+
+    async def on_restored(self, origin: Origin, message: messages.Restored) -> None:
+        """Note where the job continues; a checkpoint it was told to resume from and could not use is reported."""
+        state = transitions.step_seen(self._marked(origin), message.step)
+        resume = self._memory.order.resume
+        events: list[AnyEvent] = []
+        if resume is not None and message.id != resume.id and message.skipped:
+            events.append(
+                facts.checkpoint_unusable(
+                    state, resume, message.why or "refused by the job", self._context.clock.now_ns()
+                )
+            )
+            state = _replace(state, last_step=message.step)
+        log.info("job_restored", sandbox=state.id, step=message.step, skipped=message.skipped)
+        await self._durably(origin, self._memory.commit(events, state=state))
+
+    async def on_suspended(self, origin: Origin, message: messages.Suspended) -> None:
+        """Take the acknowledgement of a stop; only the main component's word counts."""
+        state = transitions.step_seen(self._marked(origin), message.step)
+        if origin.component == self._main:
+            state = _replace(state, acknowledged=True)
+        await self._durably(origin, self._memory.commit(state=state))
+
+    async def on_finished(self, origin: Origin, message: messages.Finished) -> None:
+        """Take the explicit completion; only the main component's word counts."""
+        state = transitions.step_seen(self._marked(origin), message.step)
+        if origin.component == self._main:
+            state = _replace(state, finished=True, result=_scalars(message.result))
+        await self._durably(origin, self._memory.commit(state=state))
+
+    def _check_open(self) -> None:
+        if self._memory.state.is_over:
+            raise HandlerUnavailable("the sandbox is over")
+
+    def _marked(self, origin: Origin) -> AttemptState:
+        self._check_open()
+        return transitions.mark(self._memory.state, origin.client, origin.seq)
+
+    async def _durably(self, origin: Origin, written: asyncio.Future[None]) -> None:
+        await asyncio.shield(written)
+        marks = self._memory.durable_marks
+        marks[origin.client] = max(marks.get(origin.client, 0), origin.seq)
+
+
+def _scalars(result: dict[str, Any]) -> dict[str, Scalar]:
+    """Return the result as an event holds it: nested values as JSON text."""
+    return {
+        name: value
+        if value is None or isinstance(value, str | int | float | bool)
+        else msgspec.json.encode(value).decode()
+        for name, value in result.items()
+    }

@@ -1,0 +1,358 @@
+"""Carries one attempt through: makes its sandbox, starts its processes, does what the plan says, reports the end.
+
+It decides nothing: `attempts/` does. When it is cancelled (the agent ends) the sandbox runs on, and a runner of the
+next incarnation takes over from the state on disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+import msgspec
+import structlog
+from tidegate_events import trace
+from tidegate_events.events import AnyEvent, Quota, Reason
+from tidegate_events.orders import SandboxOrder
+from tidegate_events.spec import Component
+
+from tidegate_executor import conclusion, preparation
+from tidegate_executor.attempt_memory import AttemptMemory
+from tidegate_executor.attempts import facts, phases, planning, transitions
+from tidegate_executor.attempts.state import AttemptState, Replica
+from tidegate_executor.channel.handler import Sandbox as ChannelPlace
+from tidegate_executor.channel.server import ChannelServer
+from tidegate_executor.context import Context
+from tidegate_executor.job_voice import JobVoice
+from tidegate_executor.sandbox.base import (
+    CommandNotStartableError,
+    InfrastructureError,
+    Limits,
+    RequestRefusedError,
+    ResizeRefusedError,
+    Sandbox,
+    SandboxLostError,
+)
+from tidegate_executor.spool.spool import SpoolFullError
+
+LOOK_SECONDS_MAX = 5.0  # the plan is looked at again at least this often, whatever was missed
+DOUBT_SECONDS_MAX = 2.0  # how long the history may take to say whether a start before a crash was carried out
+END_MARGIN_SECONDS = 0.05
+
+log = structlog.get_logger()
+_replace = msgspec.structs.replace
+
+
+class AttemptRunner:
+    """One attempt. `sandbox` is the one found at the agent's start, None for a new attempt."""
+
+    def __init__(self, context: Context, memory: AttemptMemory, sandbox: Sandbox | None = None) -> None:
+        self._context = context
+        self.memory = memory
+        self._found = sandbox
+        self._spec = memory.order.spec
+        self._voice = JobVoice(context, memory)
+        self._prepared: preparation.Prepared | None = None
+        self._ends_at = float("inf")
+        state = memory.state
+        self._group = context.stop_groups.take(state.job, state.attempt)
+        self._server = ChannelServer(
+            ChannelPlace(state.job, state.attempt, state.rank),
+            {component.name: component.replicas for component in self._spec.components},
+            self._voice,
+            stop_group=self._group,
+            resume=self._voice.newest,
+        )
+        self._log = log.bind(sandbox=state.id, job=state.job, tenant=state.tenant, trace_id=trace.trace_id(state.job))
+
+    def offer(self, order: SandboxOrder) -> None:
+        """Take a newer order for this attempt."""
+        self.memory.change(transitions.on_order(self.memory.state, order))
+
+    async def run(self) -> None:
+        """Return when the attempt is over and reported."""
+        try:
+            sandbox = self._found or await self._make()
+            if sandbox is None:
+                return
+            if self._found is not None:
+                self._open_channel()
+            await self._attend(sandbox)
+        finally:
+            self._server.close()
+            self._context.stop_groups.give_back(self.memory.state.job, self.memory.state.attempt)
+
+    # ---- making ----
+
+    async def _make(self) -> Sandbox | None:
+        """Return the new sandbox; None when the member was refused or lost, which is reported then."""
+        await self.memory.commit_first()
+        try:
+            self._prepared = await preparation.prepare(self._context, self.memory.order, self.memory.state)
+            await preparation.secrets_of(self._context, self.memory.order)
+            if self.memory.state.stop is not None:
+                await self._conclude_unstarted(None)
+                return None
+            self._open_channel()
+            await self._put_checkpoint_back(before=True)
+            sandbox = await self._context.backends[self.memory.state.level].create(self._prepared.spec)
+        except preparation.RefusedError as refusal:
+            await self._reject(refusal.reason)
+        except RequestRefusedError as error:
+            await self._reject(Reason(code="SandboxRefused", detail=str(error)[:1000]))
+        except (InfrastructureError, OSError) as error:
+            await self._conclude_unstarted(str(error))
+        else:
+            return sandbox
+        return None
+
+    async def _put_checkpoint_back(self, *, before: bool) -> None:
+        """Before the sandbox is made where the directory is a mount, after it where it lies in the sandbox's state."""
+        prepared = self._prepared
+        if prepared is None or prepared.declared is None:
+            return
+        mounted = any(mount.source == str(prepared.declared) for mount in prepared.spec.mounts)
+        if mounted == before:
+            await asyncio.to_thread(preparation.put_checkpoint_back, prepared, self.memory.order)
+
+    def _open_channel(self) -> None:
+        state = self.memory.state
+        directory = preparation.channel_directory(self._context, state.id)
+        directory.mkdir(exist_ok=True, mode=0o711)
+        uid = self._context.backends[state.level].host_uid(state.uid_slot)
+        self._server.open(directory / preparation.SOCKET_NAME, (uid, uid) if uid is not None else None)
+
+    async def _reject(self, reason: Reason) -> None:
+        now_ns = self._context.clock.now_ns()
+        order, node = self.memory.order, self._context.node
+        events: list[AnyEvent] = []
+        if reason.code == "CheckpointDamaged" and order.resume is not None:
+            events.append(facts.checkpoint_unusable(self.memory.state, order.resume, reason.detail, now_ns))
+        events.append(facts.rejected(order, node, reason, now_ns))
+        self._log.warning("placement_rejected", code=reason.code, detail=reason.detail)
+        await self.memory.commit(events, state=_replace(self.memory.state, stage="rejected", ended_ns=now_ns))
+        await asyncio.to_thread(preparation.clean, self._context, self.memory.state.id)
+
+    async def _conclude_unstarted(self, broken: str | None) -> None:
+        """Report the end of a member of which nothing ran: by a stop, or because the node could not make it."""
+        if broken is not None:
+            self.memory.change(transitions.fail(self.memory.state, "infrastructure", broken))
+        await conclusion.report(self._context, self.memory, (), self._log)
+        await asyncio.to_thread(preparation.clean, self._context, self.memory.state.id)
+
+    # ---- attending ----
+
+    async def _attend(self, sandbox: Sandbox) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            serving = tasks.create_task(self._server.run())
+            tasks.create_task(self._follow(sandbox))
+            if self._found is None:
+                await self._start_afresh(sandbox)
+            else:
+                await self._settle_doubts(sandbox)
+            await self._loop(sandbox, tasks)
+            serving.cancel()
+        await conclusion.remove(self._context, self.memory, sandbox, self._log)
+
+    async def _start_afresh(self, sandbox: Sandbox) -> None:
+        try:
+            await self._put_checkpoint_back(before=False)
+        except (preparation.RefusedError, OSError) as error:
+            self.memory.change(transitions.fail(self.memory.state, "infrastructure", str(error)))
+            return
+        await self._start(sandbox, self.memory.state.replicas)
+
+    async def _settle_doubts(self, sandbox: Sandbox) -> None:
+        """Find out about starts that were ordered before a crash: the history says, or they were not carried out."""
+
+        def doubtful() -> list[Replica]:
+            return [replica for replica in self.memory.state.replicas if replica.status == "starting"]
+
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + DOUBT_SECONDS_MAX
+        while doubtful() and not self.memory.state.sandbox_over and (left := deadline - loop.time()) > 0:
+            self.memory.changed.clear()
+            await _wait(self.memory.changed, left)
+        if doubtful() and not self.memory.state.sandbox_over:
+            self._log.info("starts_repeated", replicas=[replica.name for replica in doubtful()])
+            await self._start(sandbox, doubtful())
+
+    async def _follow(self, sandbox: Sandbox) -> None:
+        memory = self.memory
+        try:
+            async for recorded in sandbox.events(memory.state.history_offset):
+                event = recorded.event
+                memory.change(transitions.on_history(memory.state, event, recorded.next_offset, self._spec))
+                self._log.debug("sandbox_event", sandbox_event=type(event).__name__)
+        except SandboxLostError as error:
+            lost = transitions.fail(memory.state, "infrastructure", str(error))
+            memory.change(_replace(lost, sandbox_over=True))
+
+    async def _loop(self, sandbox: Sandbox, tasks: asyncio.TaskGroup) -> None:
+        memory = self.memory
+        while not memory.state.is_over:
+            memory.changed.clear()
+            now_ns = self._context.clock.now_ns()
+            todo = planning.plan(memory.state, self._spec, now_ns)
+            for action in todo.actions:
+                await self._do(action, sandbox, tasks)
+            self._server.resume = self._voice.newest
+            left = LOOK_SECONDS_MAX
+            if todo.wake_ns:
+                left = min(left, max(0.0, (todo.wake_ns - self._context.clock.now_ns()) / 1e9))
+            if not memory.state.is_over:
+                await _wait(memory.changed, left)
+
+    async def _do(self, action: planning.Action, sandbox: Sandbox, tasks: asyncio.TaskGroup) -> None:
+        if isinstance(action, planning.ReportStarted):
+            await self._report_started(sandbox)
+        elif isinstance(action, planning.Start):
+            names = [replica.name for replica in action.replicas]
+            self._log.info("components_restarted", replicas=names)
+            await self.memory.commit(state=transitions.order_starts(self.memory.state, names))
+            await self._start(sandbox, action.replicas)
+        elif isinstance(action, planning.Resize):
+            await self._resize(sandbox, action.quotas)
+        elif isinstance(action, planning.AskToLeave):
+            self._ask_to_leave()
+        elif isinstance(action, planning.EndSandbox):
+            self._end(sandbox, action.grace_seconds, tasks)
+        elif isinstance(action, planning.SayPhase):
+            await self._say_phase()
+        else:
+            await conclusion.conclude(self._context, self.memory, (self._server, self._prepared), self._log)
+
+    async def _report_started(self, sandbox: Sandbox) -> None:
+        now_ns = self._context.clock.now_ns()
+        state = transitions.started(self.memory.state)
+        events: list[AnyEvent] = [facts.started(state, self._context.node, now_ns)]
+        try:
+            stats = await sandbox.stats()
+        except InfrastructureError as error:  # it is over already: the history says how
+            self._log.info("limits_not_read", why=str(error))
+        else:
+            seen = {each.component: each.limits for each in stats.replicas if each.limits is not None}
+            quotas = tuple(_seen(quota, seen.get(quota.component)) for quota in self.memory.state.quotas_asked)
+            node = self._context.node
+            events.append(facts.quota_applied(state, node, quotas, now_ns, enforced=stats.limits_enforced))
+            state = _replace(transitions.started(self.memory.state), quotas_reported=quotas)
+        self._log.info("sandbox_started", level=state.level, image=state.image_digest)
+        await self.memory.commit(events, state=state)
+
+    async def _start(self, sandbox: Sandbox, replicas: Iterable[Replica]) -> None:
+        """Start each in the listed order; the first that cannot be started ends the attempt."""
+        components = {component.name: component for component in self._spec.components}
+        for replica in replicas:
+            state = self.memory.state
+            if state.failure is not None:
+                return
+            try:
+                await self._start_one(sandbox, components[replica.component], replica.replica)
+            except (CommandNotStartableError, RequestRefusedError) as error:
+                self.memory.change(
+                    transitions.not_startable(self.memory.state, replica.component, replica.replica, str(error))
+                )
+            except (InfrastructureError, preparation.RefusedError, OSError) as error:
+                self.memory.change(transitions.fail(self.memory.state, "infrastructure", str(error)))
+
+    async def _start_one(self, sandbox: Sandbox, component: Component, number: int) -> None:
+        order, state = self.memory.order, self.memory.state
+        if self._prepared is None:
+            self._prepared = await preparation.prepare(self._context, order, state)
+        if self._found is not None:
+            running = {(each.component, each.replica) for each in (await sandbox.stats()).replicas}
+            if (component.name, number) in running:
+                return
+        quota = next(quota for quota in state.quotas_asked if quota.component == component.name)
+        process = preparation.process_of(order, component, number, self._prepared, preparation.limits_of(quota))
+        secrets = await preparation.secrets_of(self._context, order)
+        await sandbox.start(_replace(process, secret_env=secrets))
+
+    async def _resize(self, sandbox: Sandbox, quotas: tuple[Quota, ...]) -> None:
+        """Give each component its new limits; what the kernel refuses stays as it is and is tried again later."""
+        enforced = True
+        applied: list[Quota | None] = [None for _ in quotas]
+        try:
+            enforced = (await sandbox.stats()).limits_enforced
+            applied = [await self._resize_component(sandbox, quota) if enforced else quota for quota in quotas]
+        except InfrastructureError as error:
+            self._log.warning("quota_not_applied", why=str(error))
+        state = self.memory.state
+        done = {quota.component: quota for quota, seen in zip(quotas, applied, strict=True) if seen is not None}
+        seen_now = {quota.component: quota for quota in (*state.quotas_reported, *filter(None, applied))}
+        now_ns = self._context.clock.now_ns()
+        asked = tuple(done.get(quota.component, quota) for quota in state.quotas_asked)
+        state = transitions.quotas_applied(state, asked, tuple(seen_now.values()))
+        if len(done) < len(quotas):
+            state = _replace(state, quotas_retry_ns=now_ns + planning.QUOTA_RETRY_NS)
+        if not done:
+            self.memory.change(state)
+            return
+        fact = facts.quota_applied(state, self._context.node, state.quotas_reported, now_ns, enforced=enforced)
+        try:
+            await self.memory.commit([fact], state=state, droppable=True)
+        except SpoolFullError as error:
+            self._log.warning("quota_fact_waits", why=str(error))
+            self.memory.change(_replace(self.memory.state, quotas_retry_ns=now_ns + planning.QUOTA_RETRY_NS))
+
+    async def _resize_component(self, sandbox: Sandbox, quota: Quota) -> Quota | None:
+        limits = preparation.limits_of(quota)
+        seen: Limits | None = None
+        for replica in self.memory.state.replicas_of(quota.component):
+            if replica.status != "running":
+                continue
+            try:
+                seen = await sandbox.resize(replica.component, replica.replica, limits)
+            except ResizeRefusedError as error:
+                if any(r.status == "running" and r.name == replica.name for r in self.memory.state.replicas):
+                    self._log.warning("resize_refused", replica=replica.name, why=str(error))
+                    return None
+        return _seen(quota, seen)
+
+    async def _say_phase(self) -> None:
+        now_ns = self._context.clock.now_ns()
+        state = self.memory.state
+        journaled = _replace(state, phase=phases.journal(state.phase, now_ns))
+        try:
+            await self.memory.commit([facts.phase_changed(state, now_ns)], state=journaled, droppable=True)
+        except SpoolFullError as error:
+            self._log.warning("phase_waits", why=str(error))
+
+    def _ask_to_leave(self) -> None:
+        stop = self.memory.state.stop
+        assert stop is not None
+        self._server.stop(stop.reason or stop.desired, stop.deadline_ns)
+
+    def _end(self, sandbox: Sandbox, grace_seconds: float, tasks: asyncio.TaskGroup) -> None:
+        """Have the shim end the sandbox; asked again only to make it sooner."""
+        ends_at = asyncio.get_running_loop().time() + grace_seconds
+        if ends_at < self._ends_at - END_MARGIN_SECONDS:
+            self._ends_at = ends_at
+            self.memory.change(transitions.ending(self.memory.state))
+            tasks.create_task(self._stop(sandbox, grace_seconds))
+
+    async def _stop(self, sandbox: Sandbox, grace_seconds: float) -> None:
+        self._log.info("sandbox_ending", grace_seconds=grace_seconds)
+        try:
+            await sandbox.stop(grace_seconds)
+        except InfrastructureError as error:
+            self._log.warning("sandbox_stop_failed", why=str(error))
+
+
+def _seen(quota: Quota, limits: Limits | None) -> Quota:
+    if limits is None:
+        return quota
+    return Quota(component=quota.component, cpu_millis=limits.cpu_millis, memory_mib=limits.memory_mib)
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return
+
+
+def new_state(order: SandboxOrder, now_ns: int, *, image_digest: str, uid_slot: int) -> AttemptState:
+    """Return the first state of an attempt on this node."""
+    return transitions.accept(order, now_ns, level=order.spec.isolation, image_digest=image_digest, uid_slot=uid_slot)

@@ -1,0 +1,192 @@
+"""The agent as a process: reconciles first, then joins, then obeys; and keeps going while the bus is away.
+
+Order matters. What an earlier incarnation left is followed before anything else; NodeJoined is in the journal before
+an order is obeyed; exits that happened meanwhile are either before NodeJoined in the spool, or the sandbox is listed
+as held. When the process ends, for whatever reason, sandboxes run on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import nats.errors
+import structlog
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from tidegate_events import orders, subjects
+from tidegate_events.bus import BusUnreachableError, connect
+from tidegate_events.clock import Clock
+from tidegate_events.journal.base import JournalUnavailableError
+from tidegate_events.journal.nats import NatsJournal
+from tidegate_events.process import say_ready
+
+from tidegate_executor import attempt_memory, backends, capacity, images, lock, log_queries, sdk_copy, telemetry
+from tidegate_executor.admission import Offer
+from tidegate_executor.agent import NodeAgent
+from tidegate_executor.context import Context
+from tidegate_executor.sandbox.base import SandboxBackend
+from tidegate_executor.settings import Settings
+from tidegate_executor.spool.incarnation import next_incarnation, recorded_incarnation
+from tidegate_executor.spool.publisher import FactPublisher
+from tidegate_executor.spool.spool import Spool
+from tidegate_executor.user_stream import NatsUserStream
+from tidegate_executor.workdirs import Workdirs
+
+HEARTBEAT_SECONDS = 1.0
+TIDY_SECONDS = 60.0
+LOCK_SECONDS_MAX = 10.0  # for a predecessor that is just ending
+RETRY_SECONDS = 1.0
+
+log = structlog.get_logger()
+
+
+async def serve(settings: Settings, clock: Clock) -> None:
+    """Run the agent until it is cancelled."""
+    paths = settings.paths
+    paths.ensure()
+    await asyncio.to_thread(lock.hold, paths.lock, LOCK_SECONDS_MAX)
+    available = backends.make(await asyncio.to_thread(backends.record, settings))
+    levels = await backends.offered_levels(settings, available)
+    found = await backends.find_all(available)
+    async with asyncio.TaskGroup() as tasks:
+        bus: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
+        tasks.create_task(_connect(settings, bus))
+        incarnation = await _incarnation(settings, bus)
+        log.info("agent_starting", node=settings.node, incarnation=incarnation, sandboxes=sorted(found))
+        spool = Spool(paths.spool, paths.attempts, node=settings.node, epoch=incarnation)
+        remembered = attempt_memory.recall(await asyncio.to_thread(spool.open))
+        tasks.create_task(spool.run_flusher())
+        context = await _context(settings, clock, spool, available)
+        tasks.create_task(_measure_images(context))
+        agent = NodeAgent(context, incarnation, tasks)
+        await agent.reconcile(remembered, found)
+        node_capacity = await asyncio.to_thread(capacity.detect, settings)
+        await agent.join(Offer(capacity=node_capacity, levels=levels, images=await context.images))
+        client = await bus
+        tasks.create_task(_publish_facts(settings, spool, client, incarnation))
+        tasks.create_task(spool.run_user(NatsUserStream(client).store))
+        await spool.drained()
+        log.info("node_joined", incarnation=incarnation)
+        await _attend(tasks, context, agent, client)
+
+
+async def _connect(settings: Settings, bus: asyncio.Future[Client]) -> None:
+    """Connect, however long it takes: what runs here is followed meanwhile."""
+    while True:
+        try:
+            bus.set_result(await connect(settings.bus))
+        except BusUnreachableError as error:
+            log.warning("bus_away", why=str(error))
+        else:
+            return
+
+
+async def _incarnation(settings: Settings, bus: asyncio.Future[Client]) -> int:
+    """Return this start's incarnation; only on a new data directory the bus is needed for it."""
+    path, subject = settings.paths.incarnation, subjects.fact("node", settings.node)
+    before = await asyncio.to_thread(recorded_incarnation, path)
+    while before is None:
+        try:
+            last = await NatsJournal(await bus).last(subject)
+        except JournalUnavailableError as error:
+            log.warning("journal_away", why=str(error))
+            await asyncio.sleep(RETRY_SECONDS)
+        else:
+            before = last.frame.writer.epoch if last else 0
+    return await asyncio.to_thread(next_incarnation, path, before)
+
+
+async def _context(settings: Settings, clock: Clock, spool: Spool, available: dict[str, SandboxBackend]) -> Context:
+    workdirs = Workdirs(settings.paths.workdirs, settings.gateway_url)
+    await asyncio.to_thread(workdirs.open)
+    return Context(
+        settings=settings,
+        paths=settings.paths,
+        clock=clock,
+        spool=spool,
+        backends=available,
+        workdirs=workdirs,
+        sdk_dir=await asyncio.to_thread(sdk_copy.install, settings.paths.sdk),
+        telemetry=telemetry.Telemetry(settings.node),
+        images=asyncio.get_running_loop().create_future(),
+    )
+
+
+async def _measure_images(context: Context) -> None:
+    context.images.set_result(await images.catalogue(context.settings))
+
+
+async def _publish_facts(settings: Settings, spool: Spool, client: Client, incarnation: int) -> None:
+    subject = subjects.fact("node", settings.node)
+    publisher = FactPublisher(NatsJournal(client), subject, epoch=incarnation)
+    await spool.run_facts(publisher.send)
+
+
+async def _attend(tasks: asyncio.TaskGroup, context: Context, agent: NodeAgent, client: Client) -> None:
+    node = context.node
+
+    async def on_orders(message: Msg) -> None:
+        try:
+            decoded = orders.decode_orders(message.data)
+        except msgspec.MsgspecError as error:
+            log.error("orders_unreadable", why=str(error))
+        else:
+            await agent.on_orders(decoded)
+
+    async def on_logs(message: Msg) -> None:
+        await message.respond(log_queries.answer(message.data, agent, context.paths.logs))
+
+    await _serve_subject(tasks, client, subjects.order(node), on_orders)
+    await _serve_subject(tasks, client, subjects.ask_node(node, "logs"), on_logs)
+    beat = orders.Heartbeat(node=node, incarnation=agent.incarnation, at_ns=0)
+    tasks.create_task(_beat(client, beat, context.clock))
+    tasks.create_task(_tell_telemetry(context, client))
+    tasks.create_task(_tidy(agent))
+    say_ready()
+
+
+async def _serve_subject(
+    tasks: asyncio.TaskGroup, client: Client, subject: str, handle: Callable[[Msg], Awaitable[None]]
+) -> None:
+    subscription = await client.subscribe(subject)
+
+    async def run() -> None:
+        async for message in subscription.messages:
+            try:
+                await handle(message)
+            except nats.errors.Error as error:  # the bus went away under an answer: whoever asked asks again
+                log.warning("bus_call_failed", subject=subject, why=repr(error))
+
+    tasks.create_task(run())
+
+
+async def _beat(client: Client, beat: orders.Heartbeat, clock: Clock) -> None:
+    while True:
+        now = msgspec.structs.replace(beat, at_ns=clock.now_ns())
+        await _publish(client, subjects.live(beat.node), orders.encode(now))
+        await asyncio.sleep(HEARTBEAT_SECONDS)
+
+
+async def _tell_telemetry(context: Context, client: Client) -> None:
+    while True:
+        await asyncio.sleep(telemetry.INTERVAL_SECONDS)
+        for row in context.telemetry.take():
+            await _publish(client, telemetry.subject(context.node), row)
+
+
+async def _publish(client: Client, subject: str, data: bytes) -> None:
+    """Publish what is worth nothing later: dropped while the bus is away."""
+    if not client.is_connected:
+        return
+    try:
+        await client.publish(subject, data)
+    except nats.errors.Error as error:
+        log.debug("not_published", subject=subject, why=repr(error))
+
+
+async def _tidy(agent: NodeAgent) -> None:
+    while True:
+        await asyncio.sleep(TIDY_SECONDS)
+        await agent.tidy()
