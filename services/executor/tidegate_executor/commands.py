@@ -22,6 +22,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     sweeping.add_argument("--data-dir", default=argparse.SUPPRESS)
     measuring = commands.add_parser("images", help="measure the images, so that the next start is quick, and list them")
     measuring.add_argument("--data-dir", default=argparse.SUPPRESS)
+    probing = commands.add_parser("probe", help="try every isolation level for real, and say what works here")
+    probing.add_argument("--data-dir", default=argparse.SUPPRESS)
+    probing.add_argument("--json", action="store_true", dest="as_json", help="one line of JSON")
     return parser.parse_args(argv)
 
 

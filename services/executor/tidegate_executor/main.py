@@ -11,7 +11,7 @@ from pathlib import Path
 from tidegate_events.clock import SystemClock
 from tidegate_events.process import log_as, run_until_signalled
 
-from tidegate_executor import commands, settings, shell
+from tidegate_executor import commands, probing, settings, shell
 from tidegate_executor.backends import NoLevelError
 from tidegate_executor.lock import DataDirectoryInUseError
 from tidegate_executor.sweep import sweep
@@ -37,6 +37,11 @@ def _run(arguments: argparse.Namespace) -> None:
         log_as("executor", "sweep")
         swept = asyncio.run(sweep(Path(settings.data_dir(os.environ, arguments.data_dir))))
         print(f"{len(swept)} sandboxes ended: {', '.join(swept) or 'none were left'}")
+        return
+    if arguments.command == "probe":
+        log_as("executor", "probe")
+        results = asyncio.run(probing.probe(Path(settings.data_dir(os.environ, arguments.data_dir))))
+        print(probing.as_text(results, as_json=arguments.as_json))
         return
     loaded = settings.load(os.environ, commands.overrides(arguments))
     log_as("executor", loaded.node)
