@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
 from tidegate_executor.sandbox.base import (
     ComponentProcess,
     Layer,
@@ -87,9 +86,7 @@ class World:
         return exited, await output_of(sandbox, process.component, process.replica)
 
 
-async def exit_of(
-    sandbox: Sandbox, component: str = "main", replica: int = 0, *, after_ns: int = 0
-) -> ReplicaExited:
+async def exit_of(sandbox: Sandbox, component: str = "main", replica: int = 0, *, after_ns: int = 0) -> ReplicaExited:
     async with asyncio.timeout(WAIT_SECONDS):
         async for recorded in sandbox.events():
             event = recorded.event
@@ -151,6 +148,12 @@ async def cell(tmp_path: Path) -> AsyncIterator[World]:
     yield opened
     await opened.backend.sweep(set())
     await opened.backend.release()
+
+
+def left_over(world: World) -> list[str]:
+    """Sandboxes that still have a state directory."""
+    directory = Path(world.settings.sandboxes_dir)
+    return sorted(entry.name for entry in directory.iterdir() if entry.name != ".base") if directory.exists() else []
 
 
 def require_limits(world: World) -> None:

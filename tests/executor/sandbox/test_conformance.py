@@ -8,8 +8,6 @@ import signal
 from pathlib import Path
 
 import pytest
-
-from tests.executor.sandbox.conftest import LIMITS, PYTHON, World, exit_of, output_of, require_limits, wait_output
 from tidegate_executor.sandbox.base import (
     CommandNotStartableError,
     InfrastructureError,
@@ -21,6 +19,17 @@ from tidegate_executor.sandbox.base import (
     ResizeRefusedError,
     SandboxEnded,
     SandboxReady,
+)
+
+from tests.executor.sandbox.conftest import (
+    LIMITS,
+    PYTHON,
+    World,
+    exit_of,
+    left_over,
+    output_of,
+    require_limits,
+    wait_output,
 )
 
 SLEEP = "import time\nprint('up')\ntime.sleep(600)"
@@ -262,8 +271,7 @@ async def test_logs_are_bounded_and_say_so(world: World) -> None:
     assert output.startswith("line 00000000\n")
     assert output.endswith("line 00019999\n")
     assert "bytes of output were not kept]" in output
-    files = list(Path(world.spec().log_dir).iterdir())
-    assert sum(path.stat().st_size for path in files) <= 64 * 1024
+    assert sum(entry.stat().st_size for entry in os.scandir(world.spec().log_dir)) <= 64 * 1024
     tail = await sandbox.logs("main", 0, offset=-14)
     assert tail.data == b"line 00019999\n"
 
@@ -277,7 +285,7 @@ async def test_secrets_are_redacted_and_never_on_disk_or_in_argv(world: World) -
         "print(len(value))\n"
         "for part in (value[:5], value[5:], '\\n'):\n"
         "    sys.stdout.write(part); sys.stdout.flush(); time.sleep(0.1)\n"
-        f"print('t0ken-in' + '-the-spec')\n"
+        "print('t0ken-in' + '-the-spec')\n"
         "print('shown')\n"
         "time.sleep(600)\n"
     )
@@ -285,16 +293,29 @@ async def test_secrets_are_redacted_and_never_on_disk_or_in_argv(world: World) -
     output = await wait_output(sandbox, "shown")
     assert output.splitlines()[:3] == [str(len(secret)), "[redacted]", "[redacted]"]
     for value in (secret, other):
-        for place in (world.settings.sandboxes_dir, world.spec().log_dir):
-            for path in Path(place).rglob("*"):
-                if path.is_file() and not path.is_symlink():
-                    assert value.encode() not in path.read_bytes(), path
-        for directory in Path("/proc").iterdir():
-            if directory.name.isdigit() and int(directory.name) != os.getpid():
-                try:
-                    assert value.encode() not in (directory / "cmdline").read_bytes()
-                except (FileNotFoundError, ProcessLookupError):
-                    continue
+        assert files_holding(value, world.settings.sandboxes_dir) == []
+        assert files_holding(value, world.spec().log_dir) == []
+        assert commands_holding(value) == []
+
+
+def files_holding(value: str, place: str) -> list[Path]:
+    files = [path for path in Path(place).rglob("*") if path.is_file() and not path.is_symlink()]
+    assert files
+    return [path for path in files if value.encode() in path.read_bytes()]
+
+
+def commands_holding(value: str) -> list[str]:
+    """Command lines of other processes that show `value`."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                command = (entry / "cmdline").read_bytes()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if value.encode() in command:
+                found.append(entry.name)
+    return found
 
 
 async def test_mounts_appear_where_the_backend_says(world: World) -> None:
@@ -334,7 +355,7 @@ async def test_a_missing_source_is_refused_and_leaves_nothing(world: World) -> N
     with pytest.raises(RequestRefusedError, match="does not exist"):
         await world.create(mounts=(Mount(source="/no/such/place", target="/inputs/x"),))
     assert await world.backend.list() == ()
-    assert not Path(world.settings.sandboxes_dir, "job.1.0").exists()
+    assert left_over(world) == []
 
 
 async def test_destroy_is_idempotent_and_spares_the_logs(world: World) -> None:
@@ -344,7 +365,7 @@ async def test_destroy_is_idempotent_and_spares_the_logs(world: World) -> None:
     await sandbox.destroy()
     await sandbox.destroy()
     assert await output_of(sandbox) == "up\n"
-    assert not Path(world.settings.sandboxes_dir, "job.1.0").exists()
+    assert left_over(world) == []
     assert await world.backend.list() == ()
 
 

@@ -126,7 +126,7 @@ def read(path: Path) -> str:
 def write(path: Path, value: str) -> None:
     """Write a control file in one write(2), as the kernel wants it; errors name file and value."""
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
     except OSError as error:
         raise CgroupError(f"cannot open {path}: {error.strerror}") from error
     try:

@@ -182,8 +182,13 @@ class ShimSandbox:
 
     def _end(self, reason: str) -> None:
         self.over = True
+        running = list(self.replicas.running.values())
+        for replica in running:
+            # Reap before the place is closed: process 1 cannot end while a process of its namespace is unreaped.
+            os.kill(replica.pid, signal.SIGKILL)
+            os.waitpid(replica.pid, 0)
         self._launcher.close()
-        for replica in list(self.replicas.running.values()):
+        for replica in running:
             self.replicas.end(replica)
         if self._isolated is None:
             kill_descendants(os.getpid(), set())

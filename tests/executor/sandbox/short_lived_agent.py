@@ -1,0 +1,29 @@
+"""An agent that starts a sandbox and waits to be killed. Arguments: a JSON request, the code to run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+from tidegate_executor.sandbox.base import ProbeResult
+from tidegate_executor.sandbox.settings import SandboxSettings
+
+from tests.executor.sandbox.conftest import BACKENDS, World
+
+
+async def main() -> None:
+    request = json.loads(sys.argv[1])
+    directory = Path(request["directory"])
+    settings = SandboxSettings(sandboxes_dir=str(directory / "sandboxes"), cgroup_name=request["group"])
+    name = {"trusted": "bwrap", "unisolated": "process"}[request["level"]]
+    probe = ProbeResult(level=request["level"], backend=name, available=True, limits="unknown")
+    world = World(BACKENDS[name](settings), settings, probe, directory)
+    sandbox = await world.create()
+    await sandbox.start(world.python(sys.argv[2]))
+    print("started", flush=True)
+    await asyncio.sleep(600)
+
+
+asyncio.run(main())

@@ -1,0 +1,53 @@
+"""Mount plans: order, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tidegate_executor.sandbox.base import Layer, Mount, RequestRefusedError, SandboxSpec
+from tidegate_executor.sandbox.plan import ETC_FILES, build_etc, mount_plan
+
+
+def spec(**changes: object) -> SandboxSpec:
+    fields: dict[str, object] = {"id": "a.1.0", "hostname": "h", "log_dir": "/logs"}
+    return SandboxSpec(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def test_outer_layers_come_first_and_usr_is_merged(tmp_path: Path) -> None:
+    layers = (Layer(source="/usr/lib", target="/usr/lib/x"), Layer(source="/usr", target="/usr"))
+    plan = mount_plan(spec(layers=layers), tmp_path, build_etc(tmp_path))
+    targets = [target for _, _, target in plan]
+    assert targets.index("/usr") < targets.index("/usr/lib/x") < targets.index("/etc") < targets.index("/workspace")
+    assert ("link", "usr/bin", "/bin") in plan
+
+
+def test_etc_knows_the_job_and_no_secret_of_the_host(tmp_path: Path) -> None:
+    etc = build_etc(tmp_path)
+    assert build_etc(tmp_path) == etc
+    assert "job:x:1000:1000" in (etc / "passwd").read_text()
+    assert {path.name for path in etc.iterdir()} >= set(ETC_FILES)
+    assert not (etc / "shadow").exists()
+
+
+@pytest.mark.parametrize("target", ["relative", "/", "/a/../b", "/proc/x", "/dev", "/run/tidegate/hold", "/a//b"])
+def test_targets_that_would_hide_or_escape_are_refused(target: str, tmp_path: Path) -> None:
+    with pytest.raises(RequestRefusedError, match="target"):
+        mount_plan(spec(mounts=(Mount(source="/usr", target=target),)), tmp_path, build_etc(tmp_path))
+
+
+def test_a_missing_source_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RequestRefusedError, match="/no/such"):
+        mount_plan(spec(layers=(Layer(source="/no/such", target="/opt/x"),)), tmp_path, build_etc(tmp_path))
+
+
+def test_kinds_follow_the_mounts_flags(tmp_path: Path) -> None:
+    mounts = (
+        Mount(source="/usr", target="/m/1"),
+        Mount(source="/usr", target="/m/2", writable=True),
+        Mount(source="/usr", target="/m/3", writable=True, take_ownership=True),
+    )
+    plan = mount_plan(spec(mounts=mounts, workdir="/usr"), tmp_path, build_etc(tmp_path))
+    kinds = {target: kind for kind, _, target in plan}
+    assert [kinds[f"/m/{n}"] for n in (1, 2, 3)] == ["read", "write", "take"]
+    assert kinds["/workspace"] == "workspace"

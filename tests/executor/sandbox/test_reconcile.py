@@ -1,0 +1,156 @@
+"""The agent dies, the shim dies, process 1 dies: who finds what, and what is left in the end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from tidegate_executor.cgroups.detect import driver_from
+from tidegate_executor.sandbox.base import ReplicaExited, ReplicaStarted, SandboxEnded, SandboxLostError
+from tidegate_executor.sandbox.shim.processes import start_ticks
+from tidegate_executor.sandbox.state import StateDirectory
+
+from tests.executor.sandbox.conftest import World, exit_of, output_of, wait_output
+
+SLEEP = "import time\nprint('up')\ntime.sleep(600)"
+
+AGENT = Path(__file__).with_name("short_lived_agent.py")
+
+
+async def begin_and_kill_agent(world: World, code: str) -> None:
+    """Another process creates a sandbox, starts `code` in it, and is killed by SIGKILL."""
+    request = json.dumps(
+        {"level": world.backend.level, "directory": str(world.directory), "group": world.settings.cgroup_name}
+    )
+    agent = await asyncio.create_subprocess_exec(
+        sys.executable, str(AGENT), request, code, stdout=asyncio.subprocess.PIPE, env={"PYTHONPATH": os.getcwd()}
+    )
+    assert agent.stdout is not None
+    assert (await agent.stdout.readline()) == b"started\n"
+    agent.kill()
+    assert await agent.wait() == -signal.SIGKILL
+
+
+async def test_a_killed_agent_kills_no_job(world: World) -> None:
+    code = (
+        "import os, time\n"
+        "print('up')\n"
+        "while not os.path.exists('go'): time.sleep(0.02)\n"
+        "print('on')\n"
+        "raise SystemExit(5)"
+    )
+    await begin_and_kill_agent(world, code)
+    (found,) = await world.backend.list()
+    assert (found.condition, found.sandbox.id) == ("running", "job.1.0")
+    await wait_output(found.sandbox, "up")
+    follower = asyncio.ensure_future(exit_of(found.sandbox))
+    await open_gate(world)
+    exited = await follower
+    assert (exited.exit_code, exited.stopping) == (5, False)
+    assert await output_of(found.sandbox) == "up\non\n"
+    assert {exit.component: exit.exit_code for exit in await found.sandbox.stop(0)} == {"main": 5, "opener": 0}
+    (ended,) = await world.backend.list()
+    assert ended.condition == "ended"
+
+
+async def test_an_exit_between_two_agents_is_in_the_history(world: World) -> None:
+    await begin_and_kill_agent(world, "raise SystemExit(9)")
+    (found,) = await world.backend.list()
+    assert (await exit_of(found.sandbox)).exit_code == 9
+
+
+async def test_a_dead_shim_means_lost_and_is_swept(world: World) -> None:
+    sandbox = await world.create()
+    started = await sandbox.start(world.python(SLEEP))
+    await wait_output(sandbox, "up")
+    shim = StateDirectory(world.settings.sandboxes_dir, sandbox.id).shim()
+    assert shim is not None
+    os.kill(shim.pid, signal.SIGKILL)
+    for _ in range(500):
+        if (await world.backend.list())[0].condition == "lost":
+            break
+        await asyncio.sleep(0.01)
+    assert (await world.backend.list())[0].condition == "lost"
+    seen: list[type] = []
+
+    async def follow() -> None:
+        async for recorded in sandbox.events():
+            seen.append(type(recorded.event))
+
+    with pytest.raises(SandboxLostError):
+        await follow()
+    assert ReplicaStarted in seen
+    with pytest.raises(SandboxLostError):
+        await sandbox.stats()
+    assert await world.backend.sweep({"another"}) == ("job.1.0",)
+    assert await gone(started.pid)
+    assert await world.backend.list() == ()
+
+
+async def test_sweep_keeps_what_it_is_told_to(world: World) -> None:
+    kept = await world.create("kept.1.0", uid_slot=1)
+    await kept.start(world.python(SLEEP, cwd="/"))
+    await world.create("gone.1.0", uid_slot=2)
+    assert await world.backend.sweep({"kept.1.0"}) == ("gone.1.0",)
+    (found,) = await world.backend.list()
+    assert (found.condition, found.sandbox.id) == ("running", "kept.1.0")
+
+
+async def test_sweep_removes_groups_without_a_sandbox(world: World) -> None:
+    if world.probe.limits == "none":
+        pytest.skip("no control groups here")
+    sandbox = await world.create()
+    record = StateDirectory(world.settings.sandboxes_dir, sandbox.id).record()
+    assert record is not None
+    assert record.cgroup is not None
+    stray = driver_from(record.cgroup).group("stray.1.0")
+    stray.create()
+    assert "stray.1.0" in await world.backend.sweep({sandbox.id})
+    assert not stray.exists()
+
+
+async def test_the_nodes_failure_is_not_the_jobs(cell: World) -> None:
+    sandbox = await cell.create()
+    started = await sandbox.start(cell.python(SLEEP))
+    await wait_output(sandbox, "up")
+    os.kill(process_one_of(started.pid), signal.SIGKILL)
+    async with asyncio.timeout(10):
+        events = [recorded.event async for recorded in sandbox.events()]
+    assert isinstance(events[-1], SandboxEnded)
+    assert events[-1].reason == "collapsed"
+    assert not any(isinstance(event, ReplicaExited) for event in events)
+
+
+def process_one_of(pid: int) -> int:
+    """The host pid of process 1 in the pid namespace of `pid`."""
+    namespace = os.readlink(f"/proc/{pid}/ns/pid")
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                same = os.readlink(entry / "ns" / "pid") == namespace
+                inner = (entry / "status").read_text().split("NSpid:")[1].split("\n")[0].split()[-1]
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue
+            if same and inner == "1":
+                return int(entry.name)
+    raise AssertionError(f"no process 1 beside {pid}")
+
+
+async def open_gate(world: World) -> None:
+    """Make /workspace/go appear, as another replica of the same sandbox does it."""
+    (found,) = await world.backend.list()
+    exited, _ = await world.run(found.sandbox, world.python("open('go', 'w')", component="opener"))
+    assert exited.exit_code == 0
+
+
+async def gone(pid: int) -> bool:
+    for _ in range(500):
+        if start_ticks(pid) is None:
+            return True
+        await asyncio.sleep(0.01)
+    return False
