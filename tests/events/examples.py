@@ -1,0 +1,152 @@
+"""One instance of every kind of event, with every field set: what the golden bytes are made from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tidegate_events import events as e
+from tidegate_events.resources import GpuDevice, Resources
+from tidegate_events.spec import (
+    Component,
+    JobSpec,
+    PathBinding,
+    PreemptionRule,
+    ResourceRange,
+    RestartRule,
+    SourceRecord,
+)
+
+SPEC = JobSpec(
+    name="cartpole",
+    tenant="lab-a",
+    submitter="ada",
+    type="mixed",
+    image="host",
+    workdir="9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+    env={"LR": "0.001"},
+    secrets={"TOKEN": "hub-token"},
+    components=(
+        Component(
+            name="sim",
+            kind="simulator",
+            command=("python", "-m", "sim"),
+            replicas=4,
+            resources={
+                "default": ResourceRange(minimum=Resources(100, 64)),
+                "sampling": ResourceRange(minimum=Resources(500, 64), maximum=Resources(1000, 128)),
+            },
+            env={"A": "b"},
+            restart="on_failure",
+        ),
+        Component(
+            name="learner",
+            kind="learner",
+            command=("python", "train.py"),
+            resources={"default": ResourceRange(minimum=Resources(1000, 512, 1, 8000))},
+        ),
+    ),
+    priority=5,
+    gang_size=2,
+    isolation="guarded",
+    expected_seconds=60,
+    time_limit_seconds=600,
+    restart=RestartRule(max_attempts=3, backoff_seconds=7),
+    preemption=PreemptionRule(grace_seconds=20, checkpoint_dir="/workspace/ckpt"),
+    determinism="strict",
+    threads=2,
+    seed=42,
+    inputs=(PathBinding(name="data", source="/data/in"),),
+    outputs=(PathBinding(name="out", source="/data/out"),),
+    labels={"team": "rl"},
+    source=SourceRecord(git_commit="abc123", dirty_diff_digest="def456", argv=("tidegate", "submit")),
+)
+
+_CHECKPOINT = e.CheckpointRef(
+    id="c" * 64,
+    step=120,
+    attempt=1,
+    directory="000000000120-1-0a1b2c3d",
+    layers=(e.LayerRef(name="model", digest="d" * 64, size_bytes=4096),),
+)
+_QUOTAS = (e.Quota(component="sim", cpu_millis=500, memory_mib=64),)
+_REASON = e.Reason(code="LeastCost", detail="loses least", numbers={"lost_seconds": 41, "candidates": 6})
+_EVENT: dict[str, Any] = {"id": "e-1", "at_ns": 1_796_000_000_000_000_000, "cause": "48209.0"}
+_JOB = {
+    **_EVENT,
+    "tenant": "lab-a",
+    "job": "j-4k2m",
+    "traceparent": "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01",
+}
+_FACT = {**_JOB, "attempt": 1}
+_DECISION = {**_JOB, "revision": 12, "reasons": (_REASON,)}
+_TRIED = {**_DECISION, "attempt": 1}
+_NODE = {**_EVENT, "node": "n1", "incarnation": 3}
+_STOP = {**_TRIED, "grace_seconds": 30, "deadline_ns": 1_796_000_030_000_000_000}
+_RESULT = {"mean_return": 195.5, "episodes": 100, "solved": True, "note": "fine", "nothing": None}
+
+EXAMPLES: tuple[e.Event, ...] = (
+    e.JobSubmitted(**_JOB, spec=SPEC),
+    e.CancelRequested(**_JOB, actor="ada"),
+    e.NodeJoined(
+        **_NODE,
+        capacity=Resources(8000, 16384, 1, 24000),
+        levels=("trusted", "unisolated"),
+        images={"host": "sha256:1234"},
+        gpus=(GpuDevice(0, "GPU-1", "H200", 144384),),
+        cpu_model="EPYC",
+        isa="x86-64-v3",
+        sandboxes=(e.HeldSandbox(job="j-4k2m", attempt=1, rank=0),),
+    ),
+    e.PlacementRejected(**_FACT, rank=0, node="n1", reason=_REASON),
+    e.SandboxStarted(**_FACT, rank=0, node="n1", level="trusted", image_digest="sha256:1234", start_ms=35),
+    e.SandboxExited(
+        **_FACT,
+        rank=0,
+        node="n1",
+        outcome="failed",
+        exit_code=1,
+        signal=9,
+        oom=True,
+        acknowledged=True,
+        last_step=130,
+        detail="killed",
+        result=_RESULT,
+    ),
+    e.PhaseChanged(**_FACT, rank=0, phase="sampling", step=7),
+    e.QuotaApplied(**_FACT, rank=0, node="n1", quotas=_QUOTAS, enforced=False),
+    e.CheckpointSaved(**_FACT, rank=0, node="n1", checkpoint=_CHECKPOINT, tier="warm"),
+    e.CheckpointFailed(**_FACT, stage="verify", reason=_REASON, checkpoint_id="c" * 64, step=120),
+    e.CheckpointVerified(**_FACT, checkpoint_id="c" * 64, size_bytes=4096),
+    e.LeaderElected(**_EVENT, epoch=7, instance="s1"),
+    e.PolicyChanged(**_EVENT, policy=3, parameters={"grace_seconds": 30}),
+    e.DecisionPass(
+        **_EVENT,
+        epoch=7,
+        at_seq=48211,
+        now_ns=1_796_000_000_000_000_000,
+        core="1.0",
+        policy=3,
+        state_digest="b3:9f2c",
+        decisions=2,
+    ),
+    e.NodeUnreachable(**_NODE),
+    e.NodeReachable(**_NODE),
+    e.NodeLost(**_NODE),
+    e.JobRejected(**_DECISION),
+    e.JobPlaced(
+        **_TRIED,
+        members=(e.MemberPlacement(rank=0, node="n1", incarnation=3, quotas=_QUOTAS, gpu_indices=(0,)),),
+        resume=_CHECKPOINT,
+    ),
+    e.JobStarted(**_TRIED),
+    e.JobResumed(**_TRIED, checkpoint_id="c" * 64, step=120),
+    e.QuotaChanged(**_TRIED, rank=0, quotas=_QUOTAS),
+    e.RoomReserved(**_DECISION, nodes=("n1", "n2")),
+    e.PreemptRequested(**_STOP, for_job="j-9x1p"),
+    e.StopRequested(**_STOP),
+    e.JobSuspended(**_TRIED, acknowledged=True, checkpoint_id="c" * 64, step=120, lost_steps=4),
+    e.JobRequeued(**_TRIED, outcome="lost", not_before_ns=1_796_000_005_000_000_000, lost_steps=4),
+    e.JobCompleted(**_TRIED, result=_RESULT),
+    e.JobFailed(**_TRIED, exit_code=1, signal=9, oom=True),
+    e.JobCancelled(**_TRIED),
+)
