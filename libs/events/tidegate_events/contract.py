@@ -71,7 +71,7 @@ CONTRACT: tuple[Row, ...] = (
         "checkpoint",
         "the checkpoint is known to be whole",
         "attempt",
-        "the job has ended",
+        "the checkpoint is unknown",
     ),
     Row(e.LeaderElected, "scheduler", "the epoch leads", "epoch", "a higher epoch leads"),
     Row(e.PolicyChanged, "scheduler", "decisions follow the policy", "policy version", _NEVER),

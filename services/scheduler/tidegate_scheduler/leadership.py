@@ -54,8 +54,18 @@ class Leadership:
             changed = PolicyChanged(id=f"{self.epoch}-policy", at_ns=now_ns, policy=POLICY_VERSION, parameters=values)
             await self.append((changed,))
 
+    def check(self) -> None:
+        """Raise DeposedError if the folded history has a later term than this one.
+
+        The guard alone does not say so: it is the last sequence that was *folded*, the successor's election included.
+        """
+        elected = self._fold.state.header.epoch
+        if elected != self.epoch:
+            raise DeposedError(f"epoch {elected} leads, not {self.epoch}")
+
     async def append(self, events: tuple[AnyEvent, ...]) -> int:
-        """Append one frame and fold it back; return its sequence. Raises DeposedError when the guard does not hold."""
+        """Append one frame and fold it back; return its sequence. Raises DeposedError when this term is over."""
+        self.check()
         answer = await self._append(events)
         if isinstance(answer, Conflict):
             raise DeposedError(f"{DECISION} is at {answer.actual}, not at {answer.expected}: another one leads")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from tidegate_events.orders import NodeOrders, SandboxOrder
+import msgspec
+from tidegate_events.orders import NodeOrders, SandboxOrder, encode
 
 from tidegate_scheduler.state import Job, Member, Node, State
+
+MESSAGE_BYTES_MAX = 900_000  # below the bus's 1 MiB
 
 _DESIRED: dict[str, Literal["run", "suspend", "stop"]] = {
     "placed": "run",
@@ -46,6 +49,15 @@ def orders_for(state: State, node: Node) -> NodeOrders:
         at_seq=state.seq,
         sandboxes=tuple(sandboxes),
     )
+
+
+def in_parts(orders: NodeOrders) -> list[NodeOrders]:
+    """Return `orders` in messages that the bus takes; what a part does not mention is left alone, so parts are safe."""
+    if len(orders.sandboxes) <= 1 or len(encode(orders)) <= MESSAGE_BYTES_MAX:
+        return [orders]
+    middle = len(orders.sandboxes) // 2
+    halves = (orders.sandboxes[:middle], orders.sandboxes[middle:])
+    return [part for half in halves for part in in_parts(msgspec.structs.replace(orders, sandboxes=half))]
 
 
 def _order(state: State, job: Job, member: Member) -> SandboxOrder:

@@ -24,7 +24,7 @@ from tidegate_scheduler.explain import explain
 from tidegate_scheduler.fold import Fold
 from tidegate_scheduler.leadership import Leadership
 from tidegate_scheduler.liveness import Liveness
-from tidegate_scheduler.orders import orders_for
+from tidegate_scheduler.orders import in_parts, orders_for
 from tidegate_scheduler.settings import Settings
 
 LIVENESS_TICK_SECONDS = 0.5
@@ -62,6 +62,7 @@ class Scheduler:
     async def _lead(self) -> None:
         while True:
             await self._await_change()
+            self._leadership.check()
             await self._journal_liveness()
             await self._decide()
             await self._send_orders()
@@ -114,7 +115,8 @@ class Scheduler:
             if fresh and now - sent_at < self._settings.orders_resend_seconds:
                 continue
             if self._client.is_connected:
-                await self._client.publish(subjects.order(name), wire.encode(orders))
+                for part in in_parts(orders):
+                    await self._client.publish(subjects.order(name), wire.encode(part))
                 self._sent[name] = (orders, now)
 
     async def _on_heartbeat(self, message: Msg) -> None:

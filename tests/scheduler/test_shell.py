@@ -1,0 +1,206 @@
+"""The scheduler's shell on a real bus: it leads, orders, hears nodes, answers questions, and gives way when deposed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from nats.aio.client import Client
+from tidegate_events import bus, subjects
+from tidegate_events import events as e
+from tidegate_events import orders as wire
+from tidegate_events.clock import SystemClock
+from tidegate_events.frame import Frame, Writer
+from tidegate_events.journal.base import Appended
+from tidegate_events.journal.nats import NatsJournal
+from tidegate_events.resources import Resources
+from tidegate_scheduler.history import verify
+from tidegate_scheduler.leadership import DeposedError
+from tidegate_scheduler.policy.parameters import Parameters
+from tidegate_scheduler.settings import Settings
+from tidegate_scheduler.shell import Scheduler
+
+from tests.support.cluster import spec
+from tests.support.nats import NatsServer
+
+WAIT_SECONDS = 20
+
+
+class Bench:
+    """A bus, a journal, and a hand that writes facts as gateway and as node `n1`."""
+
+    def __init__(self, client: Client, journal: NatsJournal, url: str) -> None:
+        self.client = client
+        self.journal = journal
+        self.url = url
+        self.orders: asyncio.Queue[wire.NodeOrders] = asyncio.Queue()
+        self._seq = 0
+
+    async def fact(self, service: str, instance: str, event: e.AnyEvent) -> None:
+        writer = Writer(service, instance, 1, self._seq)  # type: ignore[arg-type]
+        self._seq += 1
+        answer = await self.journal.append(subjects.fact(service, instance), Frame(writer, (event,)))
+        assert isinstance(answer, Appended)
+
+    async def join(self) -> None:
+        joined = e.NodeJoined(
+            id=f"join-{self._seq}",
+            at_ns=1,
+            node="n1",
+            incarnation=1,
+            capacity=Resources(2000, 4096),
+            levels=("trusted",),
+            images={"host": "b3:0"},
+        )
+        await self.fact("node", "n1", joined)
+
+    async def submit(self, job: str, cpu: int = 1000) -> None:
+        submitted = e.JobSubmitted(id=f"submit-{job}", at_ns=1, tenant="t", job=job, spec=spec(cpu))
+        await self.fact("gateway", "g1", submitted)
+
+    async def member(self, kind: type[e.AttemptEvent], job: str, **more: Any) -> None:
+        event = kind(
+            id=f"{kind.__name__}-{self._seq}", at_ns=1, tenant="t", job=job, attempt=1, rank=0, node="n1", **more
+        )
+        await self.fact("node", "n1", event)  # type: ignore[arg-type]
+
+    async def heartbeats(self) -> None:
+        while True:
+            beat = wire.Heartbeat(node="n1", incarnation=1, at_ns=1)
+            await self.client.publish(subjects.live("n1"), wire.encode(beat))
+            await asyncio.sleep(0.1)
+
+    async def on_order(self, message: Any) -> None:
+        self.orders.put_nowait(wire.decode_orders(message.data))
+
+    async def order(self, wanted: str) -> wire.SandboxOrder:
+        """Return the first order that desires `wanted`."""
+        async with asyncio.timeout(WAIT_SECONDS):
+            while True:
+                for order in (await self.orders.get()).sandboxes:
+                    if order.desired == wanted:
+                        return order
+
+    async def event(self, kind: type[e.Event]) -> e.Event:
+        """Return the first event of `kind` in the journal."""
+        async with asyncio.timeout(WAIT_SECONDS):
+            async for recorded in self.journal.follow(0):
+                for event in recorded.frame.events:
+                    if isinstance(event, kind):
+                        return event
+        raise AssertionError("the journal ended")
+
+    def scheduler(self, instance: str = "s1", **parameters: int) -> Scheduler:
+        settings = Settings(
+            bus=bus.BusSettings(url=self.url),
+            instance=instance,
+            node_silence_seconds=1.0,
+            orders_resend_seconds=0.2,
+            parameters=Parameters(**parameters),
+        )
+        return Scheduler(settings, self.client, self.journal, SystemClock())
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    server = NatsServer(tmp_path)
+    await server.start()
+    client = await bus.connect(bus.BusSettings(url=server.url))
+    journal = NatsJournal(client)
+    await journal.ensure_stream(max_bytes=64 * 1024 * 1024)
+    made = Bench(client, journal, server.url)
+    await client.subscribe(subjects.order("n1"), cb=made.on_order)
+    yield made
+    await client.close()
+    server.stop()
+
+
+async def test_a_job_goes_through_and_its_history_verifies(bench: Bench) -> None:
+    serving = asyncio.create_task(bench.scheduler().run())
+    beating = asyncio.create_task(bench.heartbeats())
+    await bench.join()
+    await bench.submit("j1")
+    order = await bench.order("run")
+    assert (order.job, order.attempt, order.quotas[0].cpu_millis) == ("j1", 1, 1000)
+    again = await bench.order("run")
+    assert again == order, "orders are sent again until the state changes"
+    await bench.member(e.SandboxStarted, "j1", level="trusted")
+    await bench.event(e.JobStarted)
+    await bench.submit("j2", cpu=1500)
+    for _ in range(50):
+        answer = await bench.client.request(subjects.ask_scheduler("explain"), b'{"job": "j2"}', timeout=5)
+        explained = msgspec.json.decode(answer.data)
+        if explained["reasons"] and explained["reasons"][0]["code"] == "Resources":
+            break
+        await asyncio.sleep(0.1)
+    assert explained["reasons"][0]["numbers"]["cpu_millis_free"] == 1000
+    await bench.member(e.SandboxExited, "j1", outcome="completed", exit_code=0)
+    await bench.event(e.JobCompleted)
+    serving.cancel()
+    beating.cancel()
+    await asyncio.gather(serving, beating, return_exceptions=True)
+    report = await verify(bench.journal.read(0, await bench.journal.end()))
+    assert report.ok, report.difference
+    assert report.decisions_verified == report.decisions >= 4
+
+
+async def test_a_second_scheduler_takes_the_lead_and_the_first_steps_down(bench: Bench) -> None:
+    first = asyncio.create_task(bench.scheduler("s1").run())
+    await bench.event(e.LeaderElected)
+    await bench.join()
+    second = asyncio.create_task(bench.scheduler("s2").run())
+    await bench.submit("j1")
+    async with asyncio.timeout(WAIT_SECONDS):
+        done, _ = await asyncio.wait([first, second], return_when=asyncio.FIRST_COMPLETED)
+    assert done == {first}
+    raised = first.exception()
+    assert isinstance(raised, ExceptionGroup)
+    assert raised.subgroup(DeposedError) is not None
+    second.cancel()
+    await asyncio.gather(second, return_exceptions=True)
+    report = await verify(bench.journal.read(0, await bench.journal.end()))
+    assert report.ok, report.difference
+
+
+async def test_a_silent_node_is_journaled_then_lost_and_its_job_waits_again(bench: Bench) -> None:
+    serving = asyncio.create_task(bench.scheduler(node_lost_seconds=1).run())
+    beating = asyncio.create_task(bench.heartbeats())
+    await bench.join()
+    await bench.submit("j1")
+    await bench.event(e.JobPlaced)
+    beating.cancel()
+    await bench.event(e.NodeUnreachable)
+    await bench.event(e.NodeLost)
+    requeued = await bench.event(e.JobRequeued)
+    assert isinstance(requeued, e.JobRequeued)
+    assert requeued.outcome == "lost"
+    serving.cancel()
+    await asyncio.gather(serving, beating, return_exceptions=True)
+
+
+async def test_a_restarted_scheduler_knows_all_and_places_nothing_twice(bench: Bench) -> None:
+    serving = asyncio.create_task(bench.scheduler().run())
+    beating = asyncio.create_task(bench.heartbeats())
+    await bench.join()
+    await bench.submit("j1")
+    await bench.order("run")
+    serving.cancel()
+    await asyncio.gather(serving, return_exceptions=True)
+    while not bench.orders.empty():
+        bench.orders.get_nowait()
+    serving = asyncio.create_task(bench.scheduler().run())
+    order = await bench.order("run")
+    assert (order.job, order.attempt) == ("j1", 1), "the order is sent again, for the same attempt"
+    await bench.member(e.SandboxStarted, "j1", level="trusted")
+    await bench.event(e.JobStarted)
+    serving.cancel()
+    beating.cancel()
+    await asyncio.gather(serving, beating, return_exceptions=True)
+    placed = 0
+    async for recorded in bench.journal.read(0, await bench.journal.end()):
+        placed += sum(isinstance(event, e.JobPlaced) for event in recorded.frame.events)
+    assert placed == 1
