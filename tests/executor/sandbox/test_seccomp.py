@@ -83,10 +83,7 @@ def test_an_unknown_machine_is_refused_by_name() -> None:
 
 
 def test_a_jump_out_of_reach_is_an_error_not_a_hole() -> None:
-    far: list[seccomp.Instruction | str] = [
-        seccomp.Instruction(seccomp.JUMP_EQUAL, 0, "end"),
-        *[seccomp.Instruction(seccomp.LOAD, 0)] * 300,
-        "end",
-    ]
+    load = seccomp.Instruction(seccomp.LOAD, 0)
+    far: list[seccomp.Instruction | str] = [seccomp.Instruction(seccomp.JUMP_EQUAL, 0, "end"), *[load] * 300, "end"]
     with pytest.raises(ValueError, match="jumps"):
         seccomp.assemble([*far, seccomp.Instruction(seccomp.RETURN, 0)])

