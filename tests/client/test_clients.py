@@ -159,6 +159,8 @@ def test_following_goes_over_a_suspension_into_the_next_attempt_and_ends_with_th
     gateway.on("GET", "/v1/jobs/j-1", *jobs)
     chunks = call("logs", "j-1", follow=True)
     assert [(chunk.attempt, chunk.data) for chunk in chunks] == [(1, b"one "), (1, b"two "), (2, b"three")]
+    asked = [(one.query.get("attempt"), one.query["offset"]) for one in gateway.seen("GET", "/v1/jobs/j-1/logs")]
+    assert asked == [(None, "0"), (None, "0"), ("1", "4"), ("1", "8"), ("2", "0"), ("2", "5"), ("2", "5")]
 
 
 def test_following_an_unknown_job_ends_at_once(gateway: Scripted, call: Caller) -> None:

@@ -130,6 +130,14 @@ def test_a_link_that_leaves_the_directory_is_refused(tmp_path: Path, target: str
         pack(root)
 
 
+def test_a_link_that_leaves_through_something_left_out_is_refused(tmp_path: Path) -> None:
+    root = _tree(tmp_path / "root", ["a.py", ".venv/x"])
+    (root / ".venv" / "out").symlink_to("/etc")
+    (root / "link").symlink_to(".venv/out/hostname")
+    with pytest.raises(PackingError, match="leaves the working directory"):
+        pack(root)
+
+
 def test_an_absolute_link_to_the_inside_is_refused_since_it_breaks_elsewhere(tmp_path: Path) -> None:
     root = _tree(tmp_path, ["a.py"])
     (root / "link").symlink_to(root / "a.py")

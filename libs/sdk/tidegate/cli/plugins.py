@@ -50,7 +50,7 @@ def placeholder(name: str) -> Any:
             exits.ENVIRONMENT,
         )
 
-    app = typer.Typer()
+    app = typer.Typer(add_completion=False)
     settings = {"allow_extra_args": True, "ignore_unknown_options": True}
     app.command(name, help=text, context_settings=settings, rich_help_panel="Local stack and history")(missing)
     return typer.main.get_command(app)
@@ -71,7 +71,7 @@ def load(name: str) -> Any:
         group.name = name
         return group
     if callable(loaded):
-        app = typer.Typer()
+        app = typer.Typer(add_completion=False)
         app.command(name)(loaded)
         return typer.main.get_command(app)
     message = f"`tidegate {name}` ({point.value}) is a {type(loaded).__name__}."
