@@ -349,13 +349,11 @@ async def test_mounts_appear_where_the_backend_says(world: World) -> None:
     assert not (workdir / "package" / "new.py").exists()
 
 
-async def test_a_missing_source_is_refused_and_leaves_nothing(world: World) -> None:
-    if not world.isolated:
-        pytest.skip("plain processes mount nothing")
+async def test_a_missing_source_is_refused_and_leaves_nothing(cell: World) -> None:
     with pytest.raises(RequestRefusedError, match="does not exist"):
-        await world.create(mounts=(Mount(source="/no/such/place", target="/inputs/x"),))
-    assert await world.backend.list() == ()
-    assert left_over(world) == []
+        await cell.create(mounts=(Mount(source="/no/such/place", target="/inputs/x"),))
+    assert await cell.backend.list() == ()
+    assert left_over(cell) == []
 
 
 async def test_destroy_is_idempotent_and_spares_the_logs(world: World) -> None:
