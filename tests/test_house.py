@@ -43,7 +43,7 @@ def test_there_is_something_to_check() -> None:
 
 
 def test_imports_keep_to_the_layers() -> None:
-    command = [Path(sys.executable).parent / "lint-imports", "--no-cache"]
+    command = [str(Path(sys.executable).parent / "lint-imports"), "--no-cache"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LINT_SECONDS_MAX, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     assert " 0 broken" in result.stdout

@@ -82,7 +82,7 @@ _DECISION = {**_JOB, "revision": 12, "reasons": (_REASON,)}
 _TRIED = {**_DECISION, "attempt": 1}
 _NODE = {**_EVENT, "node": "n1", "incarnation": 3}
 _STOP = {**_TRIED, "grace_seconds": 30, "deadline_ns": 1_796_000_030_000_000_000}
-_RESULT = {"mean_return": 195.5, "episodes": 100, "solved": True, "note": "fine", "nothing": None}
+_RESULT: dict[str, e.Scalar] = {"mean_return": 195.5, "episodes": 100, "solved": True, "note": "fine", "nothing": None}
 
 EXAMPLES: tuple[e.Event, ...] = (
     e.JobSubmitted(**_JOB, spec=SPEC),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
 import pytest
@@ -44,7 +44,7 @@ def of(hint: Any) -> st.SearchStrategy[Any]:
     plain = {str: TEXT, int: INTEGER, bool: st.booleans(), float: FLOAT, type(None): st.none()}
     if hint in plain:
         return plain[hint]
-    origin, arguments = getattr(hint, "__origin__", None), getattr(hint, "__args__", ())
+    origin, arguments = get_origin(hint), get_args(hint)
     if origin is tuple:
         return st.lists(of(arguments[0]), max_size=3).map(tuple)
     if origin is dict:
