@@ -49,7 +49,7 @@ async def connect(settings: BusSettings) -> Client:
             connect_timeout=2,
             allow_reconnect=True,
             max_reconnect_attempts=CONNECT_TRIES_MAX,
-            reconnect_time_wait=RECONNECT_WAIT_SECONDS,
+            reconnect_time_wait=RECONNECT_WAIT_SECONDS,  # type: ignore[arg-type]  # it is only slept for
             ping_interval=PING_INTERVAL_SECONDS,
             max_outstanding_pings=2,
             disconnected_cb=on_disconnected,
