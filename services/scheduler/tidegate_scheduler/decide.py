@@ -53,15 +53,13 @@ def _place_waiting(draft: Draft) -> list[_Placement]:
     """Seat the waiting jobs in order; a blocked one closes the nodes it waits for to those behind it."""
     state = draft.state
     room = Room(state, draft.leaving)
+    suitable = fit.Suitable(state)
     placements: list[_Placement] = []
     closed: dict[str, str] = {}
     for job in queue.in_order(draft):
         if draft.full:
             break
-        if _reject_hopeless(draft, job):
-            room.withdraw(job)
-            continue
-        nodes = fit.eligible_nodes(state, job)
+        nodes = suitable.eligible(job)
         open_nodes = [node for node in nodes if node.name not in closed]
         seats = fit.seat_gang(state, job, open_nodes, lambda name, job=job: room.now_for(job, name))  # type: ignore[misc]
         if seats is not None:
@@ -69,6 +67,8 @@ def _place_waiting(draft: Draft) -> list[_Placement]:
             for seat in seats:
                 room.place(job, seat.node, seat.gpu_indices)
             placements.append((job, seats))
+        elif suitable.hopeless(job) and _reject_overdue(draft, job):
+            room.withdraw(job)
         elif not nodes:
             draft.waiting[job.id] = e.Reason(code="NoNode", detail="no node that is up could hold it")
         elif not open_nodes:
@@ -122,13 +122,10 @@ def _preempt(draft: Draft, victim: Job, for_job: Job, candidates: int) -> None:
     draft.leaving.add(victim.id)
 
 
-def _reject_hopeless(draft: Draft, job: Job) -> bool:
-    """Reject a job that for a while has not fitted even if every known node were up and empty."""
+def _reject_overdue(draft: Draft, job: Job) -> bool:
+    """Reject a job that the cluster cannot hold, once it has waited for other nodes to join; say whether it was."""
     state = draft.state
     if not state.nodes or job.attempt > 0:
-        return False
-    nodes = [node for _, node in sorted(state.nodes.items()) if fit.suits(state, job, node)]
-    if fit.seat_when_empty(state, job, nodes):
         return False
     due_ns = job.submitted_ns + draft.parameters.inadmissible_after_seconds * SECOND_NS
     if draft.now_ns < due_ns:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import msgspec
-from tidegate_events.resources import GpuDevice
+from tidegate_events.resources import GpuDevice, Resources
 
 from tidegate_scheduler.policy.room import Space
 from tidegate_scheduler.state import Job, Node, State
@@ -18,39 +18,66 @@ class Seat(msgspec.Struct, frozen=True):
     gpu_indices: tuple[int, ...]
 
 
-def eligible_nodes(state: State, job: Job) -> list[Node]:
-    """Return the nodes that could ever hold a member of `job` and are up, by name.
+class Shape(msgspec.Struct, frozen=True):
+    """All that decides where a job could ever run; jobs of one shape are alike to the nodes."""
 
-    Nodes that refused the job are left out as long as the others, when empty, could hold the whole gang.
-    """
-    nodes = [
-        node
-        for _, node in sorted(state.nodes.items())
-        if node.status == "up" and not node.zombies and suits(state, job, node)
-    ]
-    kept = [node for node in nodes if node.name not in job.excluded_nodes]
-    return kept if len(kept) == len(nodes) or seat_when_empty(state, job, kept) else nodes
+    isolation: str
+    image: str
+    floor: Resources
+    gang_size: int
 
 
-def suits(state: State, job: Job, node: Node) -> bool:
+class Suitable:
+    """Which nodes could hold a job, worked out once per shape and pass."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._known: dict[Shape, list[Node]] = {}
+        self._hopeful: dict[Shape, bool] = {}
+
+    def eligible(self, job: Job) -> list[Node]:
+        """Return the nodes that are up, free of zombies, and could hold a member of `job` when empty, by name.
+
+        Nodes that refused the job are left out as long as the others, when empty, could hold the whole gang.
+        """
+        nodes = [node for node in self._suiting(job) if node.status == "up" and not node.zombies]
+        kept = [node for node in nodes if node.name not in job.excluded_nodes]
+        return kept if len(kept) == len(nodes) or self._holds_gang(job, kept) else nodes
+
+    def hopeless(self, job: Job) -> bool:
+        """Say whether `job` would not fit even if every known node were up and empty."""
+        shape = self._shape(job)
+        if shape not in self._hopeful:
+            self._hopeful[shape] = self._holds_gang(job, self._suiting(job))
+        return not self._hopeful[shape]
+
+    def _suiting(self, job: Job) -> list[Node]:
+        shape = self._shape(job)
+        if shape not in self._known:
+            self._known[shape] = [node for _, node in sorted(self._state.nodes.items()) if _suits(shape, node)]
+        return self._known[shape]
+
+    def _holds_gang(self, job: Job, nodes: list[Node]) -> bool:
+        return seat_gang(self._state, job, nodes, lambda name: empty_space(self._state.nodes[name])) is not None
+
+    def _shape(self, job: Job) -> Shape:
+        spec = self._state.specs[job.id]
+        return Shape(spec.isolation, spec.image, self._state.floors[job.id], spec.gang_size)
+
+
+def _suits(shape: Shape, node: Node) -> bool:
     """Say whether an empty `node` could hold one member: its level, its image and its size."""
-    spec = state.specs[job.id]
-    if spec.isolation not in node.levels:
+    if shape.isolation not in node.levels:
         return False
-    if spec.image not in node.images and spec.image not in node.images.values():
+    if shape.image not in node.images and shape.image not in node.images.values():
         return False
-    return empty_space(node).takes(state.floors[job.id])
+    return empty_space(node).takes(shape.floor)
 
 
 def empty_space(node: Node) -> Space:
     """Return the room of the node when nothing runs there."""
     gpus: list[GpuDevice] = list(node.gpus)
     return Space(node.capacity.cpu_millis, node.capacity.memory_mib, gpus, len(gpus))
-
-
-def seat_when_empty(state: State, job: Job, nodes: Iterable[Node]) -> bool:
-    """Say whether the whole gang fits on `nodes` when nothing runs there."""
-    return seat_gang(state, job, nodes, lambda name: empty_space(state.nodes[name])) is not None
 
 
 def seat_gang(
