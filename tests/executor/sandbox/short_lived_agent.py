@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 
+import uvloop
 from tidegate_executor.sandbox.base import ProbeResult
 from tidegate_executor.sandbox.settings import SandboxSettings
 
@@ -26,4 +27,4 @@ async def main() -> None:
     await asyncio.sleep(600)
 
 
-asyncio.run(main())
+uvloop.run(main())  # what the agent runs on

@@ -64,6 +64,13 @@ async def test_an_exit_between_two_agents_is_in_the_history(world: World) -> Non
     assert (await exit_of(found.sandbox)).exit_code == 9
 
 
+async def test_nothing_the_agent_holds_open_reaches_the_job(world: World) -> None:
+    await begin_and_kill_agent(world, "import os\nprint(sorted(int(n) for n in os.listdir('/proc/self/fd')))")
+    (found,) = await world.backend.list()
+    await exit_of(found.sandbox)
+    assert await output_of(found.sandbox) == "[0, 1, 2, 3]\n"  # the last is the listing itself
+
+
 async def test_a_dead_shim_means_lost_and_is_swept(world: World) -> None:
     sandbox = await world.create()
     started = await sandbox.start(world.python(SLEEP))

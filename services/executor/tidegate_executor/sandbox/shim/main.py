@@ -22,6 +22,8 @@ LOG_NAME = "shim.log"
 
 
 def main() -> None:
+    # Not every event loop closes its own descriptors in what it starts; none may reach the job.
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     config = json.loads(sys.stdin.buffer.read())
     if os.fork():
         os._exit(0)  # the agent waits for us only; what stays behind is nobody's child
