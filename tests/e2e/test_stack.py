@@ -93,7 +93,7 @@ def test_a_stack_comes_back_to_its_history_and_its_jobs(tmp_path: Path) -> None:
 
 
 def test_passwords_stay_with_the_owner(stack: RunningStack) -> None:
-    for file in (stack.home.stack_file, stack.home.nats_config, stack.home.executor_settings("run")):
+    for file in (stack.home.stack_file, stack.home.nats_config):
         assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
     passwords = {stack.record.bus_password}
     config = json.loads(stack.home.nats_config.read_text())

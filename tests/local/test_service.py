@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from tidegate_local import service
 from tidegate_local.logfile import LogFile
@@ -86,9 +87,9 @@ async def test_a_service_that_keeps_ending_is_given_up(
 async def test_a_service_that_never_gets_ready_is_started_again(
     tmp_path: Path, log: LogFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "READY_SECONDS_MAX", 0.05)
     monkeypatch.setattr(service, "BACKOFF_SECONDS_FIRST", 0.001)
-    watched = Service(spec(tmp_path, "import time; time.sleep(60)"), log, on_change=lambda: None)
+    never_ready = msgspec.structs.replace(spec(tmp_path, "import time; time.sleep(60)"), ready_seconds_max=0.05)
+    watched = Service(never_ready, log, on_change=lambda: None)
     with pytest.raises(ServiceFailedError, match="exit code -9"):
         await asyncio.wait_for(watched.run(), WAIT_SECONDS_MAX)
 

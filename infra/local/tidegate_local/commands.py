@@ -57,7 +57,9 @@ def up(  # noqa: PLR0917 - typer calls it by name, one argument for each option
             log_to_stderr()
             code = asyncio.run(run_stack(options, lambda record: _show(record, as_json)))
             raise typer.Exit(code)
-        _show(launch.start_detached(options), as_json)
+        with errors.status("starting") as status:
+            record = launch.start_detached(options, lambda record: status.update(_waiting(record)))
+        _show(record, as_json)
     except (HomeInUseError, launch.StartFailedError) as error:
         errors.print(f"[red]not started:[/] {error}", highlight=False)
         raise typer.Exit(EXIT_FAILED) from None
@@ -82,6 +84,14 @@ def down(home: HomeOption = None, as_json: JsonOption = False) -> None:
 def log_to_stderr() -> None:
     """Send the supervisor's own log to stderr: stdout is for answers."""
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+
+
+def _waiting(record: StackRecord) -> str:
+    waiting = [name for name, service in record.services.items() if not service.ready]
+    text = f"waiting for {', '.join(waiting) or 'the bus'}"
+    if waiting == ["executor"]:
+        text += ": it measures the image that jobs run on (the first time that takes a minute)"
+    return text
 
 
 def _refuse_where_it_cannot_run(options: StackOptions, as_json: bool) -> None:

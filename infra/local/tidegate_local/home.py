@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
-import zlib
 from pathlib import Path
 from typing import Literal
 
@@ -21,6 +21,7 @@ class ServiceRecord(msgspec.Struct, kw_only=True):
     """One supervised process. `pid` is 0 while it is down."""
 
     pid: int = 0
+    ready: bool = False
     restarts: int = 0
     log: str = ""
 
@@ -71,15 +72,9 @@ class Home:
         return cls(Path(named) if named else Path.home() / ".local" / "share" / "tidegate" / "local")
 
     @property
-    def node_dir(self) -> Path:
-        """Return the node agent's data directory."""
-        return self.root / "nodes" / NODE
-
-    @property
     def cgroup_name(self) -> str:
-        """Return how the node agent names its cgroup: by its node and its data directory, so that stacks do not mix."""
-        spread = zlib.crc32(str(self.node_dir.resolve()).encode())
-        return f"tidegate-{NODE}-{spread:08x}"
+        """Return the name of this stack's cgroup: one for each data directory, so that stacks do not mix."""
+        return "tidegate-" + hashlib.sha256(str(self.root).encode()).hexdigest()[:8]
 
     def create(self) -> None:
         """Make the directories. Sandboxes run as other users and pass through the root (0711), but cannot list it."""
@@ -93,10 +88,6 @@ class Home:
     def ready_file(self, service: str) -> Path:
         """Return the file that `service` makes when it is ready."""
         return self.run_dir / f"{service}.ready"
-
-    def executor_settings(self, purpose: str) -> Path:
-        """Return the file with the node agent's settings for `purpose`."""
-        return self.run_dir / f"executor-{purpose}.json"
 
     def hold(self) -> int:
         """Take the directory for this process's life; return the lock's descriptor. Raises HomeInUseError."""

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 import msgspec
 
@@ -36,9 +37,10 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     leftovers: list[Leftover]
 
 
-def start_detached(options: StackOptions) -> StackRecord:
+def start_detached(options: StackOptions, on_progress: Callable[[StackRecord], None]) -> StackRecord:
     """Start a supervisor in a session of its own and return once every service is ready.
 
+    `on_progress` is told again and again how far it is.
     Raises HomeInUseError, StartFailedError; then nothing is left running.
     """
     home = Home(options.home)
@@ -47,7 +49,7 @@ def start_detached(options: StackOptions) -> StackRecord:
     log_path = home.logs_dir / SUPERVISOR_LOG
     with log_path.open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tidegate_local", msgspec.json.encode(options).decode()],
+            [sys.executable, "-m", "tidegate_local", options.to_json()],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -60,6 +62,8 @@ def start_detached(options: StackOptions) -> StackRecord:
             raise StartFailedError(_why(record, process.pid, log_path.read_bytes()[-TAIL_BYTES:]))
         if record and record.pid == process.pid and record.state == "ready":
             return record
+        if record and record.pid == process.pid:
+            on_progress(record)
         time.sleep(POLL_SECONDS)
     process.kill()
     process.wait()

@@ -35,8 +35,9 @@ class Leftover(msgspec.Struct, frozen=True, kw_only=True):
 async def sweep(options: plan.StackOptions) -> list[Leftover]:
     """Let the node agent's command end every sandbox of this stack; return what it could not do."""
     process = await asyncio.create_subprocess_exec(
-        *plan.executor_command("sweep", options),
-        env=plan.common_env(options),
+        plan.console_script("tidegate-executor"),
+        "sweep",
+        env={**plan.common_env(options), **plan.executor_env(options)},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,

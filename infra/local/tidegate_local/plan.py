@@ -6,17 +6,18 @@ import os
 import socket
 import sys
 from pathlib import Path
-from typing import Any
 
 import httpx
 import msgspec
 
 from tidegate_local.bus import INSTANCE, Bus
-from tidegate_local.home import LOOPBACK, NODE, Home, write_private
-from tidegate_local.service import ReadyCheck, ServiceSpec
+from tidegate_local.home import LOOPBACK, NODE, Home
+from tidegate_local.service import READY_SECONDS_MAX, ReadyCheck, ServiceSpec
 
 GATEWAY_PORT_PREFERRED = 7433
 PROBE_SECONDS_MAX = 2.0
+# Before its first start the node agent reads every file of the host image (gigabytes) to name it by its digest.
+EXECUTOR_READY_SECONDS_MAX = 300.0
 NATS = "nats"
 
 # Started after the bus, all at once; stopped in this order: nothing new comes in, nothing is placed, nothing runs.
@@ -39,6 +40,15 @@ class StackOptions(msgspec.Struct, frozen=True, kw_only=True):
     def level(self) -> str:
         """Return the isolation level that this stack offers."""
         return "unisolated" if self.unisolated else "trusted"
+
+    def to_json(self) -> str:
+        """Return the options as the supervisor takes them."""
+        return msgspec.json.encode(self, enc_hook=str).decode()
+
+    @classmethod
+    def from_json(cls, text: str) -> StackOptions:
+        """Return what `to_json` wrote."""
+        return msgspec.json.decode(text, type=cls, dec_hook=lambda kind, value: kind(value))
 
 
 def console_script(name: str) -> str:
@@ -85,6 +95,9 @@ def common_env(options: StackOptions) -> dict[str, str]:
         "TMPDIR": str(home.tmp_dir),
         "TIDEGATE_HOME": str(home.root),
         "TIDEGATE_INSTANCE": INSTANCE,
+        "TIDEGATE_SECRETS_DIR": str(home.secrets_dir),
+        "TIDEGATE_INPUT_ROOTS": str(home.inputs_dir),
+        "TIDEGATE_OUTPUT_ROOTS": str(home.outputs_dir),
     }
 
 
@@ -106,53 +119,36 @@ def service_env(name: str, options: StackOptions, bus: Bus, gateway_port: int) -
             "TIDEGATE_NATS_USER": name,
             "TIDEGATE_NATS_PASSWORD": bus.passwords[name],
             "TIDEGATE_DATA_DIR": str(home.root / "gateway"),
-            "TIDEGATE_SECRETS_DIR": str(home.secrets_dir),
-            "TIDEGATE_INPUT_ROOTS": str(home.inputs_dir),
-            "TIDEGATE_OUTPUT_ROOTS": str(home.outputs_dir),
         }
+    if name == "executor":
+        env |= {**executor_env(options), "TIDEGATE_GATEWAY_URL": f"http://{LOOPBACK}:{gateway_port}"}
     return env
 
 
-def executor_command(purpose: str, options: StackOptions, bus: Bus | None = None, gateway_port: int = 0) -> list[str]:
-    """Return the node agent's command for `purpose` (run, probe, sweep), having written its settings.
-
-    Each purpose has a file of its own: a look at a running stack must not change what it is started with again.
-    The password is not in it; that goes by the environment.
-    """
-    home = Home(options.home)
-    file = home.executor_settings(purpose)
-    settings: dict[str, Any] = {
-        "node": NODE,
-        "data_dir": str(home.node_dir),
-        "hot_dir": str(home.hot_dir),
-        "secrets_dir": str(home.secrets_dir),
-        "input_roots": [str(home.inputs_dir)],
-        "output_roots": [str(home.outputs_dir)],
-        "offer_trusted": not options.unisolated,
-        "offer_unisolated": options.unisolated,
-        "cpu_millis": options.cpu_millis,
-        "memory_mib": options.memory_mib,
+def executor_env(options: StackOptions) -> dict[str, str]:
+    """Return what the node agent's commands are told, besides the common part."""
+    env = {
+        "TIDEGATE_NODE": NODE,
+        "TIDEGATE_LEVELS": options.level,
+        "TIDEGATE_CGROUP_NAME": Home(options.home).cgroup_name,
     }
-    if bus is not None:
-        settings["bus"] = {"url": bus.url, "user": "executor", "name": f"tidegate-executor-{NODE}"}
-        settings["gateway_url"] = f"http://{LOOPBACK}:{gateway_port}"
-    write_private(file, msgspec.json.format(msgspec.json.encode(settings), indent=2))
-    verb = [] if purpose == "run" else [purpose]
-    return [console_script("tidegate-executor"), *verb, "--settings", str(file)]
+    if options.cpu_millis is not None:
+        env["TIDEGATE_CPU_MILLIS"] = str(options.cpu_millis)
+    if options.memory_mib is not None:
+        env["TIDEGATE_MEMORY_MIB"] = str(options.memory_mib)
+    return env
 
 
 def bus_client(name: str, options: StackOptions, bus: Bus, gateway_port: int) -> ServiceSpec:
     """Return one of Tidegate's own services."""
     ready_file = Home(options.home).ready_file(name)
-    argv = [console_script(f"tidegate-{name}")]
-    if name == "executor":
-        argv = executor_command("run", options, bus, gateway_port)
     return ServiceSpec(
         name=name,
-        argv=tuple(argv),
+        argv=(console_script(f"tidegate-{name}"),),
         env=service_env(name, options, bus, gateway_port),
         is_ready=_answers(gateway_port) if name == "gateway" else _exists(ready_file),
         before_start=lambda: ready_file.unlink(missing_ok=True),
+        ready_seconds_max=EXECUTOR_READY_SECONDS_MAX if name == "executor" else READY_SECONDS_MAX,
     )
 
 

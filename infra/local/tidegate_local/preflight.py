@@ -77,9 +77,10 @@ async def _isolation(options: plan.StackOptions) -> list[Problem]:
     home = Home(options.home)
     home.create()
     process = await asyncio.create_subprocess_exec(
-        *plan.executor_command("probe", options),
+        plan.console_script("tidegate-executor"),
+        "probe",
         "--json",
-        env=plan.common_env(options),
+        env={**plan.common_env(options), **plan.executor_env(options)},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

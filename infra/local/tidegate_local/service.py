@@ -24,7 +24,7 @@ RESTARTS_MAX = 6
 RESTART_WINDOW_SECONDS = 60.0
 BACKOFF_SECONDS_FIRST = 0.2
 BACKOFF_SECONDS_MAX = 5.0
-READY_SECONDS_MAX = 60.0
+READY_SECONDS_MAX = 30.0
 READY_POLL_SECONDS = 0.05
 STOP_SECONDS_MAX = 8.0
 PR_SET_PDEATHSIG = 1
@@ -43,6 +43,7 @@ class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True):
     env: dict[str, str]
     is_ready: ReadyCheck
     before_start: Callable[[], None]
+    ready_seconds_max: float = READY_SECONDS_MAX
 
 
 class ServiceFailedError(Exception):
@@ -123,14 +124,15 @@ class Service:
         return code
 
     async def _become_ready(self, process: asyncio.subprocess.Process) -> None:
-        deadline = time.monotonic() + READY_SECONDS_MAX
+        deadline = time.monotonic() + self.spec.ready_seconds_max
         while not await self.spec.is_ready():
             if time.monotonic() > deadline:
-                log.error("service_not_ready", service=self.spec.name, after_seconds=READY_SECONDS_MAX)
+                log.error("service_not_ready", service=self.spec.name, after_seconds=self.spec.ready_seconds_max)
                 process.kill()  # counts as an end: it is started again, within the bound
                 return
             await asyncio.sleep(READY_POLL_SECONDS)
         self.ready.set()
+        self._on_change()
         log.info("service_ready", service=self.spec.name, pid=process.pid)
 
     def _backoff(self, code: int) -> float:

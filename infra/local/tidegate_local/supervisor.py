@@ -23,7 +23,7 @@ from tidegate_local.logfile import LogFile
 from tidegate_local.plan import StackOptions
 from tidegate_local.service import Service, ServiceFailedError, ServiceSpec
 
-START_SECONDS_MAX = 90.0
+START_SECONDS_MAX = plan.EXECUTOR_READY_SECONDS_MAX + 30.0
 
 log = structlog.get_logger()
 
@@ -55,7 +55,9 @@ class Stack:
             bus_password=self._bus.passwords[OPERATOR],
             ports={plan.NATS: self._bus.port, "gateway": self._gateway_port},
             services={
-                name: ServiceRecord(pid=service.pid, restarts=service.restarts, log=f"logs/{name}.log")
+                name: ServiceRecord(
+                    pid=service.pid, ready=service.ready.is_set(), restarts=service.restarts, log=f"logs/{name}.log"
+                )
                 for name, service in self._services.items()
             },
             detail=self._detail,
@@ -87,7 +89,7 @@ class Stack:
                 starting.cancel()
                 await self._stop()
         except* (ServiceFailedError, TimeoutError, BusUnreachableError, JournalError, OSError) as failures:
-            self._detail = "; ".join(str(failure) or repr(failure) for failure in failures.exceptions)
+            self._detail = "; ".join(_why(failure) for failure in failures.exceptions)
             log.error("stack_failed", detail=self._detail)
             code = 1
         finally:
@@ -140,6 +142,12 @@ class Stack:
         finally:
             for file in logs.values():
                 file.close(loop)
+
+
+def _why(failure: BaseException) -> str:
+    if isinstance(failure, TimeoutError):
+        return f"not every service was ready within {START_SECONDS_MAX:.0f} s"
+    return str(failure) or repr(failure)
 
 
 async def run_stack(options: StackOptions, on_ready: Callable[[StackRecord], None]) -> int:
