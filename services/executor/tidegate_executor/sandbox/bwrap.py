@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Set
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from tidegate_executor.sandbox.base import (
 from tidegate_executor.sandbox.plan import build_etc, mount_plan
 from tidegate_executor.sandbox.probe import ProbeFailure, probe_sandbox
 from tidegate_executor.sandbox.settings import SandboxSettings
-from tidegate_executor.sandbox.shimmed import ShimmedSandboxes
+from tidegate_executor.sandbox.shimmed import BASE_NAME, ShimmedSandboxes
 from tidegate_executor.sandbox.state import StateDirectory
 
 NAMESPACES_REMEDY = (
@@ -63,7 +62,7 @@ class BwrapBackend:
         if detected.driver is None:
             return self._unavailable("none", LIMITS_REMEDY, detected.tried)
         kind = detected.driver.kind
-        with tempfile.TemporaryDirectory(prefix="tidegate-probe-") as logs:
+        with self._sandboxes.probe_logs() as logs:
             spec = SandboxSpec(
                 id=f"probe-{os.getpid()}",
                 hostname="probe",
@@ -86,7 +85,7 @@ class BwrapBackend:
 
     def _prepare(self, spec: SandboxSpec, state: StateDirectory) -> dict[str, Any]:
         if self._etc is None or not self._etc.is_dir():
-            self._etc = build_etc(Path(self._settings.sandboxes_dir, ".base"))
+            self._etc = build_etc(Path(self._settings.sandboxes_dir, BASE_NAME))
         binary, site = find_bwrap()
         plan = mount_plan(spec, state.path, self._etc)
         return {"bwrap": {"binary": binary, "site": site, "hostname": spec.hostname, "plan": plan}}

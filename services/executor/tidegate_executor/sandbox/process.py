@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Set
 from pathlib import Path
 from typing import Any
@@ -46,7 +45,7 @@ class ProcessBackend:
         notes = ["no isolation: jobs run as the agent's user and see the host"]
         if detected.driver is None:
             notes += ["limits are not enforced", *detected.tried]
-        with tempfile.TemporaryDirectory(prefix="tidegate-probe-") as logs:
+        with self._sandboxes.probe_logs() as logs:
             spec = SandboxSpec(id=f"probe-{os.getpid()}", hostname="probe", log_dir=logs)
             try:
                 await probe_sandbox(self, spec, ("sh", "-c", "echo standing"), cwd="/")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Set
+import tempfile
+from collections.abc import Iterator, Set
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,6 +28,7 @@ from tidegate_executor.sandbox.settings import SandboxSettings
 from tidegate_executor.sandbox.state import ID_PATTERN, SandboxRecord, StateDirectory
 
 PIDS_MAX_LEAST = 4
+BASE_NAME = ".base"  # beside the sandboxes: what they share; no sandbox id starts with a dot
 
 
 class Preparation(Protocol):
@@ -102,6 +105,14 @@ class ShimmedSandboxes:
         if os.geteuid() != 0 or self._level == "unisolated":
             return None
         return self.settings.uid_base + uid_slot
+
+    @contextmanager
+    def probe_logs(self) -> Iterator[str]:
+        """A directory for a probe's output, inside the data directory: an agent killed meanwhile litters no other."""
+        parent = Path(self.settings.sandboxes_dir, BASE_NAME)
+        parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="probe-", dir=parent) as directory:
+            yield directory
 
     async def find(self) -> tuple[FoundSandbox, ...]:
         return await asyncio.to_thread(self._find)
