@@ -13,7 +13,6 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
 from tidegate_events.events import AnyEvent, PhaseChanged
 from tidegate_events.frame import Frame, Writer
 from tidegate_events.journal.base import Appended, Conflict, JournalUnavailableError, Recorded
