@@ -14,6 +14,7 @@ class Liveness:
         self._silence = silence_seconds
         self._listening_since = now
         self._heard: dict[str, float] = {}
+        self._incarnations: dict[str, int] = {}
 
     def hear(self, node: str, now: float) -> None:
         """Note a heartbeat."""
@@ -27,11 +28,14 @@ class Liveness:
         """Return what has changed since the state was folded: nodes that fell silent, or are heard again."""
         seen: list[NodeUnreachable | NodeReachable] = []
         for name, node in sorted(state.nodes.items()):
-            heard = self._heard.get(name)
-            silent = now - max(heard or self._listening_since, self._listening_since) > self._silence
+            if self._incarnations.get(name) != node.incarnation:
+                self._incarnations[name] = node.incarnation
+                self.hear(name, now)  # joining is a sign of life; the first heartbeat may still be on its way
+            heard = self._heard[name]
+            silent = now - max(heard, self._listening_since) > self._silence
             event_id = f"{state.header.epoch}-{state.seq}-live-{name}"
             if node.status == "up" and silent:
                 seen.append(NodeUnreachable(id=event_id, at_ns=at_ns, node=name, incarnation=node.incarnation))
-            elif node.status != "up" and not silent and heard is not None:
+            elif node.status != "up" and not silent and heard > self._listening_since:
                 seen.append(NodeReachable(id=event_id, at_ns=at_ns, node=name, incarnation=node.incarnation))
         return seen
