@@ -191,6 +191,9 @@ class NatsJournal:
                         after = recorded.seq
                         yield recorded
             except (_Silent, JournalUnavailableError, *_NO_ANSWER) as error:
+                if self._client.is_closed:
+                    # Final; and a cancellation that meets a closed client comes as ConnectionClosedError.
+                    raise JournalUnavailableError("the connection to the bus was closed") from error
                 log.info("journal_consumer_renewed", after=after, why=repr(error))
                 await asyncio.sleep(RETRY_WAIT_SECONDS)
 
