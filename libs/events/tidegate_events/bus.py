@@ -30,8 +30,11 @@ class BusUnreachableError(Exception):
 async def connect(settings: BusSettings) -> Client:
     """Return a connection that heals itself for ever; raise BusUnreachableError if the first one never comes."""
 
+    client = Client()
+
     async def on_disconnected() -> None:
-        log.warning("bus_disconnected", url=settings.url)
+        if not client.is_closed:  # a good-bye of our own is no news
+            log.warning("bus_disconnected", url=settings.url)
 
     async def on_reconnected() -> None:
         log.info("bus_reconnected", url=settings.url)
@@ -39,7 +42,6 @@ async def connect(settings: BusSettings) -> Client:
     async def on_error(error: Exception) -> None:
         log.warning("bus_error", error=repr(error))
 
-    client = Client()
     try:
         await client.connect(
             settings.url,

@@ -13,7 +13,7 @@ from tidegate_events import bus
 from tidegate_events.bus import BusSettings, BusUnreachableError
 from tidegate_events.journal.base import JournalError
 from tidegate_events.journal.nats import NatsJournal
-from tidegate_events.process import bus_settings
+from tidegate_events.process import bus_settings, log_as
 
 from tidegate_scheduler.history import Verification, verify
 
@@ -34,6 +34,7 @@ class _Stack(msgspec.Struct, frozen=True):
 @history.callback()
 def _group() -> None:
     """Look into the journal and prove it."""
+    log_as("history", "cli")  # warnings go to standard error: standard output is for the answer
 
 
 @history.command("verify")
