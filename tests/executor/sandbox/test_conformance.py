@@ -47,7 +47,7 @@ async def test_exit_code_and_output_are_reported(world: World) -> None:
 async def test_death_by_signal_is_not_an_exit_code(world: World) -> None:
     sandbox = await world.create()
     await sandbox.start(world.python(SLEEP))
-    await wait_output(sandbox, "up")
+    await wait_output(sandbox, "up\n")
     await sandbox.signal("main", 0, signal.SIGUSR1)
     exited = await exit_of(sandbox)
     assert (exited.exit_code, exited.signal, exited.oom) == (None, signal.SIGUSR1, False)
@@ -142,7 +142,7 @@ async def test_stop_lets_the_polite_end_and_kills_the_deaf(world: World) -> None
 async def test_stop_is_idempotent_and_a_shorter_grace_wins(world: World) -> None:
     sandbox = await world.create()
     await sandbox.start(world.python(DEAF))
-    await wait_output(sandbox, "up")
+    await wait_output(sandbox, "up\n")
     async with asyncio.TaskGroup() as group:
         patient = group.create_task(sandbox.stop(3600))
         await asyncio.sleep(0.05)
@@ -359,7 +359,7 @@ async def test_a_missing_source_is_refused_and_leaves_nothing(cell: World) -> No
 async def test_destroy_is_idempotent_and_spares_the_logs(world: World) -> None:
     sandbox = await world.create()
     await sandbox.start(world.python(DEAF))
-    await wait_output(sandbox, "up")
+    await wait_output(sandbox, "up\n")
     await sandbox.destroy()
     await sandbox.destroy()
     assert await output_of(sandbox) == "up\n"

@@ -74,7 +74,7 @@ async def test_nothing_the_agent_holds_open_reaches_the_job(world: World) -> Non
 async def test_a_dead_shim_means_lost_and_is_swept(world: World) -> None:
     sandbox = await world.create()
     started = await sandbox.start(world.python(SLEEP))
-    await wait_output(sandbox, "up")
+    await wait_output(sandbox, "up\n")
     shim = StateDirectory(world.settings.sandboxes_dir, sandbox.id).shim()
     assert shim is not None
     os.kill(shim.pid, signal.SIGKILL)
@@ -124,7 +124,7 @@ async def test_sweep_removes_groups_without_a_sandbox(world: World) -> None:
 async def test_the_nodes_failure_is_not_the_jobs(cell: World) -> None:
     sandbox = await cell.create()
     started = await sandbox.start(cell.python(SLEEP))
-    await wait_output(sandbox, "up")
+    await wait_output(sandbox, "up\n")
     os.kill(process_one_of(started.pid), signal.SIGKILL)
     async with asyncio.timeout(10):
         events = [recorded.event async for recorded in sandbox.events()]
