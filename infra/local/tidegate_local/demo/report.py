@@ -72,7 +72,7 @@ class Reporter:
         elif kind == "event":
             entry: Entry = facts["entry"]
             if entry.kind in SHOWN_LIVE and entry.kind != "JobSubmitted":
-                self.say(f"{self._name(entry.job_id)} [cyan]{entry.kind}[/] {story(entry)}")
+                self.say(f"{self._name(entry.job_id) or entry.node} [cyan]{entry.kind}[/] {story(entry)}")
         elif kind == "progress":
             self.say("[dim]" + "   ".join(_state(self._name(job), detail) for job, detail in facts.items()) + "[/]")
         elif kind == "gateway_away":
