@@ -38,6 +38,14 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     images: Mapping[str, Image]
 
 
+def offerable(capacity: NodeCapacity, levels: Set[str]) -> NodeCapacity:
+    """Return the capacity without GPUs where no offered level could pass one to a job."""
+    if LEVELS_WITH_GPUS & levels:
+        return capacity
+    resources = msgspec.structs.replace(capacity.resources, gpus=0, gpu_memory_mib=0)
+    return msgspec.structs.replace(capacity, resources=resources, gpus=())
+
+
 def claim_of(order: SandboxOrder, uid_slot: int = 0) -> Claim:
     """Return what the member of this order holds."""
     return Claim(job=order.job, floor=member_floor(order.spec), gpu_indices=order.gpu_indices, uid_slot=uid_slot)

@@ -23,7 +23,7 @@ from tidegate_events.journal.nats import NatsJournal
 from tidegate_events.process import say_ready
 
 from tidegate_executor import attempt_memory, backends, capacity, images, lock, log_queries, sdk_copy, telemetry
-from tidegate_executor.admission import Offer
+from tidegate_executor.admission import Offer, offerable
 from tidegate_executor.agent import NodeAgent
 from tidegate_executor.context import Context
 from tidegate_executor.sandbox.base import SandboxBackend
@@ -62,8 +62,11 @@ async def serve(settings: Settings, clock: Clock) -> None:
         tasks.create_task(_measure_images(context))
         agent = NodeAgent(context, incarnation, tasks)
         await agent.reconcile(remembered, found)
-        node_capacity = await asyncio.to_thread(capacity.detect, settings)
-        await agent.join(Offer(capacity=node_capacity, levels=levels, images=await context.images))
+        detected = await asyncio.to_thread(capacity.detect, settings)
+        offered = offerable(detected, levels)
+        if detected.gpus != offered.gpus:
+            log.warning("gpus_not_offered", gpus=len(detected.gpus), why="no offered level passes a GPU to a sandbox")
+        await agent.join(Offer(capacity=offered, levels=levels, images=await context.images))
         client = await bus
         tasks.create_task(_publish_facts(settings, spool, client, incarnation))
         tasks.create_task(spool.run_user(NatsUserStream(client).store))

@@ -304,6 +304,25 @@ async def test_killing_the_agent_kills_no_job(make_agent: MakeAgent, scheduler: 
     assert len([event for event in await scheduler.events(SandboxStarted) if event.job == "survivor"]) == 1
 
 
+async def test_the_agent_may_be_killed_at_any_instant_of_a_start(make_agent: MakeAgent, scheduler: Scheduler) -> None:
+    """What was ordered before a kill is completed or reported as lost; it is never started twice, nor forgotten."""
+    agent = make_agent()
+    await scheduler.joined()
+    code = "open('starts', 'a').write('x'); print(len(open('starts').read()), flush=True); import time; time.sleep(0.5)"
+    for number, delay in enumerate((0.0, 0.03, 0.06, 0.1, 0.15, 0.25), start=1):
+        scheduler.want(job(f"k{number}", component("sim", "import time; time.sleep(60)"), component("main", code)))
+        await asyncio.sleep(0.1 + delay)
+        agent.end(signal.SIGKILL)
+        agent.start()
+        await scheduler.joined(times=number + 1)
+        exited = await scheduler.exit_of(f"k{number}")
+        assert exited.outcome in ("completed", "lost"), exited
+        written = agent.data_dir / "logs" / f"k{number}.1.0"
+        assert [path.read_text() for path in written.glob("main.0*")] in ([], ["1\n"])
+    exits = [event.job for event in await scheduler.events(SandboxExited)]
+    assert sorted(exits) == sorted(set(exits))
+
+
 async def test_a_job_may_end_while_the_agent_is_away(make_agent: MakeAgent, scheduler: Scheduler) -> None:
     agent = make_agent()
     await scheduler.joined()
@@ -363,7 +382,7 @@ async def test_a_secret_reaches_the_job_and_nothing_else(
     code = "import os, time; t = os.environ['TOKEN']; print(len(t), t, flush=True); time.sleep(2)"
     scheduler.want(job("canary", component("main", code), level=level, secrets={"TOKEN": "token"}))
     await scheduler.first(SandboxStarted, "canary")
-    assert not [path for path in Path("/proc").glob("[0-9]*/cmdline") if CANARY in _read(path)]
+    assert _seen_in_arguments(CANARY) == []
     assert (await scheduler.exit_of("canary")).outcome == "completed"
     answer = await logs(client, job="canary", component="main")
     assert base64.b64decode(answer["data"]) == f"{len(CANARY)} [redacted]\n".encode()
@@ -371,6 +390,10 @@ async def test_a_secret_reaches_the_job_and_nothing_else(
     assert CANARY not in agent.log.read_text()
     kept = [path for path in agent.data_dir.rglob("*") if path.is_file() and CANARY in _read(path)]
     assert kept == []
+
+
+def _seen_in_arguments(text: str) -> list[str]:
+    return [str(path) for path in Path("/proc").glob("[0-9]*/cmdline") if text in _read(path)]
 
 
 def _read(path: Path) -> str:

@@ -31,6 +31,7 @@ class FactPublisher:
         self._epoch = epoch
         self._last_seq: int | None = None
         self._newest = (0, 0)
+        self._attempted = (0, 0)
 
     async def send(self, frame: Frame) -> None:
         """Return when the journal has the frame, however long the bus is away. Raises NodeTakenError."""
@@ -43,6 +44,7 @@ class FactPublisher:
                 await self._read_back()
             if _order(frame.writer) <= self._newest:
                 return True
+            self._attempted = _order(frame.writer)
             result = await self._journal.append(self._subject, frame, expected_last=self._last_seq)
         except (JournalUnavailableError, JournalFullError) as error:
             self._last_seq = None
@@ -60,10 +62,11 @@ class FactPublisher:
     async def _read_back(self) -> None:
         last = await self._journal.last(self._subject)
         self._newest = _order(last.frame.writer) if last else (0, 0)
-        if self._newest[0] > self._epoch:
+        if self._newest >= (self._epoch, 0) and self._newest > self._attempted:
             raise NodeTakenError(
-                f"{self._subject} holds facts of incarnation {self._newest[0]}, newer than this agent's {self._epoch}: "
-                "two agents use this node's name, or an old copy of its data directory was put back; stop one of them"
+                f"{self._subject} holds facts of incarnation {self._newest[0]} that this agent (incarnation "
+                f"{self._epoch}) did not write: two agents use this node's name, or an old copy of its data directory "
+                "was put back; stop one of them"
             )
         self._last_seq = last.seq if last else 0
 

@@ -1,0 +1,364 @@
+"""Images by digest, workdirs from a gateway, secrets by reference, logs in pieces, checkpoints nobody told of."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import io
+import os
+import tarfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import pytest_asyncio
+from tidegate.checkpoint import root as roots
+from tidegate.checkpoint.commit import Temporary
+from tidegate_events.resources import GpuDevice, Resources
+from tidegate_executor import admission, checkpoints, log_queries, secret_store, settings, trees, workdirs
+from tidegate_executor.attempts import transitions
+from tidegate_executor.capacity import NodeCapacity, processor
+from tidegate_executor.images import Image
+from tidegate_executor.sandbox.shim.output import LogFile
+from tidegate_executor.secret_store import SecretError
+from tidegate_executor.workdirs import WorkdirError, Workdirs
+
+from tests.executor.agent.conftest import component, job
+
+# ---- images ----
+
+
+def measured(tree: Path, cache: Path) -> str:
+    hashes = trees.HashCache(cache)
+    hashes.load()
+    used: dict[trees.Key, str] = {}
+    digest = trees.digest([(str(tree), "/usr")], hashes, used)
+    hashes.store(used)
+    return digest
+
+
+def test_a_digest_changes_with_what_matters_and_with_nothing_else(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    (tree / "bin").mkdir(parents=True)
+    (tree / "bin" / "tool").write_text("one")
+    (tree / "link").symlink_to("bin/tool")
+    seen = [measured(tree, tmp_path / "cache")]
+
+    os.utime(tree / "bin" / "tool", ns=(1, 1))
+    (tree / "bin" / "__pycache__").mkdir()
+    (tree / "bin" / "__pycache__" / "x.pyc").write_text("derived")
+    assert measured(tree, tmp_path / "cache") == seen[0]
+
+    def changed() -> None:
+        seen.append(measured(tree, tmp_path / "cache"))
+
+    (tree / "bin" / "tool").write_text("two")
+    changed()
+    (tree / "bin" / "tool").chmod(0o755)
+    changed()
+    (tree / "bin" / "tool").rename(tree / "bin" / "other")
+    changed()
+    (tree / "link").unlink()
+    (tree / "link").symlink_to("bin/other")
+    changed()
+    (tree / "bin" / "empty").mkdir()
+    changed()
+    assert len(set(seen)) == len(seen)
+    assert all(digest.startswith("b3:") for digest in seen)
+
+
+def test_a_second_measurement_reads_no_file_that_did_not_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    for number in range(5):
+        (tree / f"f{number}").write_text(str(number))
+    first = measured(tree, tmp_path / "cache")
+    read: list[str] = []
+    original = trees._hash_file
+    monkeypatch.setattr(trees, "_hash_file", lambda path: read.append(path) or original(path))
+    assert measured(tree, tmp_path / "cache") == first
+    assert read == []
+    (tree / "f3").write_text("three")
+    assert measured(tree, tmp_path / "cache") != first
+    assert read == [str(tree / "f3")]
+
+
+def test_a_damaged_cache_costs_time_only(tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "f").write_text("x")
+    first = measured(tmp_path / "tree", tmp_path / "cache")
+    (tmp_path / "cache").write_bytes(b"\xc1garbage")
+    assert measured(tmp_path / "tree", tmp_path / "cache") == first
+
+
+# ---- workdirs ----
+
+
+class Gateway:
+    """Answers GET /v1/blobs/<digest> from memory."""
+
+    def __init__(self) -> None:
+        self.blobs: dict[str, bytes] = {}
+        self.asked = 0
+        self.url = ""
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        request = (await reader.readuntil(b"\r\n\r\n")).decode()
+        self.asked += 1
+        body = self.blobs.get(request.split()[1].removeprefix("/v1/blobs/"))
+        head = "404 Not Found" if body is None else "200 OK"
+        data = body or b""
+        writer.write(f"HTTP/1.1 {head}\r\nContent-Length: {len(data)}\r\nConnection: close\r\n\r\n".encode() + data)
+        await writer.drain()
+        writer.close()
+
+    def add(self, data: bytes) -> str:
+        digest = hashlib.sha256(data).hexdigest()
+        self.blobs[digest] = data
+        return digest
+
+
+@pytest_asyncio.fixture
+async def gateway() -> AsyncIterator[Gateway]:
+    answering = Gateway()
+    server = await asyncio.start_server(answering.answer, "127.0.0.1", 0)
+    answering.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    yield answering
+    server.close()
+    await server.wait_closed()
+
+
+def tarred(**files: str) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for name, text in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(text)
+            tar.addfile(info, io.BytesIO(text.encode()))
+    return buffer.getvalue()
+
+
+async def test_a_workdir_is_fetched_once_and_shared(tmp_path: Path, gateway: Gateway) -> None:
+    cache = Workdirs(tmp_path, gateway.url)
+    digest = gateway.add(tarred(main="print(1)"))
+    paths = await asyncio.gather(*(cache.get(reference) for reference in (digest, f"sha256:{digest}", digest)))
+    assert {path.name for path in paths} == {digest}
+    assert (paths[0] / "main").read_text() == "print(1)"
+    assert gateway.asked == 1
+    assert os.listdir(tmp_path) == [digest]
+
+
+async def test_bytes_of_another_digest_and_unsafe_archives_leave_nothing(tmp_path: Path, gateway: Gateway) -> None:
+    cache = Workdirs(tmp_path, gateway.url)
+    gateway.blobs["0" * 64] = tarred(main="other")
+    with pytest.raises(WorkdirError, match="another digest") as wrong:
+        await cache.get("0" * 64)
+    assert not wrong.value.refused
+    with pytest.raises(WorkdirError, match="refused") as unsafe:
+        await cache.get(gateway.add(tarred(**{"../evil": "x"})))
+    assert unsafe.value.refused
+    with pytest.raises(WorkdirError, match="answered 404"):
+        await cache.get("1" * 64)
+    with pytest.raises(WorkdirError, match="not a SHA-256"):
+        await cache.get("../../etc")
+    assert os.listdir(tmp_path) == []
+
+
+async def test_a_blob_that_is_too_large_is_refused(
+    tmp_path: Path, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workdirs, "ARCHIVE_BYTES_MAX", 1000)
+    with pytest.raises(WorkdirError, match="larger than 1000"):
+        await Workdirs(tmp_path, gateway.url).get(gateway.add(tarred(main="x" * 2000)))
+
+
+async def test_the_cache_keeps_the_newest_and_what_is_in_use(
+    tmp_path: Path, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workdirs, "CACHED_MAX", 1)
+    cache = Workdirs(tmp_path, gateway.url)
+    digests = [gateway.add(tarred(main=str(number))) for number in range(3)]
+    for age, digest in enumerate(digests):
+        path = await cache.get(digest)
+        os.utime(path, ns=(age, age))
+    cache.trim({digests[0]})
+    assert sorted(os.listdir(tmp_path)) == sorted([digests[0], digests[2]])
+
+
+# ---- secrets ----
+
+
+def test_a_secret_is_read_only_from_a_private_regular_file(tmp_path: Path) -> None:
+    (tmp_path / "lab").mkdir()
+    good = tmp_path / "lab" / "good"
+    good.write_text("v\u00e4lue\n")
+    good.chmod(0o600)
+    assert secret_store.read(tmp_path, "lab", {"A": "good"}) == {"A": "v\u00e4lue"}
+    (tmp_path / "lab" / "link").symlink_to(good)
+    os.mkfifo(tmp_path / "lab" / "pipe", 0o600)
+    (tmp_path / "lab" / "large").write_bytes(b"x" * (secret_store.SECRET_BYTES_MAX + 1))
+    (tmp_path / "lab" / "binary").write_bytes(b"\xff\xfe")
+    (tmp_path / "lab" / "empty").touch()
+    (tmp_path / "lab" / "open").write_text("seen")
+    for name in ("large", "binary", "empty"):
+        (tmp_path / "lab" / name).chmod(0o600)
+    (tmp_path / "lab" / "open").chmod(0o640)
+    codes = {
+        "absent": "SecretMissing",
+        "link": "SecretMissing",
+        "pipe": "SecretExposed",
+        "open": "SecretExposed",
+        "large": "SecretTooLarge",
+        "binary": "SecretNotText",
+        "empty": "SecretNotText",
+        "../lab/good": "SecretNameRefused",
+    }
+    for name, code in codes.items():
+        with pytest.raises(SecretError) as refused:
+            secret_store.read(tmp_path, "lab", {"A": name})
+        assert refused.value.code == code
+        assert "seen" not in str(refused.value)
+
+
+# ---- logs ----
+
+
+def test_pieces_of_a_log_join_and_say_where_the_bound_dropped_bytes(tmp_path: Path) -> None:
+    written = LogFile(str(tmp_path), "main.0", 400)
+    text = b"".join(b"%09d\n" % number for number in range(200))
+    written.write(text)
+    written.close()
+    offset, parts, gaps = 0, [], 0
+    while True:
+        piece = log_queries.piece(tmp_path, ("main", 0), offset, 64)
+        data = base64.b64decode(piece["data"])
+        assert piece["size"] == len(text)
+        assert text[piece["offset"] : piece["offset"] + len(data)] == data
+        gaps += piece["truncated"]
+        if not data:
+            break
+        parts.append(data)
+        offset = piece["offset"] + len(data)
+    assert offset == len(text)
+    assert gaps == 1
+    assert parts[0].startswith(b"000000000\n")
+    tail = log_queries.piece(tmp_path, ("main", 0), -10, 64)
+    assert base64.b64decode(tail["data"]) == b"000000199\n"
+    assert log_queries.piece(tmp_path / "nowhere", ("main", 0), 0, 64)["size"] == 0
+
+
+# ---- checkpoints ----
+
+
+def committed(hot: Path, step: int, rank: int = 0) -> str:
+    stamp = roots.Stamp(job="j", attempt=1, rank=rank, component="learn", replica=0, world_size=1, seed=0)
+    with Temporary(hot, step) as temporary:
+        (temporary.path / "state").mkdir()
+        (temporary.path / "state" / "f").write_text(f"{step}")
+        _, directory = temporary.commit(stamp, temporary.take_directories())
+    time.sleep(0.002)
+    return directory.name
+
+
+def test_what_a_member_saved_and_did_not_get_to_say_is_found(tmp_path: Path) -> None:
+    state = transitions.accept(job("j", component("learn", "")), 0, level="trusted", image_digest="", uid_slot=0)
+    names = [committed(tmp_path, step) for step in (10, 20, 15)]
+    committed(tmp_path, 30, rank=1)
+    (tmp_path / f"{'9' * 12}-1-aaaaaaaa").mkdir()
+    (tmp_path / ".tmp-000000000099-deadbeef").mkdir()
+    assert [ref.directory for ref in checkpoints.unreported(tmp_path, state)] == names
+    told = transitions.saved(state, names[0], 10)
+    assert [ref.step for ref in checkpoints.unreported(tmp_path, told)] == [20, 15]
+    told = transitions.saved(told, names[2], 15)
+    assert checkpoints.unreported(tmp_path, told) == []
+    with pytest.raises(ValueError, match="cannot name"):
+        checkpoints.job_directory(tmp_path, "lab", "../other")
+
+
+# ---- admission ----
+
+GPU = GpuDevice(index=0, uuid="u", model="m", memory_mib=1000)
+OFFER = admission.Offer(
+    capacity=NodeCapacity(resources=Resources(1000, 300, 1, 1000), gpus=(GPU,), cpu_model="", isa=""),
+    levels=frozenset({"unisolated"}),
+    images={"tiny": Image(name="tiny", digest="b3:1", layers=(), path=())},
+)
+
+
+def test_room_and_gpus_are_counted_over_all_that_is_here() -> None:
+    order = job("a", component("main", ""))
+    assert admission.refusal(order, OFFER, []) is None
+    held = [admission.claim_of(job("b", component("main", ""), component("more", "")))]
+    refused = admission.refusal(order, OFFER, held)
+    assert refused is not None
+    assert (refused.code, refused.numbers) == ("CapacityExceeded", {"needed": 500, "free": 0})
+    on_gpu = msgspec.structs.replace(order, gpu_indices=(0,))
+    assert admission.refusal(on_gpu, OFFER, []) is None
+    taken = admission.refusal(on_gpu, OFFER, [admission.Claim(job="c", floor=Resources(), gpu_indices=(0,))])
+    assert taken is not None
+    assert taken.code == "GpuTaken"
+    by_digest = msgspec.structs.replace(order, spec=msgspec.structs.replace(order.spec, image="b3:1"))
+    assert admission.refusal(by_digest, OFFER, []) is None
+    assert admission.offerable(OFFER.capacity, frozenset({"trusted"})).resources.gpus == 0
+
+
+def test_members_of_one_job_share_a_uid_and_jobs_do_not() -> None:
+    claims = [
+        admission.Claim(job="a", floor=Resources(), uid_slot=0),
+        admission.Claim(job="b", floor=Resources(), uid_slot=2),
+    ]
+    assert admission.free_uid_slot("b", claims) == 2
+    assert admission.free_uid_slot("c", claims) == 1
+
+
+# ---- settings and capacity ----
+
+
+def test_settings_come_from_file_environment_and_command_line_in_that_order(tmp_path: Path) -> None:
+    file = tmp_path / "agent.json"
+    file.write_text('{"node": "from-file", "cpu_millis": 1, "memory_mib": 1, "bus": {"url": "nats://file"}}')
+    environ = {
+        "TIDEGATE_HOME": "/home/t",
+        "TIDEGATE_EXECUTOR_CONFIG": str(file),
+        "TIDEGATE_CPU_MILLIS": "2",
+        "TIDEGATE_MEMORY_MIB": "2",
+        "TIDEGATE_BUS_PASSWORD": "p",
+        "TIDEGATE_INPUT_ROOTS": "/a:/b",
+        "TIDEGATE_LEVELS": "unisolated",
+    }
+    loaded = settings.load(environ, {"memory_mib": 3, "node": None})
+    assert (loaded.node, loaded.cpu_millis, loaded.memory_mib) == ("from-file", 2, 3)
+    assert (loaded.bus.url, loaded.bus.password) == ("nats://file", "p")
+    assert (loaded.data_dir, loaded.hot_dir) == ("/home/t/nodes/from-file", "/home/t/hot")
+    assert loaded.input_roots == ("/a", "/b")
+    assert (loaded.offer_trusted, loaded.offer_unisolated) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("environ", "text"),
+    [
+        ({}, "node"),
+        ({"TIDEGATE_NODE": "a.b"}, "1 to 64"),
+        ({"TIDEGATE_CPU_MILLIS": "many"}, "whole number"),
+        ({"TIDEGATE_DATA_DIR": "relative"}, "absolute path"),
+        ({"TIDEGATE_LEVELS": "vm"}, "trusted, unisolated"),
+        ({"TIDEGATE_GATEWAY_URL": "ftp://x"}, "http"),
+        ({"TIDEGATE_EXECUTOR_CONFIG": "/nowhere.json"}, "JSON object"),
+    ],
+)
+def test_settings_that_cannot_be_used_say_what_is_accepted(environ: dict[str, str], text: str) -> None:
+    base = {"TIDEGATE_HOME": "/home/t", "TIDEGATE_NODE": "n1"} if environ else {}
+    with pytest.raises(settings.SettingsError, match=text):
+        settings.load({**base, **environ}, {})
+
+
+def test_the_processor_is_named_with_the_instruction_sets_that_change_numbers(tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text("processor : 0\nmodel name : Fast One\nflags : fpu avx2 fma sse4_2\n")
+    model, isa = processor(tmp_path / "cpuinfo")
+    assert model == "Fast One"
+    assert isa.split()[1:4] == ["sse4_2", "avx2", "fma"]
