@@ -23,13 +23,20 @@ def test_golden_process_seeds(arguments: tuple[int, str, int, int], expected: in
 
 
 @pytest.mark.parametrize(
-    ("arguments", "expected"), [((1, "env", 0), 1331371697936774017), ((1, "env", 1), 5371945517580245405), ((1, "torch", 0), 1138601682139743621)]
+    ("arguments", "expected"),
+    [
+        ((1, "env", 0), 1331371697936774017),
+        ((1, "env", 1), 5371945517580245405),
+        ((1, "torch", 0), 1138601682139743621),
+    ],
 )
 def test_golden_purpose_seeds(arguments: tuple[int, str, int], expected: int) -> None:
     assert seeds.derive_purpose(*arguments) == expected
 
 
-@given(st.integers(), st.text(max_size=20).filter(lambda text: "\n" not in text and text.isprintable()), st.integers(0, 99))
+@given(
+    st.integers(), st.text(max_size=20).filter(lambda text: "\n" not in text and text.isprintable()), st.integers(0, 99)
+)
 def test_seeds_fit_and_differ(job_seed: int, component: str, rank: int) -> None:
     seed = seeds.derive(job_seed, component, rank, 0)
     assert 0 <= seed < 2**63

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Iterator, Mapping, NoReturn, Optional
+from typing import Any, FrozenSet, Iterator, Mapping, NoReturn, Optional
 
 from tidegate import protocol, validation
 from tidegate.checkpoint import layer
@@ -29,6 +30,7 @@ from tidegate.link.base import Link, Resume
 from tidegate.pace import Pace
 from tidegate.seeds import Seeds
 from tidegate.stop import StopGate
+from tidegate.validation import STEP_MAX
 
 SUSPEND_SECONDS_MAX = 10.0
 """How long exit_suspended() waits for the agent: the exit code says the same."""
@@ -53,6 +55,9 @@ class Job:
             world_size=identity.world_size,
             seed=identity.seed,
         )
+        self._report = link.report
+        self._report_numbers = itertools.count(1)
+        self._metric_names: FrozenSet[str] = frozenset()
         self._store = CheckpointStore(identity.checkpoints, self._stamp)
         self._saver = Saver(self._store, self._on_saved, self._on_save_failed)
         self._publishing = Pace(protocol.PUBLISHES_PER_SECOND, protocol.PUBLISHES_BURST)
@@ -179,13 +184,25 @@ class Job:
 
     def report(self, metrics: Mapping[str, Any], step: Optional[int] = None, progress: Optional[float] = None) -> None:
         """Report numbers. Cheap: calls within 100 ms are merged, the newest value of each metric is sent."""
+        # At every step of a fast loop, so the usual case (the same names as before, all floats) makes no other call.
         if self._ended is not None:
             self._check_open("report")
         if step is not None:
-            self._step = step = validation.step(step)
-        if progress is not None:
+            if step.__class__ is not int or step < 0 or step > STEP_MAX:
+                step = validation.step(step)
+            self._step = step
+        if progress is not None and (progress.__class__ is not float or not 0.0 <= progress <= 1.0):
             progress = validation.progress(progress)
-        self._link.report(validation.metrics(metrics), step, progress)
+        if metrics.keys() != self._metric_names:
+            metrics = validation.metrics(metrics)
+            self._link.report_names_change()
+            self._metric_names = frozenset(metrics)
+        else:
+            for value in metrics.values():
+                if value.__class__ is not float:
+                    metrics = validation.metrics(metrics)
+                    break
+        self._report((metrics, self._step, progress, next(self._report_numbers)))
 
     def publish(self, kind: str, **payload: Any) -> None:
         """Publish an event of your own, up to 16 KiB of JSON; waits where 20 a second are exceeded for long."""

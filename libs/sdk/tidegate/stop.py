@@ -8,6 +8,7 @@ does not leave is killed at the deadline, and a checkpoint is worth more than ag
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -22,8 +23,10 @@ class StopGate:
     """Thread-safe."""
 
     def __init__(self) -> None:
-        self._condition = threading.Condition()
-        self._calls = 0
+        self._condition = threading.Condition(threading.Lock())
+        # Counting without a lock: next() on it is atomic, and a call that has its number looks for an order only
+        # then. So a call is either counted in the answer to an order, or it sees the order and is held.
+        self._counter = itertools.count()
         self._held_since: Optional[float] = None
         self._stop_at: Optional[int] = None
         self._deadline_ns = 0
@@ -31,21 +34,22 @@ class StopGate:
 
     def should_stop(self) -> bool:
         """Count one call and answer it."""
-        with self._condition:
-            index = self._calls
-            self._calls = index + 1
-            if self._held_since is None:
-                return False
-            return self._answer(index)
+        index = next(self._counter)
+        return False if self._held_since is None else self._answer(index)
+
+    def _calls(self) -> int:
+        # "count(7)": the only way to look at a counter without advancing it that every Python version has.
+        return int(repr(self._counter)[6:-1])
 
     def _answer(self, index: int) -> bool:
-        if self._stop_at is None and not self._condition.wait_for(
-            lambda: self._stop_at is not None, self._hold_seconds()
-        ):
-            _log.warning("the agent did not finish the stop vote in time: this process stops at call %d", index)
-            self._stop_at = index
-        assert self._stop_at is not None
-        return index >= self._stop_at
+        with self._condition:
+            if self._stop_at is None and not self._condition.wait_for(
+                lambda: self._stop_at is not None, self._hold_seconds()
+            ):
+                _log.warning("the agent did not finish the stop vote: this process stops at call %d", index)
+                self._stop_at = index
+            assert self._stop_at is not None
+            return index >= self._stop_at
 
     def _hold_seconds(self) -> float:
         assert self._held_since is not None
@@ -55,17 +59,17 @@ class StopGate:
     def on_stop(self, message: Dict[str, Any]) -> Dict[str, Any]:
         """Take a `stop` message (a proposal, or a decision when it has a `stop_at`); return the answer to send."""
         with self._condition:
+            self._deadline_ns = message["deadline_ns"]
+            self.reason = message["reason"]
             if self._held_since is None:
                 self._held_since = time.monotonic()
-            self.reason = message["reason"]
-            self._deadline_ns = message["deadline_ns"]
             if self._stop_at is None and message.get("stop_at") is not None:
                 self._stop_at = message["stop_at"]
                 self._condition.notify_all()
             return {
                 "kind": "stop_count",
                 "vote": message["vote"],
-                "calls": self._calls,
+                "calls": self._calls(),
                 "stop_at": self._stop_at,
             }
 

@@ -17,18 +17,14 @@ from tidegate.errors import (
 )
 
 STEP_MAX = 999_999_999_999
-_KNOWN_NAMES_MAX = 1024
 _PROGRESS_SLACK = 1e-6
-
-_known_metrics: Dict[str, bool] = {}
 
 
 def metrics(values: Mapping[str, Any]) -> Dict[str, float]:
-    """Return the metrics as plain floats. On the hottest path: the usual case is one look at each type."""
+    """Return the metrics as plain floats."""
     checked = {}
     for name, value in values.items():
-        if name not in _known_metrics:
-            _check_metric_name(name)
+        _check_metric_name(name)
         kind = type(value)
         checked[name] = value if kind is float else _metric(name, value)
     if len(checked) > protocol.METRICS_MAX:
@@ -42,8 +38,6 @@ def _check_metric_name(name: Any) -> None:
             f"metric {name!r} was refused: a name starts with a letter and has up to {protocol.NAME_CHARS_MAX} "
             "letters, digits and any of _ . / : -"
         )
-    if len(_known_metrics) < _KNOWN_NAMES_MAX:
-        _known_metrics[name] = True
 
 
 def _metric(name: str, value: Any) -> float:

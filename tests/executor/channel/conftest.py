@@ -10,7 +10,6 @@ import pytest
 from tidegate.environment import read_identity
 from tidegate.job import Job
 from tidegate.session import open_job
-
 from tidegate_executor.channel.handler import Sandbox
 from tidegate_executor.channel.recording import RecordingHandler
 from tidegate_executor.channel.server import ChannelServer

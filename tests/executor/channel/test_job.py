@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from tidegate import JobClosedError, MessageRefusedError, ProtocolMismatchError, protocol
 from tidegate.link import agent as agent_link
-
 from tidegate_executor.channel import messages
 from tidegate_executor.channel.handler import HandlerUnavailable, MessageRefused
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tidegate import protocol
-
 from tidegate_executor.channel import messages, server, session
+from tidegate_executor.channel.listening import listen
 
 HELLO = {
     "kind": "hello",
@@ -217,8 +217,6 @@ def test_the_socket_is_for_its_owner_only(agent: Any) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a socket to another user")
 def test_the_socket_goes_to_the_sandbox_user(tmp_path: Any) -> None:
-    from tidegate_executor.channel.listening import listen
-
     listening = listen(tmp_path / "a.sock", (4321, 4322))
     found = os.stat(tmp_path / "a.sock")
     listening.close()
@@ -245,15 +243,15 @@ KINDS = [
 ]
 
 
+FIELDS = ("seq", "at_ns", "phase", "event", "payload", "metrics", "step", "calls", "vote", "result")
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     body=st.binary(max_size=300)
     | st.fixed_dictionaries(
         {"kind": st.sampled_from(KINDS)},
-        optional={
-            name: json_like
-            for name in ("seq", "at_ns", "phase", "event", "payload", "metrics", "step", "calls", "vote", "result")
-        },
+        optional=dict.fromkeys(FIELDS, json_like),
     ).map(lambda value: json.dumps(value).encode())
 )
 def test_nothing_a_sandbox_sends_stops_the_server(raw: Any, agent: Any, body: bytes) -> None:

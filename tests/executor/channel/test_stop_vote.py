@@ -7,7 +7,6 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-
 from tidegate_executor.channel.stop_vote import Order, StopVote, Tell
 
 NEVER = 1e9

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import random
 from collections import OrderedDict, namedtuple
 from pathlib import Path
 from typing import Any
@@ -67,8 +68,6 @@ def test_floats_that_are_not_finite_and_large_integers(tmp_path: Path) -> None:
 
 
 def test_random_generator_states(tmp_path: Path) -> None:
-    import random
-
     generator = np.random.default_rng(5)
     python = random.Random(5)
     state = {"python": python.getstate(), "numpy": generator.bit_generator.state, "torch": torch.get_rng_state()}

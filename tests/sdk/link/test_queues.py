@@ -86,8 +86,8 @@ def test_a_message_too_long_for_a_frame_takes_no_number() -> None:
 def test_report_windows_are_dropped_oldest_first_and_counted() -> None:
     reports = Reports()
     for step in range(WINDOWS_MAX + 5):
-        reports.add({"a": step}, step, None)
-        reports.add({"a": step + 0.5, "b": 1}, None, 0.5)
+        reports.add(({"a": float(step)}, step, None, 2 * step + 1))
+        reports.add(({"a": step + 0.5, "b": 1.0}, None, 0.5, 2 * step + 2))
         reports.close_window()
     assert reports.dropped == 10
     first = reports.take()

@@ -7,12 +7,12 @@ import platform
 import threading
 import time
 from pathlib import Path
-from typing import Any, Dict, Optional
+from typing import Any, Callable, Dict, Optional
 
 from tidegate import protocol
 from tidegate.environment import Identity
 from tidegate.errors import FrameError, ProtocolMismatchError, TidegateError
-from tidegate.link.base import Resume
+from tidegate.link.base import ReportCall, Resume
 from tidegate.link.connection import Connection, Wake
 from tidegate.link.outbox import Outbox
 from tidegate.link.phases import PhaseLane
@@ -53,6 +53,15 @@ class AgentLink:
         self._thread = threading.Thread(target=self._run, name="tidegate-link", daemon=True)
 
     @property
+    def report(self) -> Callable[[ReportCall], None]:
+        """Return the function that takes metrics; the thread sends them when their window ends."""
+        return self._reports.add
+
+    def report_names_change(self) -> None:
+        """Keep what was reported so far: the next call names other metrics."""
+        self._reports.merge()
+
+    @property
     def dropped_reports(self) -> int:
         """Return how many reports were lost so far."""
         return self._reports.dropped
@@ -81,10 +90,6 @@ class AgentLink:
         self._phases.change(name, step, direct=self._connected)
         if name is not None:
             self._wake.set()
-
-    def report(self, metrics: Dict[str, float], step: Optional[int], progress: Optional[float]) -> None:
-        """Take metrics; the thread sends them when their window ends."""
-        self._reports.add(metrics, step, progress)
 
     def wait_acknowledged(self, seq: int, seconds: float) -> bool:
         """Wait until the agent has made the message durable."""

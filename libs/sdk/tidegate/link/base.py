@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, NamedTuple, Optional, Protocol
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Protocol, Tuple
 
 
 class Resume(NamedTuple):
@@ -10,6 +10,10 @@ class Resume(NamedTuple):
 
     known: bool
     checkpoint_id: Optional[str]
+
+
+ReportCall = Tuple[Mapping[str, float], Optional[int], Optional[float], int]
+"""Metrics, the newest step, progress, and the call's number from 1. The metrics are not copied."""
 
 
 class Link(Protocol):
@@ -24,8 +28,16 @@ class Link(Protocol):
     def phase(self, name: Optional[str], step: Optional[int]) -> None:
         """The process entered a phase, or with None left the one it was in."""
 
-    def report(self, metrics: Dict[str, float], step: Optional[int], progress: Optional[float]) -> None:
-        """Take metrics to be sent soon; cheap."""
+    @property
+    def report(self) -> Callable[[ReportCall], None]:
+        """Return the function that takes metrics to be sent soon. Fetched once and called at every step.
+
+        Of calls that come fast only the newest are kept, so `report_names_change` is called before one that names
+        other metrics than the call before it.
+        """
+
+    def report_names_change(self) -> None:
+        """Keep what was reported so far: the next call names other metrics."""
 
     def wait_acknowledged(self, seq: int, seconds: float) -> bool:
         """Wait until the agent has made that message durable; False after `seconds`."""

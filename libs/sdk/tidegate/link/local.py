@@ -6,10 +6,10 @@ import json
 import threading
 import time
 from pathlib import Path
-from typing import Any, Dict, Optional
+from typing import Any, Callable, Dict, Optional
 
 from tidegate.environment import Identity
-from tidegate.link.base import Resume
+from tidegate.link.base import ReportCall, Resume
 from tidegate.link.reports import WINDOW_SECONDS, Reports
 
 LOG_FILE = "log.jsonl"
@@ -25,6 +25,10 @@ class LocalLink:
         self._reports = Reports()
         self._seq = 0
         self._window_ends = 0.0
+
+    def report_names_change(self) -> None:
+        """Keep what was reported so far: the next call names other metrics."""
+        self._reports.merge()
 
     @property
     def dropped_reports(self) -> int:
@@ -62,9 +66,13 @@ class LocalLink:
         """Log a phase change."""
         self.control({"kind": "phase", "at_ns": time.time_ns(), "phase": name, "step": step})
 
-    def report(self, metrics: Dict[str, float], step: Optional[int], progress: Optional[float]) -> None:
-        """Take metrics; they are logged with the first call after their window."""
-        self._reports.add(metrics, step, progress)
+    @property
+    def report(self) -> Callable[[ReportCall], None]:
+        """Return the function that takes metrics; they are logged with the first call after their window."""
+        return self._report
+
+    def _report(self, call: ReportCall) -> None:
+        self._reports.add(call)
         now = time.monotonic()
         if now >= self._window_ends:
             self._window_ends = now + WINDOW_SECONDS
