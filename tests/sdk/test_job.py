@@ -139,8 +139,9 @@ def test_misuse_says_what_to_do(job: Any, case: int) -> None:
 
 
 def test_phases_do_not_nest(job: Any) -> None:
-    with job.phase("sampling"), pytest.raises(
-        errors.NestedPhaseError, match="'learning' was refused: this process is in phase 'sampling'"
+    with (
+        job.phase("sampling"),
+        pytest.raises(errors.NestedPhaseError, match="'learning' was refused: this process is in phase 'sampling'"),
     ):
         job.phase("learning").__enter__()
     with job.phase("learning"):

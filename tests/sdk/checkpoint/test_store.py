@@ -385,6 +385,15 @@ def test_an_adopted_checkpoint_is_put_back(declared: Path, store: CheckpointStor
     assert not (tmp_path / "third").exists()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files to another user")
+def test_what_is_put_back_belongs_to_the_job(declared: Path, store: CheckpointStore, tmp_path: Path) -> None:
+    committed = adopt.adopt(declared, store.directory, STAMP)
+    assert committed is not None
+    target = adopt.materialise(committed, tmp_path / "next", (4321, 4322))
+    for path in (target.parent, target, target / "sub", target / "sub" / "w", target / "COMPLETE"):
+        assert (path.stat().st_uid, path.stat().st_gid) == (4321, 4322)
+
+
 def test_links_in_a_declared_directory_are_refused(declared: Path, store: CheckpointStore) -> None:
     (declared / "checkpoint-2000").symlink_to("/etc")
     assert adopt.find_complete(declared)[0].step == 1000

@@ -107,10 +107,11 @@ def _is_known(store: CheckpointStore, layers: Tuple[roots.LayerEntry, ...]) -> b
     return bool(existing) and existing[0].root.layers == layers
 
 
-def materialise(committed: Committed, declared: Path) -> Path:
+def materialise(committed: Committed, declared: Path, owner: Optional[Tuple[int, int]] = None) -> Path:
     """Verify an adopted checkpoint and put it back into the declared directory; return where it lies.
 
-    What stands there under its name is replaced: it is the same one, or a damaged one.
+    What stands there under its name is replaced: it is the same one, or a damaged one. All of it is given to `owner`
+    (uid, gid), the user that the job runs as.
     """
     name = committed.root.stamp.adopted
     if name is None or "/" in name or name.startswith("."):
@@ -125,10 +126,19 @@ def materialise(committed: Committed, declared: Path) -> Path:
         os.rename(temporary, target)
         if target.is_file():
             (declared / f"{name}{MARKER_SUFFIX}").touch()
+        if owner is not None:
+            _give(declared, owner)
         sync_directory(declared)
     finally:
         _remove(temporary)
     return target
+
+
+def _give(directory: Path, owner: Tuple[int, int]) -> None:
+    os.lchown(directory, *owner)
+    for parent, directories, files in os.walk(directory):
+        for name in [*directories, *files]:
+            os.lchown(os.path.join(parent, name), *owner)
 
 
 def _remove(path: Path) -> None:
