@@ -6,6 +6,7 @@ taken back by the kernel's limits, not by refusing to start.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Set
 
 import msgspec
@@ -17,6 +18,8 @@ from tidegate_events.spec import member_floor
 from tidegate_executor.capacity import NodeCapacity
 from tidegate_executor.images import Image, find
 
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}\Z")
+_SUBJECT_TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}\Z")
 # A sandbox of level `trusted` has no device nodes but the harmless ones, so a GPU would not be there.
 LEVELS_WITH_GPUS = frozenset({"unisolated"})
 
@@ -55,12 +58,21 @@ def refusal(order: SandboxOrder, offer: Offer, claims: Iterable[Claim]) -> Reaso
     """Return why the member is refused, None where it is taken."""
     held = list(claims)
     return (
-        _level_refusal(order, offer)
+        _name_refusal(order)
+        or _level_refusal(order, offer)
         or _image_refusal(order, offer)
         or _quota_refusal(order)
         or _room_refusal(order, offer, held)
         or _gpu_refusal(order, offer, held)
     )
+
+
+def _name_refusal(order: SandboxOrder) -> Reason | None:
+    """Names become files and subjects here."""
+    for what, name, form in (("job", order.job, _FILE_NAME), ("tenant", order.tenant, _SUBJECT_TOKEN)):
+        if not form.match(name):
+            return Reason(code="NameRefused", detail=f"{what} {name!r}: {form.pattern} is accepted")
+    return None
 
 
 def _level_refusal(order: SandboxOrder, offer: Offer) -> Reason | None:

@@ -6,14 +6,17 @@ entry can be written through a link; then every link is resolved on the real tre
 
 from __future__ import annotations
 
+import errno
 import os
 import tarfile
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
 ENTRIES_MAX = 100_000
 UNPACKED_BYTES_MAX = 2 * 1024**3
 NAME_BYTES_MAX = 1024
 DEPTH_MAX = 64
+DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
 _BLOCK_BYTES = 1024 * 1024
 
 
@@ -24,29 +27,38 @@ class ArchiveRefusedError(Exception):
 def unpack(archive: Path, target: Path) -> None:
     """Unpack into the empty directory `target`; raises ArchiveRefusedError, and then the target is to be thrown away.
 
-    Modes are reduced to 0755 and 0644; owners and times are not kept.
+    Modes are reduced to 0755 and 0644; owners and times are not kept. A disk that fails raises OSError: that is not
+    the archive's fault.
     """
+    try:
+        _unpack(archive, target)
+    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+            raise
+        raise ArchiveRefusedError(f"not an archive that can be unpacked: {error}") from error
+    except RuntimeError as error:  # pathlib's word for links in a circle
+        raise ArchiveRefusedError(f"links that cannot be followed: {error}") from error
+
+
+def _unpack(archive: Path, target: Path) -> None:
     links: list[tuple[Path, tarfile.TarInfo]] = []
     hard: list[tuple[Path, tarfile.TarInfo]] = []
     room = UNPACKED_BYTES_MAX
-    try:
-        with tarfile.open(archive, mode="r|*", errorlevel=2) as tar:
-            for count, entry in enumerate(tar, start=1):
-                if count > ENTRIES_MAX:
-                    raise ArchiveRefusedError(f"more than {ENTRIES_MAX} entries")
-                path = _place(target, entry)
-                if entry.isdir():
-                    path.mkdir(parents=True, exist_ok=True, mode=0o755)
-                elif entry.isreg():
-                    room = _write(tar, entry, path, room)
-                elif entry.issym():
-                    links.append((path, entry))
-                elif entry.islnk():
-                    hard.append((path, entry))
-                else:
-                    raise ArchiveRefusedError(f"{entry.name!r} is a device, a pipe or of an unknown type")
-    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
-        raise ArchiveRefusedError(f"not a readable tar archive: {error}") from error
+    with tarfile.open(archive, mode="r|*", errorlevel=2) as tar:
+        for count, entry in enumerate(tar, start=1):
+            if count > ENTRIES_MAX:
+                raise ArchiveRefusedError(f"more than {ENTRIES_MAX} entries")
+            path = _place(target, entry)
+            if entry.isdir():
+                path.mkdir(parents=True, exist_ok=True, mode=0o755)
+            elif entry.isreg():
+                room = _write(tar, entry, path, room)
+            elif entry.issym():
+                links.append((path, entry))
+            elif entry.islnk():
+                hard.append((path, entry))
+            else:
+                raise ArchiveRefusedError(f"{entry.name!r} is a device, a pipe or of an unknown type")
     for path, entry in hard:
         room = _copy_linked(target, path, entry, room)
     _link(target, links)
@@ -78,7 +90,7 @@ def _write(tar: tarfile.TarFile, entry: tarfile.TarInfo, path: Path, room: int) 
     return room
 
 
-def _create(path: Path, entry: tarfile.TarInfo):  # type: ignore[no-untyped-def]
+def _create(path: Path, entry: tarfile.TarInfo) -> BinaryIO:
     mode = 0o755 if entry.mode & 0o100 else 0o644
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
@@ -105,22 +117,14 @@ def _copy_linked(target: Path, path: Path, entry: tarfile.TarInfo, room: int) ->
 
 
 def _link(target: Path, links: list[tuple[Path, tarfile.TarInfo]]) -> None:
+    root = target.resolve()
     for path, entry in links:
         if PurePosixPath(entry.linkname).is_absolute():
             raise ArchiveRefusedError(f"{entry.name!r} is a link to the absolute path {entry.linkname!r}")
-        parent = path.parent
-        if not parent.resolve().is_relative_to(target.resolve()):
+        if not path.parent.resolve().is_relative_to(root):
             raise ArchiveRefusedError(f"{entry.name!r} lies behind a link that leaves the directory")
-        parent.mkdir(parents=True, exist_ok=True)
-        try:
-            path.symlink_to(entry.linkname)
-        except (FileExistsError, ValueError, OSError) as error:
-            raise ArchiveRefusedError(f"{entry.name!r} cannot be made: {error}") from error
-    root = target.resolve()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(entry.linkname)
     for path, entry in links:
-        try:
-            inside = path.resolve().is_relative_to(root)
-        except (RuntimeError, OSError) as error:  # links in a circle
-            raise ArchiveRefusedError(f"{entry.name!r} is a link that cannot be followed: {error}") from error
-        if not inside:
+        if not path.resolve().is_relative_to(root):
             raise ArchiveRefusedError(f"{entry.name!r} is a link to {entry.linkname!r}, outside the directory")

@@ -86,6 +86,8 @@ class Workdirs:
             raise WorkdirError(f"blob {digest} did not come within {FETCH_SECONDS_MAX} s", refused=False) from error
         except archives.ArchiveRefusedError as error:
             raise WorkdirError(f"workdir {digest[:12]} refused: {error}", refused=True) from error
+        except OSError as error:
+            raise WorkdirError(f"workdir {digest[:12]} cannot be stored here: {error}", refused=False) from error
         finally:
             await asyncio.to_thread(_remove, archive, staging)
         log.info("workdir_unpacked", digest=digest)

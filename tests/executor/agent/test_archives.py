@@ -121,7 +121,7 @@ def test_size_and_count_are_bounded(
 def test_garbage_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t").mkdir()
     (tmp_path / "a").write_bytes(os.urandom(5000))
-    with pytest.raises(ArchiveRefusedError, match="not a readable tar"):
+    with pytest.raises(ArchiveRefusedError, match="not an archive"):
         unpack(tmp_path / "a", tmp_path / "t")
 
 
@@ -138,12 +138,10 @@ def test_nothing_ever_leaves_the_directory(
     root = tmp_path_factory.mktemp("unpack")
     target = root / "in" / "target"
     target.mkdir(parents=True)
-    entries = [
-        entry(name, kind, link=link, data=b"x" if kind == tarfile.REGTYPE else b"") for name, kind, link in parts
-    ]
-    made: Callable[[], None] = lambda: unpack(archive(root / "a.tar", *entries), target)  # noqa: E731
+    data = {tarfile.REGTYPE: b"x"}
+    entries = [entry(name, kind, data.get(kind, b""), link=link) for name, kind, link in parts]
     try:
-        made()
+        unpack(archive(root / "a.tar", *entries), target)
     except ArchiveRefusedError:
         pass
     else:

@@ -304,6 +304,9 @@ def test_room_and_gpus_are_counted_over_all_that_is_here() -> None:
     assert taken.code == "GpuTaken"
     by_digest = msgspec.structs.replace(order, spec=msgspec.structs.replace(order.spec, image="b3:1"))
     assert admission.refusal(by_digest, OFFER, []) is None
+    refused = admission.refusal(msgspec.structs.replace(order, job="../up"), OFFER, [])
+    assert refused is not None
+    assert refused.code == "NameRefused"
     assert admission.offerable(OFFER.capacity, frozenset({"trusted"})).resources.gpus == 0
 
 
