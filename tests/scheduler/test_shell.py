@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +62,11 @@ class Bench:
         submitted = e.JobSubmitted(id=f"submit-{job}", at_ns=1, tenant="t", job=job, spec=spec(cpu))
         await self.fact("gateway", "g1", submitted)
 
-    async def member(self, kind: type[e.AttemptEvent], job: str, **more: Any) -> None:
+    async def member(self, kind: Callable[..., e.AnyEvent], job: str, **more: Any) -> None:
         event = kind(
             id=f"{kind.__name__}-{self._seq}", at_ns=1, tenant="t", job=job, attempt=1, rank=0, node="n1", **more
         )
-        await self.fact("node", "n1", event)  # type: ignore[arg-type]
+        await self.fact("node", "n1", event)
 
     async def heartbeats(self) -> None:
         while True:

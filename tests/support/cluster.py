@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from tidegate_events import events as e
 from tidegate_events.frame import Frame, Writer, decode, encode
@@ -32,7 +33,7 @@ def spec(
     gang: int = 1,
     grace: int = 10,
     attempts: int = 1,
-    **more: object,
+    **more: Any,
 ) -> JobSpec:
     """Return a one-component job that needs the same in every phase."""
     need = Resources(cpu, memory, gpus, gpu_memory)
@@ -46,7 +47,7 @@ def spec(
         gang_size=gang,
         preemption=PreemptionRule(grace_seconds=grace),
         restart=RestartRule(max_attempts=attempts, backoff_seconds=1),
-        **more,  # type: ignore[arg-type]
+        **more,
     )
 
 
@@ -151,7 +152,7 @@ class Cluster:
                 self.node_fact(job, member, e.SandboxStarted, level="trusted")
         return self.settle()
 
-    def exit(self, job: str, outcome: str, *, ranks: Iterable[int] | None = None, **more: object) -> list[e.AnyEvent]:
+    def exit(self, job: str, outcome: str, *, ranks: Iterable[int] | None = None, **more: Any) -> list[e.AnyEvent]:
         """Members of the job (all of them unless `ranks` says) exit with `outcome`."""
         for member in self.members(job):
             if member.active and (ranks is None or member.rank in ranks):
@@ -185,7 +186,7 @@ class Cluster:
         self.append("scheduler", "s1", event)
 
     def node_fact(
-        self, job: str, member: Member, kind: type[e.AttemptEvent], _node: bool = True, **more: object
+        self, job: str, member: Member, kind: Callable[..., e.AnyEvent], _node: bool = True, **more: Any
     ) -> None:
         fields = dict(more, node=member.node) if _node else more
         event = kind(
@@ -197,7 +198,7 @@ class Cluster:
             rank=member.rank,
             **fields,
         )
-        self.append("node", member.node, event)  # type: ignore[arg-type]
+        self.append("node", member.node, event)
 
     # ---- looking ----
 
