@@ -117,6 +117,8 @@ EXAMPLES: tuple[e.Event, ...] = (
     e.CheckpointSaved(**_FACT, rank=0, node="n1", checkpoint=_CHECKPOINT, tier="warm"),
     e.CheckpointFailed(**_FACT, stage="verify", reason=_REASON, checkpoint_id="c" * 64, step=120),
     e.CheckpointVerified(**_FACT, checkpoint_id="c" * 64, size_bytes=4096),
+    e.StepRateLow(**_FACT, rate_millis=900, target_millis=2000, window_seconds=10),
+    e.StepRateRecovered(**_FACT, rate_millis=2400, target_millis=2000, window_seconds=10),
     e.LeaderElected(**_EVENT, epoch=7, instance="s1"),
     e.PolicyChanged(**_EVENT, policy=3, parameters={"grace_seconds": 30}),
     e.DecisionPass(

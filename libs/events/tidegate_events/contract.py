@@ -73,6 +73,8 @@ CONTRACT: tuple[Row, ...] = (
         "attempt",
         "the checkpoint is unknown",
     ),
+    Row(e.StepRateLow, "metrics", "the job is known to be slower than it declared", "attempt", _OTHER_ATTEMPT),
+    Row(e.StepRateRecovered, "metrics", "the job is known to be fast enough again", "attempt", _OTHER_ATTEMPT),
     Row(e.LeaderElected, "scheduler", "the epoch leads", "epoch", "a higher epoch leads"),
     Row(e.PolicyChanged, "scheduler", "decisions follow the policy", "policy version", _NEVER),
     Row(

@@ -216,6 +216,25 @@ class CheckpointVerified(AttemptEvent, frozen=True, kw_only=True):
     size_bytes: int
 
 
+# ---- facts: metrics service ----
+
+
+class StepRateLow(AttemptEvent, frozen=True, kw_only=True):
+    """The job stayed below its declared step rate for whole windows. Rates are in thousandths of a step per second."""
+
+    rate_millis: int
+    target_millis: int
+    window_seconds: int
+
+
+class StepRateRecovered(AttemptEvent, frozen=True, kw_only=True):
+    """The job's step rate is back above its target, by a margin, for whole windows."""
+
+    rate_millis: int
+    target_millis: int
+    window_seconds: int
+
+
 # ---- decisions ----
 
 
@@ -376,6 +395,8 @@ AnyEvent = (
     | CheckpointSaved
     | CheckpointFailed
     | CheckpointVerified
+    | StepRateLow
+    | StepRateRecovered
     | LeaderElected
     | PolicyChanged
     | DecisionPass

@@ -98,6 +98,7 @@ class JobSpec(_Spec, frozen=True, kw_only=True):
     isolation: Isolation = "trusted"
     expected_seconds: int | None = None
     time_limit_seconds: int | None = None
+    target_steps_per_second: int | None = None
     restart: RestartRule = RestartRule()
     preemption: PreemptionRule = PreemptionRule()
     determinism: Determinism = "relaxed"

@@ -12,6 +12,8 @@ JOURNAL_STREAM = "JOURNAL"
 JOURNAL_SUBJECTS = ("tg.fact.>", "tg.decision")
 USER_STREAM = "USER"
 USER_SUBJECTS = ("tg.user.>",)
+TELEMETRY_STREAM = "TELEMETRY"
+TELEMETRY_SUBJECTS = ("tg.telemetry.*",)
 DECISION = "tg.decision"
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
@@ -57,6 +59,11 @@ def ask_scheduler(what: str) -> str:
 def ask_node(node: str, what: str) -> str:
     """Return the request subject for a question to a node's agent."""
     return f"tg.ask.node.{token(node)}.{token(what)}"
+
+
+def telemetry(node: str) -> str:
+    """Return where a node's samples go (stream TELEMETRY: in memory, of short age)."""
+    return f"tg.telemetry.{token(node)}"
 
 
 def user(tenant: str) -> str:

@@ -276,6 +276,8 @@ RULES: dict[type[e.Event], Callable[[State, Any, str], None]] = {
     e.CheckpointSaved: _on_checkpoint_saved,
     e.CheckpointFailed: _on_checkpoint_failed,
     e.CheckpointVerified: _nothing,
+    e.StepRateLow: _nothing,
+    e.StepRateRecovered: _nothing,
     e.JobRejected: _on_rejected,
     e.JobPlaced: _on_placed,
     e.JobStarted: _on_started,

@@ -1,0 +1,1 @@
+"""The metrics service: windows over telemetry, Prometheus, and step-rate signals."""
