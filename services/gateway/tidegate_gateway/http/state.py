@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
+import nats.errors
 import structlog
 from starlette.requests import Request
 from tidegate_events import trace
 from tidegate_events.clock import Clock
-from tidegate_events.journal.base import Journal
+from tidegate_events.journal.base import Journal, JournalError
 
 from tidegate_gateway.asks.base import Asker
 from tidegate_gateway.blobs import BlobStore
@@ -20,6 +23,7 @@ from tidegate_gateway.tenants import Tenants
 from tidegate_gateway.view.model import Job
 
 READ_SECONDS_MAX = 2.0
+JOURNAL_SECONDS_MAX = 2.0
 
 
 class Gateway(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +56,15 @@ async def fresh(gateway: Gateway) -> None:
     """Wait until what the gateway itself wrote can be read. Raises NotCaughtUpError."""
     await gateway.fold.wait_caught_up(READ_SECONDS_MAX)
     await gateway.fold.wait_for(gateway.desk.last_seq, READ_SECONDS_MAX)
+
+
+async def journal_end(gateway: Gateway) -> int | None:
+    """Return the journal's last sequence, None while it does not answer."""
+    try:
+        async with asyncio.timeout(JOURNAL_SECONDS_MAX):
+            return await gateway.journal.end()
+    except (JournalError, nats.errors.Error, TimeoutError):
+        return None
 
 
 def find_job(gateway: Gateway, job_id: str) -> Job:
