@@ -98,7 +98,9 @@ EXAMPLES: tuple[e.Event, ...] = (
         sandboxes=(e.HeldSandbox(job="j-4k2m", attempt=1, rank=0),),
     ),
     e.PlacementRejected(**_FACT, rank=0, node="n1", reason=_REASON),
-    e.SandboxStarted(**_FACT, rank=0, node="n1", level="trusted", image_digest="sha256:1234", start_ms=35),
+    e.SandboxStarted(
+        **_FACT, rank=0, node="n1", level="trusted", image_digest="sha256:1234", start_ms=35, prepare_ms=20
+    ),
     e.SandboxExited(
         **_FACT,
         rank=0,

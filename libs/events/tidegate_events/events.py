@@ -147,13 +147,17 @@ class PlacementRejected(AttemptEvent, frozen=True, kw_only=True):
 
 
 class SandboxStarted(AttemptEvent, frozen=True, kw_only=True):
-    """All processes of the member's sandbox were started, at isolation `level`, on image `image_digest`."""
+    """All processes of the member's sandbox were started, at isolation `level`, on image `image_digest`.
+
+    `start_ms` counts from the order to here; `prepare_ms` of it went into image, inputs and working directory.
+    """
 
     rank: int
     node: str
     level: str
     image_digest: str = ""
     start_ms: int = 0
+    prepare_ms: int = 0
 
 
 class SandboxExited(AttemptEvent, frozen=True, kw_only=True):

@@ -90,6 +90,7 @@ class AttemptRunner:
         try:
             self._prepared = await preparation.prepare(self._context, self.memory.order, self.memory.state)
             await preparation.secrets_of(self._context, self.memory.order)
+            self.memory.change(transitions.prepared(self.memory.state, self._context.clock.now_ns()))
             if self.memory.state.stop is not None:
                 await self._conclude_unstarted(None)
                 return None

@@ -47,6 +47,7 @@ def started(state: AttemptState, node: str, now_ns: int) -> SandboxStarted:
         level=state.level,
         image_digest=state.image_digest,
         start_ms=max(0, (now_ns - state.ordered_ns) // 1_000_000),
+        prepare_ms=max(0, (state.prepared_ns - state.ordered_ns) // 1_000_000) if state.prepared_ns else 0,
     )
 
 

@@ -90,6 +90,7 @@ class AttemptState(_Part, frozen=True, kw_only=True):
     image_digest: str = ""
     uid_slot: int = 0
     ordered_ns: int = 0
+    prepared_ns: int = 0
     replicas: tuple[Replica, ...] = ()
     history_offset: int = 0
     sandbox_over: bool = False

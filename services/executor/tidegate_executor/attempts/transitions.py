@@ -56,6 +56,11 @@ def accept(order: SandboxOrder, now_ns: int, *, level: str, image_digest: str, u
     )
 
 
+def prepared(state: AttemptState, now_ns: int) -> AttemptState:
+    """Note when image, inputs and working directory were ready."""
+    return _replace(state, prepared_ns=now_ns)
+
+
 def on_order(state: AttemptState, order: SandboxOrder) -> AttemptState:
     """Take a newer order. A stop is final: no later order turns it back into a run."""
     if state.is_over:

@@ -65,19 +65,25 @@ class View:
         self._ended: deque[str] = deque()
         self._ended_jobs_max = ended_jobs_max
 
-    def apply(self, recorded: Recorded) -> None:
-        """Fold the frame that follows; raise ValueError where one is missing, because history has no gaps."""
+    def apply(self, recorded: Recorded) -> tuple[bool, ...]:
+        """Fold the frame that follows; return which of its events counted (the others came too late, or are void).
+
+        Raises ValueError where a frame is missing, because history has no gaps.
+        """
         if recorded.seq != self.seq + 1:
             raise ValueError(f"frame {recorded.seq} cannot follow {self.seq}: history has no gaps")
         self.seq = recorded.seq
         stale = not self._is_news(recorded)
+        counted: list[bool] = []
         for index, event in enumerate(recorded.frame.events):
             self.events += 1
             void = stale or not _may_say(recorded.frame.writer, event) or not self._on_event(event)
             self.void_events += void
+            counted.append(not void)
             if isinstance(event, e.JobEvent) and (job := self.jobs.get(event.job)) is not None:
                 job.timeline.add(Entry(recorded.seq, index, event, recorded.frame.writer, void))
         self._forget_oldest()
+        return tuple(counted)
 
     def _is_news(self, recorded: Recorded) -> bool:
         """Note the writer; say whether the frame is its own, no late duplicate, and of no deposed leader."""
