@@ -1,25 +1,40 @@
-"""Why a job waits, and where it stands in line, from the last pass."""
+"""Why jobs wait, where they stand in line, and when they may start, from the last pass."""
 
 from __future__ import annotations
 
 import msgspec
 from tidegate_events.events import Reason
 
+from tidegate_scheduler.forecast import Basis, Start, forecast
 from tidegate_scheduler.policy.queue import rank
-from tidegate_scheduler.state import State
+from tidegate_scheduler.state import Job, State
+
+QUEUE_MAX = 1000
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """The answer to "why does it not run?"; `position` counts from 1 in line, 0 for not waiting."""
+    """The answer to "why does it not run?"; `position` counts from 1 in line, 0 for not waiting.
+
+    `starts_at_ns` is the earliest start that is known, None where none is.
+    """
 
     job: str
     state: str
     position: int
     reasons: tuple[Reason, ...]
+    starts_at_ns: int | None = None
+    starts_basis: Basis | None = None
 
 
-def explain(state: State, waiting: dict[str, Reason], job_id: str) -> Explanation:
-    """Return why `job_id` waits, by the reasons of the last pass."""
+class Queue(msgspec.Struct, frozen=True):
+    """All who wait, the first in line first; `total` counts those beyond QUEUE_MAX too."""
+
+    total: int
+    queue: tuple[Explanation, ...]
+
+
+def explain(state: State, waiting: dict[str, Reason], job_id: str, now_ns: int | None = None) -> Explanation:
+    """Return why `job_id` waits, by the reasons of the last pass; without `now_ns`, as of that pass."""
     if job_id in state.finished:
         return Explanation(job_id, state.finished[job_id].state, 0, ())
     job = state.jobs.get(job_id)
@@ -27,6 +42,30 @@ def explain(state: State, waiting: dict[str, Reason], job_id: str) -> Explanatio
         return Explanation(job_id, "unknown", 0, ())
     if not job.waiting:
         return Explanation(job_id, job.stage, 0, ())
-    in_line = sorted((other for other in state.jobs.values() if other.waiting), key=rank)
-    reason = waiting.get(job_id, Reason(code="NotConsidered", detail="no pass has looked at it yet"))
-    return Explanation(job_id, job.stage, in_line.index(job) + 1, (reason,))
+    in_line = _in_line(state)
+    position = in_line.index(job) + 1
+    starts = forecast(state, in_line[:position], _moment(state, now_ns))
+    return _explained(job, position, waiting, starts.get(job_id))
+
+
+def queue(state: State, waiting: dict[str, Reason], now_ns: int | None = None) -> Queue:
+    """Return the whole line with its reasons and starts, as `explain` would one by one."""
+    in_line = _in_line(state)
+    starts = forecast(state, in_line, _moment(state, now_ns))
+    shown = enumerate(in_line[:QUEUE_MAX], start=1)
+    explained = tuple(_explained(job, position, waiting, starts.get(job.id)) for position, job in shown)
+    return Queue(len(in_line), explained)
+
+
+def _in_line(state: State) -> list[Job]:
+    return sorted((job for job in state.jobs.values() if job.waiting), key=rank)
+
+
+def _moment(state: State, now_ns: int | None) -> int:
+    return state.header.now_ns if now_ns is None else max(now_ns, state.header.now_ns)
+
+
+def _explained(job: Job, position: int, waiting: dict[str, Reason], start: Start | None) -> Explanation:
+    reason = waiting.get(job.id, Reason(code="NotConsidered", detail="no pass has looked at it yet"))
+    at_ns, basis = (start.at_ns, start.basis) if start is not None else (None, None)
+    return Explanation(job.id, job.stage, position, (reason,), at_ns, basis)

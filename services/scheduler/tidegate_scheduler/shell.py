@@ -21,7 +21,7 @@ from tidegate_events.journal.base import Journal
 from tidegate_events.process import say_ready
 
 from tidegate_scheduler.decide import decide
-from tidegate_scheduler.explain import explain
+from tidegate_scheduler.explain import explain, queue
 from tidegate_scheduler.fold import Fold
 from tidegate_scheduler.leadership import Leadership
 from tidegate_scheduler.liveness import Liveness
@@ -55,6 +55,7 @@ class Scheduler:
             await self._fold.reach(await self._journal.end())
             await self._client.subscribe(subjects.LIVE_ALL, cb=self._on_heartbeat)
             await self._client.subscribe(subjects.ask_scheduler("explain"), cb=self._on_explain)
+            await self._client.subscribe(subjects.ask_scheduler("queue"), cb=self._on_queue)
             await self._leadership.begin(self._clock.now_ns())
             await self._leadership.set_policy(self._settings.parameters, self._clock.now_ns())
             say_ready()
@@ -134,7 +135,11 @@ class Scheduler:
         except msgspec.MsgspecError as error:
             await message.respond(msgspec.json.encode({"error": f'send {{"job": "<id>"}}: {error}'}))
             return
-        answer = explain(self._fold.state, self._waiting, job)
+        answer = explain(self._fold.state, self._waiting, job, self._clock.now_ns())
+        await message.respond(msgspec.json.encode(answer))
+
+    async def _on_queue(self, message: Msg) -> None:
+        answer = queue(self._fold.state, self._waiting, self._clock.now_ns())
         await message.respond(msgspec.json.encode(answer))
 
     @staticmethod
