@@ -69,7 +69,7 @@ class _Plan:
         self._now_ns = now_ns
         self._suitable = fit.Suitable(state)
         self._holds: dict[str, list[_Hold]] = {name: [] for name in state.nodes}
-        # As in a pass, whoever is blocked closes the nodes it waits for to those behind it; None: nobody knows how long.
+        # As in a pass, whoever is blocked closes the nodes it waits for to those behind it; None: none knows how long.
         self._closed: dict[str, Start | None] = {}
         self._looks = 0
         for job in state.jobs.values():
