@@ -23,6 +23,7 @@ from tidegate_gateway.asks.nats import NatsAsker
 from tidegate_gateway.blobs import BlobStore
 from tidegate_gateway.desk import Desk
 from tidegate_gateway.fold import Fold
+from tidegate_gateway.hearing import hear
 from tidegate_gateway.http.app import application
 from tidegate_gateway.http.state import Gateway
 from tidegate_gateway.settings import Settings
@@ -89,6 +90,7 @@ async def run(settings: Settings) -> None:
         if settings.journal_bytes_max:
             await journal.ensure_stream(max_bytes=settings.journal_bytes_max)
         gateway = build(settings, journal, NatsAsker(client), SystemClock())
+        await hear(client, gateway.live)
         await _serve(gateway, listener, stop)
     finally:
         listener.close()

@@ -10,7 +10,7 @@ from starlette.middleware import Middleware
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tidegate_gateway.http import blobs, cluster, events, jobs, nodes, submit
+from tidegate_gateway.http import blobs, cluster, events, jobs, nodes, queue, submit, top
 from tidegate_gateway.http.errors import HANDLERS
 from tidegate_gateway.http.state import Gateway
 
@@ -33,6 +33,8 @@ ROUTES = (
     Route("/v1/blobs/{digest}", blobs.get, methods=["GET"]),
     Route("/v1/nodes", cluster.nodes, methods=["GET"]),
     Route("/v1/status", cluster.status, methods=["GET"]),
+    Route("/v1/queue", queue.queue, methods=["GET"]),
+    Route("/v1/top", top.top, methods=["GET"]),
     Route("/v1/events", events.events, methods=["GET"]),
 )
 _QUIET_PATHS = frozenset({"/healthz", "/readyz"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -10,8 +11,9 @@ from starlette.responses import Response
 
 from tidegate_gateway.http.errors import json_response
 from tidegate_gateway.http.params import Parameters
-from tidegate_gateway.http.state import fresh, gateway_of, journal_end
+from tidegate_gateway.http.state import Gateway, fresh, gateway_of, journal_end
 from tidegate_gateway.view import render
+from tidegate_gateway.view.unavailable import unavailable
 
 
 async def healthz(request: Request) -> Response:
@@ -37,8 +39,13 @@ async def nodes(request: Request) -> Response:
     Parameters(request).done()
     gateway = gateway_of(request)
     await fresh(gateway)
-    known = gateway.fold.view.nodes
-    return json_response({"nodes": [render.node(known[name]) for name in sorted(known)]})
+    return json_response({"nodes": node_documents(gateway)})
+
+
+def node_documents(gateway: Gateway) -> list[dict[str, Any]]:
+    """Return every node, by name, with why it takes no jobs where it takes none."""
+    view = gateway.fold.view
+    return [render.node(node, unavailable(node, view.jobs)) for _, node in sorted(view.nodes.items())]
 
 
 async def status(request: Request) -> Response:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import re
 from itertools import islice
-from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from tidegate_events import subjects, trace
-from tidegate_events.events import Reason
+from tidegate_events import trace
 
-from tidegate_gateway.asks.base import EXPLAIN_SECONDS_MAX, BadAnswerError, NobodyAnsweredError
+from tidegate_gateway.http import queue
 from tidegate_gateway.http.errors import json_response
 from tidegate_gateway.http.params import Parameters
 from tidegate_gateway.http.state import Gateway, find_job, fresh, gateway_of, trace_headers
@@ -64,7 +61,7 @@ async def detail(request: Request) -> Response:
     gateway, job = await _job(request)
     answer = render.detail(job)
     if job.waiting:
-        answer["why"] = await _explain(gateway, job)
+        answer["why"] = await queue.explain(gateway, job)
     return json_response(answer, headers=trace_headers(job.id))
 
 
@@ -78,39 +75,7 @@ async def timeline(request: Request) -> Response:
 async def explain(request: Request) -> Response:
     """GET /v1/jobs/{job_id}/explain."""
     gateway, job = await _job(request)
-    return json_response(await _explain(gateway, job), headers=trace_headers(job.id))
-
-
-class _Explanation(msgspec.Struct, frozen=True):
-    """What the scheduler answers."""
-
-    reasons: tuple[Reason, ...] = ()
-    position: int | None = None
-
-
-async def _explain(gateway: Gateway, job: Job) -> dict[str, Any]:
-    """Return why the job waits, in the scheduler's words, or why there are none."""
-    if not job.waiting:
-        return _by_gateway(job, "NotWaiting", f"the job is {job.state}")
-    try:
-        answer = await gateway.asker.ask(subjects.ask_scheduler("explain"), {"job": job.id}, EXPLAIN_SECONDS_MAX)
-        explanation = msgspec.convert(answer, _Explanation)
-    except NobodyAnsweredError:
-        return _by_gateway(job, "SchedulerAway", f"the scheduler did not answer within {EXPLAIN_SECONDS_MAX:g} s")
-    except (BadAnswerError, msgspec.ValidationError) as error:
-        return _by_gateway(job, "SchedulerUnclear", f"the scheduler's answer cannot be read: {error}")
-    return {
-        "job_id": job.id,
-        "state": job.state,
-        "answered_by": "scheduler",
-        "position": explanation.position or None,
-        "reasons": [render.reason(each) for each in explanation.reasons],
-    }
-
-
-def _by_gateway(job: Job, code: str, detail_text: str) -> dict[str, Any]:
-    reason = {"code": code, "detail": detail_text, "numbers": {}}
-    return {"job_id": job.id, "state": job.state, "answered_by": "gateway", "position": None, "reasons": [reason]}
+    return json_response(await queue.explain(gateway, job), headers=trace_headers(job.id))
 
 
 async def checkpoints(request: Request) -> Response:

@@ -17,6 +17,7 @@ from tidegate_gateway.blobs import BlobStore
 from tidegate_gateway.desk import Desk
 from tidegate_gateway.fold import Fold
 from tidegate_gateway.http.errors import ApiError, unknown_job
+from tidegate_gateway.live import Live
 from tidegate_gateway.settings import Settings
 from tidegate_gateway.submission.places import Places
 from tidegate_gateway.tenants import Tenants
@@ -38,6 +39,7 @@ class Gateway(msgspec.Struct, frozen=True, kw_only=True):
     tenants: Tenants
     places: Places
     clock: Clock
+    live: Live = msgspec.field(default_factory=Live)
 
     @property
     def ready(self) -> bool:

@@ -22,13 +22,14 @@ def on_node_event(nodes: Nodes, jobs: Iterable[Job], event: e.Event) -> bool:
     if node is None or node.incarnation != event.incarnation:
         return False
     if isinstance(event, e.NodeLost):
-        return _on_lost(node, jobs)
+        return _on_lost(node, jobs, event.at_ns)
     if isinstance(event, e.NodeUnreachable):
         counts, state = node.state == "reachable", "unreachable"
     else:
         counts, state = node.state != "reachable", "reachable"
     if counts:
         node.state = "unreachable" if state == "unreachable" else "reachable"
+        node.state_since_ns = event.at_ns
     return counts
 
 
@@ -49,7 +50,7 @@ def hold(nodes: Nodes, job: Job) -> None:
         node = nodes.get(member.placement.node)
         if node is not None and member.active:
             key = (job.id, job.attempt, member.placement.rank)
-            node.holds[key] = Hold(job.tenant, member.sandbox, _amount(job, member))
+            node.holds[key] = Hold(job.tenant, member.sandbox, amount_held(job, member))
 
 
 def on_job_event(nodes: Nodes, event: e.JobEvent) -> None:
@@ -81,6 +82,7 @@ def _on_joined(nodes: Nodes, jobs: Iterable[Job], event: e.NodeJoined) -> bool:
         cpu_model=event.cpu_model,
         isa=event.isa,
         joined_at_ns=event.at_ns,
+        state_since_ns=event.at_ns,
     )
     nodes[event.node] = node
     for job, member in _members_on(jobs, event.node):
@@ -88,7 +90,7 @@ def _on_joined(nodes: Nodes, jobs: Iterable[Job], event: e.NodeJoined) -> bool:
         if key not in held and member.sandbox == "running":
             _lose(job, member, "the node came back without it")
         else:
-            node.holds[key] = Hold(job.tenant, member.sandbox, _amount(job, member))
+            node.holds[key] = Hold(job.tenant, member.sandbox, amount_held(job, member))
     before = known.holds if known is not None else {}
     for key in held - set(node.holds):
         # It runs there but belongs to no current attempt; how much it uses is known only from before.
@@ -96,10 +98,11 @@ def _on_joined(nodes: Nodes, jobs: Iterable[Job], event: e.NodeJoined) -> bool:
     return True
 
 
-def _on_lost(node: Node, jobs: Iterable[Job]) -> bool:
+def _on_lost(node: Node, jobs: Iterable[Job], at_ns: int) -> bool:
     if node.state == "lost":
         return False
     node.state = "lost"
+    node.state_since_ns = at_ns
     for job, member in _members_on(jobs, node.name):
         _lose(job, member, "its node was lost")
     for held in node.holds.values():
@@ -124,7 +127,7 @@ def _lose(job: Job, member: Member, why: str) -> None:
     job.revision += 1
 
 
-def _amount(job: Job, member: Member) -> Resources:
+def amount_held(job: Job, member: Member) -> Resources:
     """Return what a member holds by its desired quotas, which are per replica."""
     replicas = {component.name: component.replicas for component in job.spec.components}
     total = Resources(gpus=len(member.placement.gpu_indices))

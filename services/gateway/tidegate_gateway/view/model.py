@@ -130,6 +130,13 @@ class Timeline:
         self._newest: deque[Entry] = deque()
         self.dropped = 0
 
+    @classmethod
+    def restored(cls, first: list[Entry], newest: list[Entry], dropped: int) -> Timeline:
+        """Return a timeline as it was left: its first entries, its newest ones, and how many are between them."""
+        timeline = cls()
+        timeline._first, timeline._newest, timeline.dropped = first, deque(newest), dropped
+        return timeline
+
     def add(self, entry: Entry) -> None:
         """Append an event, dropping the oldest of the newest ones where there are too many."""
         if len(self._first) < TIMELINE_FIRST_MAX:
@@ -172,6 +179,10 @@ class Job(msgspec.Struct):
     cancel_requested: bool = False
     reasons: tuple[Reason, ...] = ()
     result: dict[str, Scalar] = {}
+    events: int = 0
+    """How many events there are about it, those that were dropped from its timeline included."""
+    ended_order: int | None = None
+    """Counts the jobs that ended, in the journal's order."""
 
     @property
     def waiting(self) -> bool:
@@ -225,6 +236,7 @@ class Node(msgspec.Struct):
     isa: str
     joined_at_ns: int
     state: Literal["reachable", "unreachable", "lost"] = "reachable"
+    state_since_ns: int = 0
     holds: dict[tuple[str, int, int], Hold] = {}
 
 
@@ -244,3 +256,16 @@ class Leader(msgspec.Struct):
     instance: str
     last_pass_seq: int | None = None
     last_pass_at_ns: int | None = None
+
+
+class Progress(msgspec.Struct, kw_only=True):
+    """Where a fold stands, beside the jobs, nodes and writers themselves."""
+
+    seq: int = 0
+    events: int = 0
+    void_events: int = 0
+    passes: int = 0
+    decisions: int = 0
+    policy: int = 0
+    ended: int = 0
+    leader: Leader | None = None

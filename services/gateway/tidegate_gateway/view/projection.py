@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
+from collections.abc import Iterable, Iterator
 
 import msgspec
 from tidegate_events import events as e
@@ -25,6 +26,7 @@ from tidegate_gateway.view.model import (
     Job,
     Leader,
     Node,
+    Progress,
     Timeline,
     WriterSeen,
 )
@@ -57,6 +59,7 @@ class View:
         self.passes = 0
         self.decisions = 0
         self.policy = 0
+        self.ended = 0
         self.leader: Leader | None = None
         self.jobs: dict[str, Job] = {}
         self.forgotten: dict[str, Forgotten] = {}
@@ -65,25 +68,55 @@ class View:
         self._ended: deque[str] = deque()
         self._ended_jobs_max = ended_jobs_max
 
+    @classmethod
+    def resumed(
+        cls, progress: Progress, jobs: Iterable[Job], nodes: Iterable[Node], *, ended_jobs_max: int = ENDED_JOBS_MAX
+    ) -> View:
+        """Return the view that was left at `progress`; `jobs` in the order of their submission.
+
+        `forgotten` and `writers` are the caller's to fill.
+        """
+        view = cls(ended_jobs_max=ended_jobs_max)
+        for name in Progress.__struct_fields__:
+            setattr(view, name, getattr(progress, name))
+        view.jobs = {job.id: job for job in jobs}
+        view.nodes = {node.name: node for node in nodes}
+        ended = [job for job in view.jobs.values() if job.ended_order is not None]
+        view._ended.extend(job.id for job in sorted(ended, key=lambda job: job.ended_order or 0))
+        return view
+
+    @property
+    def progress(self) -> Progress:
+        """Return where the fold stands, beside jobs, nodes and writers."""
+        return Progress(**{name: getattr(self, name) for name in Progress.__struct_fields__})
+
     def apply(self, recorded: Recorded) -> tuple[bool, ...]:
         """Fold the frame that follows; return which of its events counted (the others came too late, or are void).
 
         Raises ValueError where a frame is missing, because history has no gaps.
         """
+        return tuple(not entry.void for entry in self.steps(recorded))
+
+    def steps(self, recorded: Recorded) -> Iterator[Entry]:
+        """Fold the frame that follows event by event, yielding each once it is folded; to be run to its end.
+
+        Raises ValueError where a frame is missing.
+        """
         if recorded.seq != self.seq + 1:
             raise ValueError(f"frame {recorded.seq} cannot follow {self.seq}: history has no gaps")
         self.seq = recorded.seq
+        writer = recorded.frame.writer
         stale = not self._is_news(recorded)
-        counted: list[bool] = []
         for index, event in enumerate(recorded.frame.events):
             self.events += 1
-            void = stale or not _may_say(recorded.frame.writer, event) or not self._on_event(event)
+            void = stale or not _may_say(writer, event) or not self._on_event(event)
             self.void_events += void
-            counted.append(not void)
+            entry = Entry(recorded.seq, index, event, writer, void)
             if isinstance(event, e.JobEvent) and (job := self.jobs.get(event.job)) is not None:
-                job.timeline.add(Entry(recorded.seq, index, event, recorded.frame.writer, void))
+                job.events += 1
+                job.timeline.add(entry)
+            yield entry
         self._forget_oldest()
-        return tuple(counted)
 
     def _is_news(self, recorded: Recorded) -> bool:
         """Note the writer; say whether the frame is its own, no late duplicate, and of no deposed leader."""
@@ -142,6 +175,8 @@ class View:
             if isinstance(event, e.JobPlaced | e.QuotaChanged):
                 cluster.hold(self.nodes, job)
         if job.ended and not was_ended:
+            self.ended += 1
+            job.ended_order = self.ended
             self._ended.append(job.id)
         return counted
 

@@ -144,8 +144,8 @@ def checkpoint(item: Checkpoint) -> Document:
     }
 
 
-def node(item: Node) -> Document:
-    """Return a node, what it offers and what it holds."""
+def node(item: Node, why_unavailable: Reason | None = None) -> Document:
+    """Return a node, what it offers and what it holds, and why nothing is placed there if so."""
     allocated = Resources()
     for held in item.holds.values():
         if held.sandbox != "lost":
@@ -163,6 +163,8 @@ def node(item: Node) -> Document:
         "cpu_model": item.cpu_model,
         "isa": item.isa,
         "joined_at_ns": item.joined_at_ns,
+        "state_since_ns": item.state_since_ns,
+        "reason": reason(why_unavailable) if why_unavailable else None,
         "sandboxes": [
             {"job_id": job, "tenant": held.tenant, "attempt": number, "rank": rank, "sandbox": held.sandbox}
             for (job, number, rank), held in sorted(item.holds.items())

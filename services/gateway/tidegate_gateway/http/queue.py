@@ -1,0 +1,125 @@
+"""The endpoints of the line: who waits, why, where in line, and when it may start; and one job's part of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from tidegate_events import subjects
+from tidegate_events.events import Reason
+
+from tidegate_gateway.asks.base import EXPLAIN_SECONDS_MAX, BadAnswerError, NobodyAnsweredError
+from tidegate_gateway.http.errors import json_response
+from tidegate_gateway.http.params import Parameters
+from tidegate_gateway.http.state import Gateway, fresh, gateway_of
+from tidegate_gateway.submission import bounds
+from tidegate_gateway.view import render
+from tidegate_gateway.view.model import Job
+
+QUEUE_MAX, QUEUE_DEFAULT = 1000, 200
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """What the scheduler says of one job that waits."""
+
+    job: str = ""
+    reasons: tuple[Reason, ...] = ()
+    position: int | None = None
+    starts_at_ns: int | None = None
+    starts_basis: str | None = None
+
+
+class _Queue(msgspec.Struct, frozen=True):
+    """What the scheduler says of the whole line."""
+
+    queue: tuple[Explanation, ...] = ()
+
+
+async def queue(request: Request) -> Response:
+    """GET /v1/queue."""
+    gateway = gateway_of(request)
+    parameters = Parameters(request, "tenant", "limit")
+    tenant = parameters.text("tenant", bounds.TENANT, "the name of a tenant")
+    limit = parameters.integer("limit", QUEUE_DEFAULT, 1, QUEUE_MAX)
+    parameters.done()
+    await fresh(gateway)
+    answered_by, line = await in_line(gateway)
+    if tenant is not None:
+        line = [each for each in line if each["tenant"] == tenant]
+    answer = {
+        "answered_by": answered_by,
+        "now_ns": gateway.clock.now_ns(),
+        "total": len(line),
+        "queue": line[:limit],
+    }
+    return json_response(answer)
+
+
+async def in_line(gateway: Gateway) -> tuple[str, list[dict[str, Any]]]:
+    """Return who answered, and all who wait, the first in line first."""
+    waiting = sorted(
+        (job for job in gateway.fold.view.jobs.values() if job.waiting),
+        key=lambda job: (-job.spec.priority, job.submitted_seq, job.id),
+    )
+    if not waiting:
+        return "gateway", []
+    try:
+        answer = await gateway.asker.ask(subjects.ask_scheduler("queue"), {}, EXPLAIN_SECONDS_MAX)
+        said = {each.job: each for each in msgspec.convert(answer, _Queue).queue}
+    except (NobodyAnsweredError, BadAnswerError, msgspec.ValidationError):
+        said = {}
+    # A job that the scheduler has not folded yet stands where priority and submission put it.
+    line = [_waiting(job, place, said.get(job.id)) for place, job in enumerate(waiting, start=1)]
+    return ("scheduler" if said else "gateway"), line
+
+
+async def explain(gateway: Gateway, job: Job) -> dict[str, Any]:
+    """Return why the job waits, in the scheduler's words, or why there are none."""
+    if not job.waiting:
+        return _by_gateway(job, "NotWaiting", f"the job is {job.state}")
+    try:
+        answer = await gateway.asker.ask(subjects.ask_scheduler("explain"), {"job": job.id}, EXPLAIN_SECONDS_MAX)
+        explanation = msgspec.convert(answer, Explanation)
+    except NobodyAnsweredError:
+        return _by_gateway(job, "SchedulerAway", f"the scheduler did not answer within {EXPLAIN_SECONDS_MAX:g} s")
+    except (BadAnswerError, msgspec.ValidationError) as error:
+        return _by_gateway(job, "SchedulerUnclear", f"the scheduler's answer cannot be read: {error}")
+    return {
+        "job_id": job.id,
+        "state": job.state,
+        "answered_by": "scheduler",
+        "position": explanation.position or None,
+        **_said(explanation),
+    }
+
+
+def _said(explanation: Explanation) -> dict[str, Any]:
+    return {
+        "reasons": [render.reason(each) for each in explanation.reasons],
+        "starts_at_ns": explanation.starts_at_ns,
+        "starts_basis": explanation.starts_basis,
+    }
+
+
+def _by_gateway(job: Job, code: str, detail: str) -> dict[str, Any]:
+    explanation = Explanation(reasons=(Reason(code=code, detail=detail),))
+    about = {"job_id": job.id, "state": job.state, "answered_by": "gateway", "position": None}
+    return {**about, **_said(explanation)}
+
+
+def _waiting(job: Job, place: int, said: Explanation | None) -> dict[str, Any]:
+    explanation = said if said is not None else Explanation(reasons=job.reasons)
+    return {
+        "position": place,
+        "job_id": job.id,
+        "tenant": job.tenant,
+        "name": job.spec.name,
+        "state": job.state,
+        "priority": job.spec.priority,
+        "gang_size": job.spec.gang_size,
+        "submitted_at_ns": job.submitted_at_ns,
+        "attempt": job.attempt,
+        **_said(explanation),
+    }
