@@ -11,7 +11,7 @@ from tidegate_gateway.http.errors import ProblemsError
 from tidegate_gateway.submission.problems import Problems, child, listed_names, nearest
 
 PARAMETERS_MAX = 32
-_INTEGER = re.compile(r"-?[0-9]{1,18}")
+_INTEGER = re.compile(r"-?[0-9]{1,19}")
 
 
 class Parameters:
