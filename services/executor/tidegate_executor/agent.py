@@ -67,6 +67,14 @@ class NodeAgent:
         """Return the sandboxes that are not over."""
         return sorted(self._runners)
 
+    def sandboxes(self) -> list[tuple[AttemptState, Sandbox]]:
+        """Return the sandboxes in which something may run, each with what is known of its attempt."""
+        return [
+            (each.memory.state, each.sandbox)
+            for each in self._runners.values()
+            if each.sandbox is not None and not each.memory.state.is_over
+        ]
+
     def _claims(self) -> list[Claim]:
         return [
             admission.claim_of(each.memory.order, each.memory.state.uid_slot)

@@ -11,10 +11,10 @@ from tidegate_events.clock import Clock
 
 from tidegate_executor.channel.stop_group import StopGroup
 from tidegate_executor.images import Image
+from tidegate_executor.sampling.reports import ProcessReports
 from tidegate_executor.sandbox.base import SandboxBackend
 from tidegate_executor.settings import NodePaths, Settings
 from tidegate_executor.spool.spool import Spool
-from tidegate_executor.telemetry import Telemetry
 from tidegate_executor.workdirs import Workdirs
 
 
@@ -50,7 +50,7 @@ class Context:
     backends: Mapping[str, SandboxBackend]
     workdirs: Workdirs
     sdk_dir: Path
-    telemetry: Telemetry
+    reports: ProcessReports
     images: asyncio.Future[dict[str, Image]]
     stop_groups: StopGroups = field(default_factory=StopGroups)
 

@@ -69,7 +69,7 @@ class JobVoice:
     async def on_report(self, origin: Origin, message: messages.Report) -> None:
         """Keep the newest metrics for telemetry, and the step in memory."""
         state = self._memory.state
-        self._context.telemetry.report(origin, message, flips=state.phase.flips)
+        self._context.reports.report(state, origin, message, self._context.clock.now_ns())
         self._memory.state = transitions.step_seen(state, message.step)
 
     async def on_publish(self, origin: Origin, message: messages.Publish) -> None:
@@ -111,6 +111,7 @@ class JobVoice:
         fact = facts.checkpoint_saved(state, self._context.node, found, self._context.clock.now_ns())
         self.newest = found.id
         await self._durably(origin, self._memory.commit([fact], state=state))
+        self._context.reports.saved(state, origin, message, self._context.clock.now_ns())
 
     async def on_save_failed(self, origin: Origin, message: messages.SaveFailed) -> None:
         """Report that a save did not become durable."""

@@ -44,7 +44,10 @@ _replace = msgspec.structs.replace
 
 
 class AttemptRunner:
-    """One attempt. `sandbox` is the one found at the agent's start, None for a new attempt."""
+    """One attempt. The `sandbox` given is the one found at the agent's start, None for a new attempt.
+
+    Its own `sandbox` is there while something may run in it.
+    """
 
     def __init__(self, context: Context, memory: AttemptMemory, sandbox: Sandbox | None = None) -> None:
         self._context = context
@@ -52,6 +55,7 @@ class AttemptRunner:
         self._found = sandbox
         self._spec = memory.order.spec
         self._voice = JobVoice(context, memory)
+        self.sandbox: Sandbox | None = None
         self._prepared: preparation.Prepared | None = None
         self._ends_at = float("inf")
         state = memory.state
@@ -77,8 +81,10 @@ class AttemptRunner:
                 return
             if self._found is not None:
                 self._open_channel()
+            self.sandbox = sandbox
             await self._attend(sandbox)
         finally:
+            self.sandbox = None
             self._server.close()
             self._context.stop_groups.give_back(self.memory.state.job, self.memory.state.attempt)
 

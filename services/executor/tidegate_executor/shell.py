@@ -22,10 +22,13 @@ from tidegate_events.journal.base import JournalUnavailableError
 from tidegate_events.journal.nats import NatsJournal
 from tidegate_events.process import say_ready
 
-from tidegate_executor import attempt_memory, backends, capacity, images, lock, log_queries, sdk_copy, telemetry
+from tidegate_executor import attempt_memory, backends, capacity, images, lock, log_queries, sdk_copy
 from tidegate_executor.admission import Offer, offerable
 from tidegate_executor.agent import NodeAgent
 from tidegate_executor.context import Context
+from tidegate_executor.sampling.reports import ProcessReports
+from tidegate_executor.sampling.sampler import Sampler
+from tidegate_executor.sampling.stamp import Stamp
 from tidegate_executor.sandbox.base import SandboxBackend
 from tidegate_executor.settings import Settings
 from tidegate_executor.spool.incarnation import next_incarnation, recorded_incarnation
@@ -112,7 +115,7 @@ async def _context(settings: Settings, clock: Clock, spool: Spool, available: di
         backends=available,
         workdirs=workdirs,
         sdk_dir=await asyncio.to_thread(sdk_copy.install, settings.paths.sdk),
-        telemetry=telemetry.Telemetry(settings.node),
+        reports=ProcessReports(),
         images=asyncio.get_running_loop().create_future(),
     )
 
@@ -145,7 +148,14 @@ async def _attend(tasks: asyncio.TaskGroup, context: Context, agent: NodeAgent, 
     await _serve_subject(tasks, client, subjects.ask_node(node, "logs"), on_logs)
     beat = orders.Heartbeat(node=node, incarnation=agent.incarnation, at_ns=0)
     tasks.create_task(_beat(client, beat, context.clock))
-    tasks.create_task(_tell_telemetry(context, client))
+    sampler = Sampler(
+        Stamp(node=node, incarnation=agent.incarnation),
+        context.clock,
+        context.reports,
+        agent.sandboxes,
+        context.paths.root,
+    )
+    tasks.create_task(sampler.run(lambda data: _publish(client, subjects.telemetry(node), data)))
     tasks.create_task(_tidy(agent))
     say_ready()
 
@@ -170,13 +180,6 @@ async def _beat(client: Client, beat: orders.Heartbeat, clock: Clock) -> None:
         now = msgspec.structs.replace(beat, at_ns=clock.now_ns())
         await _publish(client, subjects.live(beat.node), orders.encode(now))
         await asyncio.sleep(HEARTBEAT_SECONDS)
-
-
-async def _tell_telemetry(context: Context, client: Client) -> None:
-    while True:
-        await asyncio.sleep(telemetry.INTERVAL_SECONDS)
-        for row in context.telemetry.take():
-            await _publish(client, telemetry.subject(context.node), row)
 
 
 async def _publish(client: Client, subject: str, data: bytes) -> None:

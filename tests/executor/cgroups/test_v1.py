@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,3 +89,19 @@ def test_names_and_release_spare_groups_in_use(driver: V1Driver, group: V1Group)
     assert driver.names() == ["g"]
     driver.release()
     assert group.exists()
+
+
+def test_a_group_that_wants_more_than_its_quota_is_seen_to_be_throttled(group: V1Group) -> None:
+    group.apply(Quota(50, 64, 10))
+    with subprocess.Popen([sys.executable, "-c", "input()\nwhile True: pass"], stdin=-1) as spinner:
+        group.add(spinner.pid)
+        assert spinner.stdin is not None
+        spinner.stdin.write(b"\n")
+        spinner.stdin.flush()
+        deadline = time.monotonic() + 20
+        while not (usage := group.usage()).cpu_throttled_usec:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        group.kill()
+    assert usage.cpu_periods >= usage.cpu_throttled_periods > 0
+    assert usage.cpu_usec > 0

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tidegate_executor.cgroups.base import CgroupError, CgroupRefusedError, Quota
+from tidegate_executor.cgroups.base import CgroupError, CgroupRefusedError, Quota, Usage
 from tidegate_executor.cgroups.detect import read_mounts
 from tidegate_executor.cgroups.v2 import V2Driver, V2Group
 
@@ -24,7 +24,7 @@ FILES = {
     "cgroup.procs": "",
     "cgroup.type": "domain\n",
     "cpu.max": "max 100000\n",
-    "cpu.stat": "usage_usec 1234\nuser_usec 1000\n",
+    "cpu.stat": "usage_usec 1234\nuser_usec 1000\nnr_periods 40\nnr_throttled 7\nthrottled_usec 2500000\n",
     "memory.current": f"{100 * MIB}\n",
     "memory.max": "max\n",
     "memory.swap.max": "max\n",
@@ -83,7 +83,7 @@ def test_memory_in_use_is_reclaimed_first_and_never_killed(tmp_path: Path) -> No
 
 def test_usage_is_read_from_the_kernels_counters(tmp_path: Path) -> None:
     usage = V2Group(fake(tmp_path / "g"), inner=False).usage()
-    assert usage == (1234, 100 * MIB, 120 * MIB, 3, 1)
+    assert usage == Usage(1234, 100 * MIB, 120 * MIB, 3, 1, 40, 7, 2_500_000, 3)
 
 
 @pytest.fixture

@@ -35,11 +35,21 @@ class Quota(NamedTuple):
 
 
 class Usage(NamedTuple):
+    """What a group uses now, and its counters since it was made.
+
+    `cpu_periods` are quota periods in which something ran, `cpu_throttled_periods` those that used the quota up, and
+    `memory_limit_hits` how often the memory limit was reached (which reclaims before it kills).
+    """
+
     cpu_usec: int
     memory_bytes: int
     memory_peak_bytes: int
     processes: int
     oom_kills: int
+    cpu_periods: int = 0
+    cpu_throttled_periods: int = 0
+    cpu_throttled_usec: int = 0
+    memory_limit_hits: int = 0
 
 
 class Group(Protocol):

@@ -94,12 +94,17 @@ class V1Group:
 
     def usage(self) -> Usage:
         memory = self._at["memory"]
+        throttling = keyed(read(self._at["cpu"] / "cpu.stat"))
         return Usage(
             cpu_usec=int(read(self._at["cpuacct"] / "cpuacct.usage")) // 1000,
             memory_bytes=int(read(memory / "memory.usage_in_bytes")),
             memory_peak_bytes=int(read(memory / "memory.max_usage_in_bytes")),
             processes=int(read(self._at["pids"] / "pids.current")),
             oom_kills=keyed(read(memory / "memory.oom_control")).get("oom_kill", 0),
+            cpu_periods=throttling.get("nr_periods", 0),
+            cpu_throttled_periods=throttling.get("nr_throttled", 0),
+            cpu_throttled_usec=throttling.get("throttled_time", 0) // 1000,  # nanoseconds in version 1
+            memory_limit_hits=int(read(memory / "memory.failcnt")),
         )
 
     def pids(self) -> list[int]:

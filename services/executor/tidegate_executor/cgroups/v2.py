@@ -163,12 +163,18 @@ class V2Group:
     def usage(self) -> Usage:
         current = int(read(self._at / "memory.current"))
         peak = self._at / "memory.peak"  # Linux 5.19
+        cpu = keyed(read(self._at / "cpu.stat"))
+        memory = keyed(read(self._at / "memory.events"))
         return Usage(
-            cpu_usec=keyed(read(self._at / "cpu.stat")).get("usage_usec", 0),
+            cpu_usec=cpu.get("usage_usec", 0),
             memory_bytes=current,
             memory_peak_bytes=int(read(peak)) if peak.exists() else current,
             processes=int(read(self._at / "pids.current")),
-            oom_kills=keyed(read(self._at / "memory.events")).get("oom_kill", 0),
+            oom_kills=memory.get("oom_kill", 0),
+            cpu_periods=cpu.get("nr_periods", 0),
+            cpu_throttled_periods=cpu.get("nr_throttled", 0),
+            cpu_throttled_usec=cpu.get("throttled_usec", 0),
+            memory_limit_hits=memory.get("max", 0),
         )
 
     def pids(self) -> list[int]:

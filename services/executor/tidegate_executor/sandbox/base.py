@@ -194,7 +194,10 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplicaStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Usage of one running replica. `limits` is None where no limit is enforced (then the rest may be 0 too)."""
+    """Usage of one running replica, counters since it started.
+
+    `limits` is None where no limit is enforced (then the rest may be 0 too).
+    """
 
     component: str
     replica: int
@@ -205,6 +208,10 @@ class ReplicaStats(msgspec.Struct, frozen=True, kw_only=True):
     processes: int
     oom_kills: int
     limits: Limits | None
+    cpu_periods: int = 0
+    cpu_throttled_periods: int = 0
+    cpu_throttled_usec: int = 0
+    memory_limit_hits: int = 0
 
 
 class SandboxStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -190,4 +190,8 @@ def _replica_stats(found: dict[str, Any]) -> ReplicaStats:
         processes=usage.get("processes", 0),
         oom_kills=usage.get("oom_kills", 0),
         limits=msgspec.convert(found["limits"], Limits) if found["limits"] else None,
+        cpu_periods=usage.get("cpu_periods", 0),
+        cpu_throttled_periods=usage.get("cpu_throttled_periods", 0),
+        cpu_throttled_usec=usage.get("cpu_throttled_usec", 0),
+        memory_limit_hits=usage.get("memory_limit_hits", 0),
     )
