@@ -10,7 +10,7 @@ from starlette.middleware import Middleware
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tidegate_gateway.http import blobs, cluster, events, jobs, nodes, queue, submit, top
+from tidegate_gateway.http import blobs, cluster, events, jobs, nodes, queue, submit, top, traces
 from tidegate_gateway.http.errors import HANDLERS
 from tidegate_gateway.http.state import Gateway
 
@@ -36,6 +36,10 @@ ROUTES = (
     Route("/v1/queue", queue.queue, methods=["GET"]),
     Route("/v1/top", top.top, methods=["GET"]),
     Route("/v1/events", events.events, methods=["GET"]),
+    Route("/api/v3/traces", traces.traces, methods=["GET"]),
+    Route("/api/v3/traces/{trace_id}", traces.trace, methods=["GET"]),
+    Route("/api/v3/services", traces.services, methods=["GET"]),
+    Route("/api/v3/operations", traces.operations, methods=["GET"]),
 )
 _QUIET_PATHS = frozenset({"/healthz", "/readyz"})
 

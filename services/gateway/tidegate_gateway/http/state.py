@@ -14,6 +14,7 @@ from tidegate_events.journal.base import Journal, JournalError
 
 from tidegate_gateway.asks.base import Asker
 from tidegate_gateway.blobs import BlobStore
+from tidegate_gateway.database.connection import Database
 from tidegate_gateway.desk import Desk
 from tidegate_gateway.fold import Fold
 from tidegate_gateway.http.errors import ApiError, unknown_job
@@ -40,6 +41,8 @@ class Gateway(msgspec.Struct, frozen=True, kw_only=True):
     places: Places
     clock: Clock
     live: Live = msgspec.field(default_factory=Live)
+    database: Database | None = None
+    """Where the read models are kept; None where the gateway was started without one."""
 
     @property
     def ready(self) -> bool:

@@ -51,7 +51,7 @@ def on_room_reserved(moment: Moment, event: e.RoomReserved) -> None:
 def on_placed(moment: Moment, event: e.JobPlaced) -> None:
     """The wait ends and an attempt begins: a point in time, under which everything of the attempt stands."""
     job = moment.job
-    _end_waiting(moment, PLAIN, reasons(event.reasons))
+    _end_waiting(moment, PLAIN, reasons(event.reasons, of_end=True))
     nodes = tuple(sorted({member.node for member in event.members}))
     about: Attributes = {"tidegate.attempt": event.attempt, "tidegate.nodes": nodes, **reasons(event.reasons)}
     if event.resume is not None:
@@ -92,33 +92,34 @@ def on_stop_requested(moment: Moment, event: e.StopRequested) -> None:
 def on_suspended(moment: Moment, event: e.JobSuspended) -> None:
     """The attempt is over, and the job waits to resume."""
     about: Attributes = {"tidegate.acknowledged": event.acknowledged, "tidegate.lost_steps": event.lost_steps}
-    about |= reasons(event.reasons)
-    _close_attempt(moment, OK if event.acknowledged else PLAIN, about)
+    ending = OK if event.acknowledged else PLAIN
+    _close_attempt(moment, ending, {**about, **reasons(event.reasons, of_end=True)})
     if event.step is not None:
         about |= {"tidegate.step": event.step, "tidegate.checkpoint": event.checkpoint_id}
-    _begin_waiting(moment, SUSPEND, {"tidegate.attempt": event.attempt, **about})
+    _begin_waiting(moment, SUSPEND, {"tidegate.attempt": event.attempt, **about, **reasons(event.reasons)})
 
 
 def on_requeued(moment: Moment, event: e.JobRequeued) -> None:
     """The attempt came to nothing, and the job waits for another."""
-    about: Attributes = {"tidegate.lost_steps": event.lost_steps, **reasons(event.reasons)}
+    lost: Attributes = {"tidegate.lost_steps": event.lost_steps}
     fault = _FAULTS.get(event.outcome)
-    text = "; ".join(_texts(event))
-    _close_attempt(moment, Ending("error", text, fault) if fault else PLAIN, about)
+    ending = Ending("error", "; ".join(_texts(event)), fault) if fault else PLAIN
+    _close_attempt(moment, ending, {**lost, **reasons(event.reasons, of_end=True)})
     after: Attributes = {"tidegate.attempt": event.attempt, "tidegate.after": event.outcome}
-    _begin_waiting(moment, QUEUE, {**after, **about})
+    _begin_waiting(moment, QUEUE, {**after, **lost, **reasons(event.reasons)})
 
 
 def on_ended(moment: Moment, event: e.JobCompleted | e.JobFailed | e.JobCancelled | e.JobRejected) -> None:
     """The job's end: a point in time, not before the end of anything in the trace."""
     job = moment.job
     ending = _job_ending(event)
-    about = reasons(event.reasons)
+    about = reasons(event.reasons, of_end=True)
     _end_waiting(moment, ending, about)
     _close_attempt(moment, ending, about)
     if (cancel := job.cancel) is not None:
         job.cancel = None
         moment.finish(cancel, OK if isinstance(event, e.JobCancelled) else PLAIN)
+    about = reasons(event.reasons)
     about |= {
         "tidegate.outcome": type(event).__name__.removeprefix("Job").lower(),
         "tidegate.preemptions": job.preemptions,

@@ -146,9 +146,10 @@ def of_attempt(attempt: AttemptTrace, **more: Value) -> Attributes:
     return {"tidegate.attempt": attempt.number, **{f"tidegate.{name}": value for name, value in more.items()}}
 
 
-def reasons(found: tuple[Reason, ...]) -> Attributes:
-    """Return a decision's reasons as one attribute, nothing where there are none."""
-    return {"tidegate.reasons": tuple(reason_text(each) for each in found[:REASONS_MAX])} if found else {}
+def reasons(found: tuple[Reason, ...], *, of_end: bool = False) -> Attributes:
+    """Return a decision's reasons as one attribute, nothing where there are none; `of_end` where they ended a span."""
+    name = "tidegate.end_reasons" if of_end else "tidegate.reasons"
+    return {name: tuple(reason_text(each) for each in found[:REASONS_MAX])} if found else {}
 
 
 def reason_text(reason: Reason) -> str:

@@ -76,8 +76,8 @@ def clean(text: str) -> str:
 
 
 def cleaned(attributes: Attributes) -> Attributes:
-    """Return attributes as every store takes them."""
-    return {clean(name): _clean_value(value) for name, value in attributes.items()}
+    """Return attributes as every store takes them; what is empty says nothing and is left out."""
+    return {clean(name): _clean_value(value) for name, value in attributes.items() if value not in ("", ())}
 
 
 def _clean_value(value: Value) -> Value:
