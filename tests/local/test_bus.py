@@ -19,7 +19,7 @@ from tidegate_events.journal.base import Appended
 from tidegate_events.journal.nats import NatsJournal
 from tidegate_events.resources import Resources
 from tidegate_local import plan
-from tidegate_local.bus import ADMIN, Bus, create_streams, new_bus, publish_permissions, write_config
+from tidegate_local.bus import ADMIN, Bus, is_ready, new_bus, publish_permissions, write_config
 from tidegate_local.home import Home
 
 NODE = "local"
@@ -40,7 +40,6 @@ async def bus(tmp_path: Path) -> AsyncIterator[Bus]:
         while not await spec.is_ready():
             assert process.poll() is None
             await asyncio.sleep(0.02)
-        await create_streams(made)
         yield made
     finally:
         process.terminate()
@@ -65,6 +64,7 @@ OWN = {
     "executor": ("node", "local", "tg.fact.node.local"),
     "gateway": ("gateway", "local", "tg.fact.gateway.local"),
     "checkpoint": ("checkpoint", "local", "tg.fact.checkpoint.local"),
+    "metrics": ("metrics", "local", "tg.fact.metrics.local"),
 }
 
 
@@ -82,7 +82,7 @@ async def test_a_service_writes_and_reads_the_journal_as_itself(bus: Bus, user: 
     await client.close()
 
 
-@pytest.mark.parametrize("user", [*OWN, "operator"])
+@pytest.mark.parametrize("user", [*OWN, "projector", "operator"])
 async def test_nobody_writes_as_another(bus: Bus, user: str) -> None:
     client = await connect(bus, user)
     others = {subject for owner, (_, _, subject) in OWN.items() if owner != user} | {"tg.fact.node.elsewhere"}
@@ -123,6 +123,25 @@ async def test_even_the_stacks_own_login_cannot_delete_from_the_journal(bus: Bus
     assert b'"error"' in answer.data
     assert await journal.end() == 1
     await admin.close()
+
+
+async def test_samples_go_into_a_bounded_stream_in_memory_that_a_restarted_bus_has_again(bus: Bus) -> None:
+    executor, metrics = await connect(bus, "executor"), await connect(bus, "metrics")
+    await executor.jetstream().publish("tg.telemetry.local", b"[]")
+    stored = await metrics.jetstream().get_last_msg("TELEMETRY", "tg.telemetry.local")
+    assert stored.data == b"[]"
+    with pytest.raises((nats.errors.TimeoutError, TimeoutError)):
+        await metrics.request("tg.telemetry.local", b"[]", timeout=REFUSED_SECONDS)
+    stream = await metrics.jetstream().stream_info("TELEMETRY")
+    assert (stream.config.storage, stream.config.discard) == ("memory", "old")
+    assert stream.config.max_age == 600
+    assert stream.config.max_bytes == 64 * 1024**2
+    admin = await connect(bus, ADMIN)
+    await admin.request("$JS.API.STREAM.DELETE.TELEMETRY", b"", timeout=2)  # as after a restart of the server
+    assert await is_ready(bus)
+    assert (await metrics.jetstream().stream_info("TELEMETRY")).state.messages == 0
+    for client in (executor, metrics, admin):
+        await client.close()
 
 
 async def test_questions_are_answered_through_the_inbox(bus: Bus) -> None:

@@ -7,16 +7,21 @@ change or delete a stream, and the journal itself refuses deletes and purges to 
 from __future__ import annotations
 
 import secrets
+import socket
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import nats.errors
+import structlog
 from nats.aio.client import Client
 from nats.js.api import DiscardPolicy, StorageType, StreamConfig
 from nats.js.errors import BadRequestError
-from tidegate_events.bus import BusSettings, connect
+from tidegate_events import telemetry
+from tidegate_events.bus import BusSettings, BusUnreachableError, connect
+from tidegate_events.journal.base import JournalError
 from tidegate_events.journal.nats import NatsJournal
-from tidegate_events.subjects import DECISION, JOURNAL_STREAM, USER_STREAM, USER_SUBJECTS, fact
+from tidegate_events.subjects import DECISION, JOURNAL_STREAM, TELEMETRY_STREAM, USER_STREAM, USER_SUBJECTS, fact
 
 from tidegate_local.home import LOOPBACK, Home, write_private
 
@@ -26,8 +31,12 @@ USER_AGE_SECONDS_MAX = 24 * 3600
 USER_MESSAGES_PER_TENANT_MAX = 100_000
 # Asked to create a stream that exists, the server wants room for it a second time before it compares the two.
 STORE_BYTES_MAX = 2 * (JOURNAL_BYTES_MAX + USER_BYTES_MAX)
-MEMORY_STORE_BYTES_MAX = 64 * 1024**2
+TELEMETRY_BYTES_MAX = 64 * 1024**2
+MEMORY_STORE_BYTES_MAX = 2 * TELEMETRY_BYTES_MAX
 PASSWORD_BYTES = 24
+PROBE_SECONDS_MAX = 2.0
+
+log = structlog.get_logger()
 
 ADMIN = "stack"
 OPERATOR = "operator"
@@ -42,6 +51,8 @@ def publish_permissions(node: str) -> dict[str, list[str]]:
         "executor": [fact("node", node), f"tg.live.{node}", "tg.user.>", f"tg.telemetry.{node}", "tg.ask.>"],
         "gateway": [fact("gateway", INSTANCE), "tg.ask.>"],
         "checkpoint": [fact("checkpoint", INSTANCE), "tg.ask.>"],
+        "projector": ["tg.ask.>"],
+        "metrics": [fact("metrics", INSTANCE), "tg.ask.>"],
         OPERATOR: ["tg.ask.>"],
     }
 
@@ -81,7 +92,8 @@ def new_bus(port: int, node: str) -> Bus:
 
 def server_config(bus: Bus, store_dir: Path, node: str) -> dict[str, Any]:
     """Return nats-server's configuration; its format takes JSON."""
-    common = ["$JS.API.INFO", *reading(JOURNAL_STREAM), *reading(USER_STREAM)]
+    streams = (JOURNAL_STREAM, USER_STREAM, TELEMETRY_STREAM)
+    common = ["$JS.API.INFO", *(call for stream in streams for call in reading(stream))]
     users: list[dict[str, Any]] = [{"user": ADMIN, "password": bus.passwords[ADMIN]}]
     for user, subjects in publish_permissions(node).items():
         permissions = {
@@ -113,17 +125,21 @@ def write_config(home: Home, bus: Bus, node: str) -> None:
 
 
 async def create_streams(bus: Bus) -> None:
-    """Create the journal and the users' stream where they are missing, with the stack's own login."""
+    """Create the streams where they are missing, with the stack's own login.
+
+    Needed after every start of the server: one that lives in memory is forgotten with all that was in it.
+    """
     client = await connect(bus.login(ADMIN))
     try:
         await NatsJournal(client).ensure_stream(max_bytes=JOURNAL_BYTES_MAX)
-        await _ensure_user_stream(client)
+        await _ensure(client, _user_stream())
+        await _ensure(client, StreamConfig.from_response(telemetry.stream_config(max_bytes=TELEMETRY_BYTES_MAX)))
     finally:
         await client.close()
 
 
-async def _ensure_user_stream(client: Client) -> None:
-    config = StreamConfig(
+def _user_stream() -> StreamConfig:
+    return StreamConfig(
         name=USER_STREAM,
         subjects=list(USER_SUBJECTS),
         storage=StorageType.FILE,
@@ -132,6 +148,9 @@ async def _ensure_user_stream(client: Client) -> None:
         max_age=USER_AGE_SECONDS_MAX,
         max_msgs_per_subject=USER_MESSAGES_PER_TENANT_MAX,
     )
+
+
+async def _ensure(client: Client, config: StreamConfig) -> None:
     try:
         await client.jetstream().add_stream(config)
     except BadRequestError as error:
@@ -139,3 +158,17 @@ async def _ensure_user_stream(client: Client) -> None:
         if error.err_code != 10058:
             raise
         await client.jetstream().update_stream(config)
+
+
+async def is_ready(bus: Bus) -> bool:
+    """Say whether the server answers, and has its streams."""
+    with socket.socket() as probe:
+        probe.settimeout(PROBE_SECONDS_MAX)
+        if probe.connect_ex((LOOPBACK, bus.port)):
+            return False
+    try:
+        await create_streams(bus)
+    except (BusUnreachableError, JournalError, nats.errors.Error, OSError) as error:
+        log.warning("bus_not_ready", error=repr(error))
+        return False
+    return True

@@ -27,7 +27,7 @@ class ServiceRecord(msgspec.Struct, kw_only=True):
 
 
 class StackRecord(msgspec.Struct, kw_only=True):
-    """What `stack.json` holds; mode 0600, because of the operator's password (read-only on the bus)."""
+    """What `stack.json` holds; mode 0600, because of the operator's passwords (of bus and database, both read-only)."""
 
     state: State
     pid: int
@@ -38,6 +38,8 @@ class StackRecord(msgspec.Struct, kw_only=True):
     bus_url: str
     bus_user: str
     bus_password: str
+    metrics_url: str = ""
+    database_url: str = ""
     ports: dict[str, int]
     services: dict[str, ServiceRecord] = {}
     detail: str = ""
@@ -53,6 +55,7 @@ class Home:
     def __init__(self, root: Path) -> None:
         self.root = root.expanduser().absolute()
         self.nats_dir = self.root / "nats"
+        self.postgres_dir = self.root / "postgres"
         self.logs_dir = self.root / "logs"
         self.run_dir = self.root / "run"
         self.tmp_dir = self.root / "tmp"
@@ -80,7 +83,7 @@ class Home:
         """Make the directories. Sandboxes run as other users and pass through the root (0711), but cannot list it."""
         self.root.mkdir(parents=True, exist_ok=True, mode=0o711)
         self.root.chmod(0o711)
-        for private in (self.nats_dir, self.logs_dir, self.run_dir, self.tmp_dir, self.secrets_dir):
+        for private in (self.nats_dir, self.postgres_dir, self.logs_dir, self.run_dir, self.tmp_dir, self.secrets_dir):
             private.mkdir(exist_ok=True, mode=0o700)
         for passable in (self.hot_dir, self.inputs_dir, self.outputs_dir):
             passable.mkdir(exist_ok=True, mode=0o711)

@@ -1,4 +1,4 @@
-"""What a stack may leave behind, and proof that it did not: processes, mounts, cgroups, ports.
+"""What a stack may leave behind, and proof that it did not: processes, mounts, cgroups, ports, shared memory.
 
 Looking is separate from sweeping on purpose: the list is what the kernel says, not what the sweeper believes.
 """
@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from tidegate_local import plan
+from tidegate_local import plan, postgres
 from tidegate_local.home import LOOPBACK, Home
 
 SWEEP_SECONDS_MAX = 60.0
@@ -28,12 +28,16 @@ PROC = Path("/proc")
 class Leftover(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that should be gone."""
 
-    kind: Literal["process", "mount", "cgroup", "port", "sweep"]
+    kind: Literal["process", "mount", "cgroup", "port", "memory", "sweep"]
     what: str
 
 
 async def sweep(options: plan.StackOptions) -> list[Leftover]:
-    """Let the node agent's command end every sandbox of this stack; return what it could not do."""
+    """Let the node agent's command end every sandbox of an ended stack; return what it could not do.
+
+    What a killed database server leaves in shared memory is removed, too.
+    """
+    await _release_memory(Home(options.home))
     process = await asyncio.create_subprocess_exec(
         plan.console_script("tidegate-executor"),
         "sweep",
@@ -55,6 +59,18 @@ async def sweep(options: plan.StackOptions) -> list[Leftover]:
     return []
 
 
+async def _release_memory(home: Home) -> None:
+    """Remove the segment of a killed database server as soon as its last process, which the kernel ends, is gone."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + SETTLE_SECONDS_MAX
+    while (segment := postgres.shared_memory(home)) is not None:
+        if not segment.attached:
+            postgres.remove(segment)
+        elif loop.time() > deadline:
+            return  # a process lives on, and is found and named
+        await asyncio.sleep(SETTLE_POLL_SECONDS)
+
+
 async def find_settled(home: Home, ports: dict[str, int]) -> list[Leftover]:
     """Return what is left after a bounded wait: the kernel takes a moment to bury killed processes."""
     loop = asyncio.get_running_loop()
@@ -68,13 +84,17 @@ async def find_settled(home: Home, ports: dict[str, int]) -> list[Leftover]:
 
 def find(home: Home, ports: dict[str, int]) -> list[Leftover]:
     """Return everything of the stack that the kernel still knows of."""
-    return [*_processes(home), *_mounts(home), *_cgroups(home), *_ports(ports)]
+    return [*_processes(home), *_mounts(home), *_cgroups(home), *_ports(ports), *_memory(home)]
 
 
 def _processes(home: Home) -> Iterator[Leftover]:
-    """Processes of the stack name its home in their environment; sandboxed ones sit in its cgroup or mounts."""
+    """Processes of the stack name its home in their environment; sandboxed ones sit in its cgroup or mounts.
+
+    Those of the database show their state where the environment was, but work in their data directory.
+    """
     own = _ancestors(os.getpid())
     inside = f"{home.root}/".encode()
+    data = postgres.data_dir(home)
     for directory in PROC.iterdir():
         if not directory.name.isdigit() or int(directory.name) in own:
             continue
@@ -85,6 +105,7 @@ def _processes(home: Home) -> Iterator[Leftover]:
                 inside in (directory / "environ").read_bytes()
                 or f"/{home.cgroup_name}".encode() in (directory / "cgroup").read_bytes()
                 or inside in (directory / "mountinfo").read_bytes()
+                or (directory / "cwd").readlink() == data
             )
             if is_ours:
                 command = (directory / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
@@ -142,3 +163,8 @@ def _ports(ports: dict[str, int]) -> Iterator[Leftover]:
                 probe.bind((LOOPBACK, port))
             except OSError:
                 yield Leftover(kind="port", what=f"{name} {LOOPBACK}:{port}")
+
+
+def _memory(home: Home) -> Iterator[Leftover]:
+    if (segment := postgres.shared_memory(home)) is not None:
+        yield Leftover(kind="memory", what=f"System V segment {segment.number}, {segment.attached} attached")

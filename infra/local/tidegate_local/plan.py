@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import socket
 import sys
@@ -10,7 +12,11 @@ from pathlib import Path
 import httpx
 import msgspec
 
-from tidegate_local.bus import INSTANCE, Bus
+from tidegate_local import bus as streams
+from tidegate_local import database as logins
+from tidegate_local import postgres
+from tidegate_local.bus import INSTANCE, Bus, new_bus
+from tidegate_local.database import Database, new_database
 from tidegate_local.home import LOOPBACK, NODE, Home
 from tidegate_local.service import READY_SECONDS_MAX, ReadyCheck, ServiceSpec
 
@@ -18,11 +24,21 @@ GATEWAY_PORT_PREFERRED = 7433
 PROBE_SECONDS_MAX = 2.0
 # Before its first start the node agent reads every file of the host image (gigabytes) to name it by its digest.
 EXECUTOR_READY_SECONDS_MAX = 300.0
+MIGRATE_SECONDS_MAX = 120.0
 NATS = "nats"
 
-# Started after the bus, all at once; stopped in this order: nothing new comes in, nothing is placed, nothing runs.
-STOP_ORDER = ("gateway", "scheduler", "executor", "checkpoint", NATS)
-BUS_CLIENTS = ("checkpoint", "scheduler", "executor", "gateway")
+# Stopped in this order: nothing new comes in, nothing is placed, nothing runs, and what ran is written down.
+STOP_ORDER = (
+    "gateway", "scheduler", "executor", "checkpoint", "metrics", "projector", postgres.POSTGRES, NATS,
+)  # fmt: skip
+# Started when the bus is ready, all at once.
+BUS_CLIENTS = ("checkpoint", "scheduler", "executor")
+# Started when the database has its newest schema, too.
+DATABASE_CLIENTS = ("gateway",)
+
+
+class MigrationFailedError(Exception):
+    """The database's schema could not be brought up to date; the text is what the command said."""
 
 
 class StackOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,21 +85,63 @@ def free_port(preferred: int = 0) -> int:
     raise OSError(f"no free port on {LOOPBACK}")
 
 
+class Ports(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the stack listens, all on loopback."""
+
+    nats: int
+    postgres: int
+    gateway: int
+    metrics: int
+
+    @property
+    def gateway_url(self) -> str:
+        """Return the address of the API."""
+        return f"http://{LOOPBACK}:{self.gateway}"
+
+    @property
+    def metrics_url(self) -> str:
+        """Return what Prometheus reads."""
+        return f"http://{LOOPBACK}:{self.metrics}/metrics"
+
+
+def free_ports() -> Ports:
+    """Return ports that nobody listens on, all different. Raises OSError."""
+    with contextlib.ExitStack() as held:
+        probes = [held.enter_context(socket.socket()) for _ in range(3)]
+        for probe in probes:
+            probe.bind((LOOPBACK, 0))
+        nats, database, metrics = (int(probe.getsockname()[1]) for probe in probes)
+        return Ports(nats=nats, postgres=database, metrics=metrics, gateway=free_port(GATEWAY_PORT_PREFERRED))
+
+
+class Wiring(msgspec.Struct, frozen=True, kw_only=True):
+    """What the services of one stack are told of each other."""
+
+    ports: Ports
+    bus: Bus
+    database: Database
+
+
+def new_wiring() -> Wiring:
+    """Return free ports and fresh passwords. Raises OSError."""
+    ports = free_ports()
+    return Wiring(ports=ports, bus=new_bus(ports.nats, NODE), database=new_database(ports.postgres))
+
+
 def nats_service(home: Home, bus: Bus) -> ServiceSpec:
     """Return the bus itself."""
-
-    async def is_ready() -> bool:
-        with socket.socket() as probe:
-            probe.settimeout(PROBE_SECONDS_MAX)
-            return probe.connect_ex((LOOPBACK, bus.port)) == 0
-
     return ServiceSpec(
         name=NATS,
         argv=(console_script("nats-server"), "--config", str(home.nats_config)),
         env={"PATH": os.environ.get("PATH", ""), "TMPDIR": str(home.tmp_dir)},
-        is_ready=is_ready,
+        is_ready=lambda: streams.is_ready(bus),
         before_start=lambda: None,
     )
+
+
+def postgres_service(home: Home, database: Database) -> ServiceSpec:
+    """Return the database's server."""
+    return postgres.service(home, database.port, is_ready=lambda: logins.is_ready(home, database))
 
 
 def common_env(options: StackOptions) -> dict[str, str]:
@@ -101,9 +159,10 @@ def common_env(options: StackOptions) -> dict[str, str]:
     }
 
 
-def service_env(name: str, options: StackOptions, bus: Bus, gateway_port: int) -> dict[str, str]:
+def service_env(name: str, options: StackOptions, wiring: Wiring) -> dict[str, str]:
     """Return the whole environment of a service: the caller's own, and its settings."""
     home = Home(options.home)
+    bus, database, ports = wiring.bus, wiring.database, wiring.ports
     env = {
         **common_env(options),
         "TIDEGATE_BUS_URL": bus.url,
@@ -111,17 +170,18 @@ def service_env(name: str, options: StackOptions, bus: Bus, gateway_port: int) -
         "TIDEGATE_BUS_PASSWORD": bus.passwords[name],
         "TIDEGATE_READY_FILE": str(home.ready_file(name)),
     }
+    if name in database.passwords:
+        env["TIDEGATE_DATABASE_URL"] = database.url(name)
+    if name == "metrics":
+        env["TIDEGATE_METRICS_PORT"] = str(ports.metrics)
     if name == "gateway":
         env |= {
             "TIDEGATE_HOST": LOOPBACK,
-            "TIDEGATE_PORT": str(gateway_port),
-            "TIDEGATE_NATS_URL": bus.url,
-            "TIDEGATE_NATS_USER": name,
-            "TIDEGATE_NATS_PASSWORD": bus.passwords[name],
+            "TIDEGATE_PORT": str(ports.gateway),
             "TIDEGATE_DATA_DIR": str(home.root / "gateway"),
         }
     if name == "executor":
-        env |= {**executor_env(options), "TIDEGATE_GATEWAY_URL": f"http://{LOOPBACK}:{gateway_port}"}
+        env |= {**executor_env(options), "TIDEGATE_GATEWAY_URL": ports.gateway_url}
     return env
 
 
@@ -139,17 +199,39 @@ def executor_env(options: StackOptions) -> dict[str, str]:
     return env
 
 
-def bus_client(name: str, options: StackOptions, bus: Bus, gateway_port: int) -> ServiceSpec:
+def client(name: str, options: StackOptions, wiring: Wiring) -> ServiceSpec:
     """Return one of Tidegate's own services."""
     ready_file = Home(options.home).ready_file(name)
     return ServiceSpec(
         name=name,
         argv=(console_script(f"tidegate-{name}"),),
-        env=service_env(name, options, bus, gateway_port),
-        is_ready=_answers(gateway_port) if name == "gateway" else _exists(ready_file),
+        env=service_env(name, options, wiring),
+        is_ready=_answers(wiring.ports.gateway) if name == "gateway" else _exists(ready_file),
         before_start=lambda: ready_file.unlink(missing_ok=True),
         ready_seconds_max=EXECUTOR_READY_SECONDS_MAX if name == "executor" else READY_SECONDS_MAX,
     )
+
+
+async def migrate(options: StackOptions, wiring: Wiring) -> None:
+    """Bring the database's schema up to date. Raises MigrationFailedError."""
+    process = await asyncio.create_subprocess_exec(
+        console_script("tidegate-projector"),
+        "migrate",
+        env=service_env("projector", options, wiring),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        async with asyncio.timeout(MIGRATE_SECONDS_MAX):
+            output, _ = await process.communicate()
+    except (TimeoutError, asyncio.CancelledError):
+        process.kill()
+        await process.wait()
+        raise
+    if process.returncode:
+        text = output.decode(errors="replace").strip()[-2000:]
+        raise MigrationFailedError(f"`tidegate-projector migrate` exited {process.returncode}: {text}")
 
 
 def _exists(file: Path) -> ReadyCheck:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import msgspec
 
-from tidegate_local import plan
+from tidegate_local import account, plan, postgres
 from tidegate_local.home import LOOPBACK, Home
 
 DISK_BYTES_MIN = 1024**3
 PROBE_SECONDS_MAX = 30.0
-COMMANDS = ("nats-server", *(f"tidegate-{name}" for name in plan.BUS_CLIENTS))
+COMMANDS = ("nats-server", *(f"tidegate-{name}" for name in (*plan.BUS_CLIENTS, *plan.DATABASE_CLIENTS)))
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +34,7 @@ class _Probe(msgspec.Struct, kw_only=True):
 
 async def check(options: plan.StackOptions) -> list[Problem]:
     """Return everything that stands in the way; nothing is started, and nothing is left behind."""
-    problems = [*_commands(), *_disk(options.home), *_loopback()]
+    problems = [*_commands(), *_database(), *_disk(options.home), *_loopback()]
     if not problems:
         problems += await _isolation(options)
     return problems
@@ -50,6 +50,18 @@ def _commands() -> list[Problem]:
             remedy="install tidegate-server into this environment; in a checkout `scripts/demo` does it",
         )
     ]
+
+
+def _database() -> list[Problem]:
+    """PostgreSQL refuses to run as root, and making its files takes an account with a name."""
+    try:
+        account.named()
+    except account.NoAccountError as error:
+        what = f"the database's server refuses to run as root, and {error}"
+        return [Problem(what=what, remedy="run as an ordinary user, or make that account available")]
+    if os.access(postgres.program("postgres"), os.X_OK):
+        return []
+    return [Problem(what=f"no program {postgres.program('postgres')}", remedy=f"install {postgres.PACKAGE} again")]
 
 
 def _disk(home: Path) -> list[Problem]:

@@ -44,6 +44,9 @@ class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True):
     is_ready: ReadyCheck
     before_start: Callable[[], None]
     ready_seconds_max: float = READY_SECONDS_MAX
+    stop_signal: signal.Signals = signal.SIGTERM
+    become: Callable[[], None] | None = None
+    """What the new process does to itself before it executes, for instance take another account."""
 
 
 class ServiceFailedError(Exception):
@@ -85,13 +88,13 @@ class Service:
             self.restarts += 1
 
     async def stop(self) -> None:
-        """SIGTERM, then SIGKILL after STOP_SECONDS_MAX; return when the process is gone."""
+        """Ask with the service's stop signal, then SIGKILL after STOP_SECONDS_MAX; return when the process is gone."""
         self._stop_asked.set()
         process = self._process
         if process is None or process.returncode is not None:
             return
         with contextlib.suppress(ProcessLookupError):
-            process.terminate()
+            process.send_signal(self.spec.stop_signal)
         try:
             async with asyncio.timeout(STOP_SECONDS_MAX):
                 await process.wait()
@@ -109,7 +112,7 @@ class Service:
             stdout=self._log_file.write_end,
             stderr=self._log_file.write_end,
             start_new_session=True,  # Ctrl-C reaches the supervisor alone, which ends the rest in order
-            preexec_fn=_die_with_parent(os.getpid()),
+            preexec_fn=_before_execution(self.spec.become, os.getpid()),
         )
         log.info("service_started", service=self.spec.name, pid=self._process.pid)
         self._on_change()
@@ -147,12 +150,17 @@ class Service:
         return min(BACKOFF_SECONDS_MAX, BACKOFF_SECONDS_FIRST * 2.0 ** (recent - 1))
 
 
-def _die_with_parent(parent: int) -> Callable[[], Any]:
-    """Return what the new process does before exec: ask the kernel for SIGKILL at its parent's end."""
+def _before_execution(become: Callable[[], None] | None, parent: int) -> Callable[[], Any]:
+    """Return what the new process does before exec: take its account, ask the kernel for SIGKILL at its parent's end.
 
-    def ask() -> None:
+    In this order, because the kernel forgets the wish when a process changes its account.
+    """
+
+    def prepare() -> None:
+        if become is not None:
+            become()
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:  # it ended before we asked
             os._exit(1)
 
-    return ask
+    return prepare

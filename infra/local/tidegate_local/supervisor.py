@@ -11,16 +11,16 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 
+import msgspec
 import structlog
-from tidegate_events.bus import BusUnreachableError
-from tidegate_events.journal.base import JournalError
 
-from tidegate_local import plan
-from tidegate_local.bus import OPERATOR, create_streams, new_bus, write_config
-from tidegate_local.home import LOOPBACK, NODE, Home, ServiceRecord, StackRecord, State
+from tidegate_local import database, plan, postgres
+from tidegate_local.bus import OPERATOR, write_config
+from tidegate_local.home import NODE, Home, ServiceRecord, StackRecord, State
 from tidegate_local.leftovers import sweep
 from tidegate_local.logfile import LogFile
 from tidegate_local.plan import StackOptions
+from tidegate_local.postgres import InitFailedError
 from tidegate_local.service import Service, ServiceFailedError, ServiceSpec
 
 START_SECONDS_MAX = plan.EXECUTOR_READY_SECONDS_MAX + 30.0
@@ -34,9 +34,9 @@ class Stack:
     def __init__(self, options: StackOptions) -> None:
         self._options = options
         self._home = Home(options.home)
-        self._gateway_port = plan.free_port(plan.GATEWAY_PORT_PREFERRED)
-        self._bus = new_bus(plan.free_port(), NODE)
+        self._wiring = plan.new_wiring()
         self._services: dict[str, Service] = {}
+        self._bus_ready = asyncio.Event()
         self._state: State = "starting"
         self._detail = ""
 
@@ -49,11 +49,13 @@ class Stack:
             home=str(self._home.root),
             node=NODE,
             level=self._options.level,
-            gateway_url=f"http://{LOOPBACK}:{self._gateway_port}",
-            bus_url=self._bus.url,
+            gateway_url=self._wiring.ports.gateway_url,
+            metrics_url=self._wiring.ports.metrics_url,
+            database_url=self._wiring.database.url(database.OPERATOR),
+            bus_url=self._wiring.bus.url,
             bus_user=OPERATOR,
-            bus_password=self._bus.passwords[OPERATOR],
-            ports={plan.NATS: self._bus.port, "gateway": self._gateway_port},
+            bus_password=self._wiring.bus.passwords[OPERATOR],
+            ports=msgspec.structs.asdict(self._wiring.ports),
             services={
                 name: ServiceRecord(
                     pid=service.pid, ready=service.ready.is_set(), restarts=service.restarts, log=f"logs/{name}.log"
@@ -65,7 +67,7 @@ class Stack:
 
     async def run(self, stop_asked: asyncio.Event, on_ready: Callable[[StackRecord], None]) -> int:
         """Run until `stop_asked`, or until a service cannot be kept running; return the exit code."""
-        write_config(self._home, self._bus, NODE)
+        write_config(self._home, self._wiring.bus, NODE)
         self._publish("starting")
         with self._log_files() as logs:
             code = await self._supervise(logs, stop_asked, on_ready)
@@ -88,8 +90,8 @@ class Stack:
                 self._publish("stopping")
                 starting.cancel()
                 await self._stop()
-        except* (ServiceFailedError, TimeoutError, BusUnreachableError, JournalError, OSError) as failures:
-            self._detail = "; ".join(_why(failure) for failure in failures.exceptions)
+        except* (ServiceFailedError, InitFailedError, plan.MigrationFailedError, TimeoutError, OSError) as failures:
+            self._detail = "; ".join(_why(failure) for failure in _leaves(failures))
             log.error("stack_failed", detail=self._detail)
             code = 1
         finally:
@@ -97,16 +99,27 @@ class Stack:
         return code
 
     async def _start(self, group: asyncio.TaskGroup, logs: dict[str, LogFile]) -> None:
-        async with asyncio.timeout(START_SECONDS_MAX):
-            nats = self._add(group, logs, plan.nats_service(self._home, self._bus))
-            await nats.ready.wait()
-            await create_streams(self._bus)
-            clients = [
-                self._add(group, logs, plan.bus_client(name, self._options, self._bus, self._gateway_port))
-                for name in plan.BUS_CLIENTS
-            ]
-            for service in clients:
-                await service.ready.wait()
+        async with asyncio.timeout(START_SECONDS_MAX), asyncio.TaskGroup() as starting:
+            starting.create_task(self._start_bus(group, logs))
+            starting.create_task(self._start_database(group, logs))
+
+    async def _start_bus(self, group: asyncio.TaskGroup, logs: dict[str, LogFile]) -> None:
+        nats = self._add(group, logs, plan.nats_service(self._home, self._wiring.bus))
+        await nats.ready.wait()
+        self._bus_ready.set()
+        await self._start_clients(group, logs, plan.BUS_CLIENTS)
+
+    async def _start_database(self, group: asyncio.TaskGroup, logs: dict[str, LogFile]) -> None:
+        await postgres.initialise(self._home, database.new_password)
+        server = self._add(group, logs, plan.postgres_service(self._home, self._wiring.database))
+        await server.ready.wait()
+        await self._bus_ready.wait()
+        await self._start_clients(group, logs, plan.DATABASE_CLIENTS)
+
+    async def _start_clients(self, group: asyncio.TaskGroup, logs: dict[str, LogFile], names: tuple[str, ...]) -> None:
+        clients = [self._add(group, logs, plan.client(name, self._options, self._wiring)) for name in names]
+        for service in clients:
+            await service.ready.wait()
 
     def _add(self, group: asyncio.TaskGroup, logs: dict[str, LogFile], spec: ServiceSpec) -> Service:
         service = Service(spec, logs[spec.name], on_change=self._write)
@@ -142,6 +155,14 @@ class Stack:
         finally:
             for file in logs.values():
                 file.close(loop)
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for failure in group.exceptions:
+        if isinstance(failure, BaseExceptionGroup):
+            yield from _leaves(failure)
+        else:
+            yield failure
 
 
 def _why(failure: BaseException) -> str:
