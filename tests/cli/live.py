@@ -15,12 +15,13 @@ import uvicorn
 from tidegate_events import subjects
 from tidegate_events.clock import SystemClock
 from tidegate_events.journal.memory import MemoryJournal
+from tidegate_events.telemetry import Sample
 from tidegate_gateway.asks.memory import MemoryAsker
 from tidegate_gateway.http.app import application
 from tidegate_gateway.settings import Settings
 from tidegate_gateway.shell import build
 from tidegate_scheduler.evolve import evolve
-from tidegate_scheduler.explain import explain
+from tidegate_scheduler.explain import explain, queue
 
 from tests.support.cluster import Cluster
 
@@ -37,7 +38,10 @@ class LiveGateway:
         self.asker = MemoryAsker()
         self._appended = self._port = 0
         self.logs: dict[tuple[str, int, str], bytes] = {}
+        self.gaps: dict[tuple[str, int, str], tuple[int, int]] = {}
+        """(begin, end) of what a log lost: what `logs` has beyond `begin` follows at `end`"""
         self.asker.answerers[subjects.ask_scheduler("explain")] = self._explain
+        self.asker.answerers[subjects.ask_scheduler("queue")] = self._queue
         self.asker.answerers[subjects.ask_node("n1", "logs")] = self._log
         self.data_dir = data_dir
         self._settings = Settings(data_dir=data_dir)
@@ -55,6 +59,10 @@ class LiveGateway:
     def publish(self) -> None:
         """Fold what users wrote through the gateway, and append what the cluster did meanwhile."""
         self._in_loop(self._publish())
+
+    def hear(self, *samples: Sample) -> None:
+        """Tell the gateway what telemetry said."""
+        self._gateway.live.hear(samples)
 
     def close(self) -> None:
         """Stop serving."""
@@ -98,10 +106,18 @@ class LiveGateway:
         found = explain(self.cluster.state, self.cluster.waiting, question["job"])
         return dict(msgspec.to_builtins(found))
 
+    def _queue(self, _question: dict[str, Any]) -> dict[str, Any]:
+        found = queue(self.cluster.state, self.cluster.waiting, time.time_ns())
+        return dict(msgspec.to_builtins(found))
+
     def _log(self, question: dict[str, Any]) -> dict[str, Any]:
-        log = self.logs.get((question["job"], question["attempt"], question["component"]))
+        of = (question["job"], question["attempt"], question["component"])
+        log = self.logs.get(of)
         if log is None:
             return {"error": "nothing was written"}
-        offset = question["offset"]
-        part = log[offset : offset + question["limit"]]
-        return {"data": base64.b64encode(part).decode(), "offset": offset, "size": len(log), "truncated": False}
+        wanted, limit = question["offset"], question["limit"]
+        begin, end = self.gaps.get(of, (len(log), len(log)))
+        start = wanted if wanted < begin else max(wanted, end)
+        part = log[start:begin][:limit] if start < begin else log[start - end + begin :][:limit]
+        data = base64.b64encode(part).decode()
+        return {"data": data, "offset": start, "size": len(log) + end - begin, "truncated": start > wanted}

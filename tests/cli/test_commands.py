@@ -47,10 +47,13 @@ def test_jobs_shows_one_line_a_job_with_its_reason(live: LiveGateway, cli: Cli) 
     ran = cli("jobs")
     assert ran.code == 0
     header, high, low = _rows(ran.out)
-    assert header == ["JOB", "NAME", "TENANT", "PRIO", "STATE", "ATTEMPT", "NODE", "PHASE", "AGE", "REASON"]
+    assert header == [
+        *("JOB", "NAME", "TENANT", "PRIO", "STATE", "ATTEMPT", "NODE"),
+        *("PHASE", "STEP", "AGE", "POSITION", "START", "REASON"),
+    ]
     assert high[:8] == ["j-high", "high", "t", "50", "running", "1", "n1", "learning"]
     assert low[:7] == ["j-low", "low", "t", "1", "suspended", "1", "-"]
-    assert "preempted for j-high" in ran.out
+    assert low[10:13] == ["1", "unknown", "Resources"]
 
 
 def test_jobs_filters_and_bounds(live: LiveGateway, cli: Cli) -> None:
@@ -75,7 +78,7 @@ def test_nodes_show_what_is_taken_of_what_is_there(live: LiveGateway, cli: Cli) 
     story.preempting(live)
     ran = cli("nodes")
     header, *rows = _rows(ran.out)
-    assert header == ["NODE", "STATE", "CPU", "MEM", "GPU", "LEVELS", "SANDBOXES"]
+    assert header == ["NODE", "STATE", "CPU", "MEM", "GPU", "LEVELS", "SANDBOXES", "REASON"]
     assert ["n1", "reachable"] in [row[:2] for row in rows]
     assert ["n2", "reachable", "0/64", "0M/256G", "0/2", "trusted,guarded", "-"] in rows or "j-" in ran.out
     assert {node["node"] for node in cli("nodes", "--json").document["nodes"]} == {"n1", "n2"}
@@ -102,7 +105,7 @@ def test_job_tells_the_whole_story_relative_to_its_submission(live: LiveGateway,
     ran = cli("job", story.LOW, "--all")
     assert ran.code == 0
     lines = [" ".join(line.split()) for line in ran.out.splitlines()]
-    assert "+0.000s submitted by ada, priority 1" in lines
+    assert any(line.startswith("+0.000s submitted by ada, priority 1, at 20") for line in lines)
     assert "+0.400s running" in lines
     for part in (
         "+1.400s phase sampling",
@@ -115,7 +118,7 @@ def test_job_tells_the_whole_story_relative_to_its_submission(live: LiveGateway,
         "completed: mean_return 199.5",
     ):
         assert any(part in line for line in lines), part
-    assert "preempted 1 times, last resumed at step 640, 0 steps lost" in lines
+    assert "preempted once, last resumed at step 640, 0 steps lost" in lines
     times = [float(line.split("s ")[0]) for line in lines if line.startswith("+")]
     assert times == sorted(times)
 
@@ -125,7 +128,7 @@ def test_job_sums_long_routine_up_unless_asked_for_all(live: LiveGateway, cli: C
     short, whole = cli("job", story.LOW).out, cli("job", story.LOW, "--all").out
     assert "phase changes" in short
     assert "phase changes" not in whole
-    assert len(short.splitlines()) < len(whole.splitlines()) - 5
+    assert len(short.splitlines()) < len(whole.splitlines()) - 15
 
 
 def test_job_says_why_it_waits(live: LiveGateway, cli: Cli) -> None:

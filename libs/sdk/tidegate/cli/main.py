@@ -8,10 +8,10 @@ import sys
 import typer
 
 from tidegate.cli import exits
-from tidegate.cli.commands import cancel, checkpoint, job, jobs, logs, nodes, status, submit
+from tidegate.cli.commands import cancel, checkpoint, events, job, jobs, logs, nodes, status, submit, top
 from tidegate.cli.root import RootGroup
 
-_JOBS, _CLUSTER = "Jobs", "Cluster"
+_JOBS, _CLUSTER, _HISTORY = "Jobs", "Cluster", "History"
 
 app = typer.Typer(
     cls=RootGroup,
@@ -28,6 +28,14 @@ app = typer.Typer(
       tidegate job j-4k2mz7q5x3w6y2ab      what happened to it, and why it waits
       tidegate logs -f j-4k2mz7q5x3w6y2ab  what it prints
 
+    [bold]When something is wrong[/bold]
+
+      tidegate status                      does everything work, does somebody lead?
+      tidegate top                         what runs where, how fast, and who waits
+      tidegate jobs --start                why each job waits, and when it may start
+      tidegate nodes -R                    which nodes take no jobs, and why
+      tidegate events -f                   what happens now
+
     The gateway: TIDEGATE_URL, else the local stack (its directory: TIDEGATE_HOME).
     Every command takes --json: one document on stdout and nothing else.
 
@@ -38,12 +46,14 @@ app = typer.Typer(
     """,
 )
 app.command("status", rich_help_panel=_CLUSTER)(status.status)
+app.command("top", rich_help_panel=_CLUSTER)(top.top)
 app.command("nodes", rich_help_panel=_CLUSTER)(nodes.nodes)
 app.command("submit", rich_help_panel=_JOBS)(submit.submit)
 app.command("jobs", rich_help_panel=_JOBS)(jobs.jobs)
 app.command("job", rich_help_panel=_JOBS)(job.job)
 app.command("logs", rich_help_panel=_JOBS)(logs.logs)
 app.command("cancel", rich_help_panel=_JOBS)(cancel.cancel)
+app.command("events", rich_help_panel=_HISTORY)(events.events)
 app.add_typer(checkpoint.app, name="checkpoint", rich_help_panel=_JOBS)
 
 

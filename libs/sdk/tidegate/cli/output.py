@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +19,7 @@ from tidegate.errors import TidegateError
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.status import Status
+    from rich.table import Table
 
 JSON_KEY = "tidegate.json"
 PIPE_WIDTH_CHARS = 400
@@ -64,6 +66,13 @@ def console(*, stderr: bool = False) -> Console:
     return made
 
 
+def table() -> Table:
+    """Return an empty table in the style of all of them: no lines, bold headings."""
+    from rich.table import Table  # noqa: PLC0415
+
+    return Table(box=None, pad_edge=False, header_style="bold")
+
+
 def show(*renderables: RenderableType) -> None:
     """Print for people on stdout."""
     out = console()
@@ -95,27 +104,37 @@ def show_error(error: TidegateError, *, as_json: bool) -> None:
 
 
 class Progress:
-    """Says what a slow command is doing: a spinner on a terminal, else a line now and then on stderr."""
+    """Says what a slow command is doing: a spinner on a terminal, else a line on stderr after 2 s and now and then."""
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._status: Status | None = None
         self._next_line = time.monotonic() + QUIET_SECONDS
+        self._first_line = threading.Timer(QUIET_SECONDS, self._say)
+        self._first_line.daemon = True
 
     def __enter__(self) -> Progress:
         if sys.stderr.isatty():
             self._status = console(stderr=True).status(self._text)
             self._status.start()
+        else:
+            self._first_line.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._first_line.cancel()
         if self._status is not None:
             self._status.stop()
 
     def update(self, text: str, *, at_once: bool = False) -> None:
         """Show another text; `at_once` where it is worth a line even in a log."""
+        self._text = text
         if self._status is not None:
             self._status.update(text)
         elif at_once or time.monotonic() >= self._next_line:
-            note(text)
-            self._next_line = time.monotonic() + REPEAT_SECONDS
+            self._say()
+
+    def _say(self) -> None:
+        self._first_line.cancel()
+        self._next_line = time.monotonic() + REPEAT_SECONDS
+        note(self._text)

@@ -51,13 +51,13 @@ class _Track:
         return self.values[index - 1] if index else ""
 
 
-def render(job_detail: dict[str, Any]) -> RenderableType:
-    """Return the ribbon with its legend; `job_detail` is what `GET /v1/jobs/{id}` answers."""
+def render(job_detail: dict[str, Any], now_ns: int | None = None) -> RenderableType:
+    """Return the ribbon with its legend, up to the job's end or now, of what `GET /v1/jobs/{id}` answers."""
     from rich.text import Text  # noqa: PLC0415
 
     states, phases = _tracks(job_detail["timeline"]["events"])
     begin = job_detail["submitted_at_ns"]
-    end = max(job_detail["ended_at_ns"] or begin, begin, *states.times[-1:], *phases.times[-1:])
+    end = max(job_detail["ended_at_ns"] or now_ns or begin, begin, *states.times[-1:], *phases.times[-1:])
     moments = [begin + (end - begin) * cell // WIDTH_CHARS for cell in range(WIDTH_CHARS)]
     letters = _letters(phases.values)
     line, under = Text("state  "), Text("phase  ")

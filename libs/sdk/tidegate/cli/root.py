@@ -10,7 +10,10 @@ from typer.core import TyperGroup
 from tidegate.cli import exits, output, plugins
 from tidegate.errors import TidegateError
 
-ORDER = ("up", "down", "status", "nodes", "submit", "jobs", "job", "logs", "cancel", "checkpoint", "history")
+ORDER = (
+    *("up", "down", "status", "top", "nodes", "submit", "jobs", "job", "logs", "cancel", "checkpoint"),
+    *("events", "trace", "timeline", "history"),
+)
 
 
 class RootGroup(TyperGroup):

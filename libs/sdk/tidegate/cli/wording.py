@@ -25,7 +25,7 @@ def _unknown(entry: Entry, data: dict[str, Any]) -> str:
 
 def _placed(entry: Entry, data: dict[str, Any]) -> str:
     members = data.get("members") or []
-    where = ", ".join(f"{_member(members, one)} {_quotas(one.get('quotas'))}" for one in members)
+    where = ", ".join(f"{_member(members, one)} {quotas_in_words(one.get('quotas'))}" for one in members)
     resume = data.get("resume")
     again = f", to continue from step {resume['step']}" if resume else ""
     return f"attempt {entry.get('attempt')} placed on {where}{again}"
@@ -35,7 +35,8 @@ def _member(members: list[dict[str, Any]], one: dict[str, Any]) -> str:
     return str(one["node"]) if len(members) == 1 else f"{one['node']} (rank {one['rank']})"
 
 
-def _quotas(quotas: list[dict[str, Any]] | None) -> str:
+def quotas_in_words(quotas: list[dict[str, Any]] | None) -> str:
+    """Return the limits of each component, per replica."""
     shown = ", ".join(
         f"{one['component']} {text.cpus(one['cpu_millis'])} CPU {text.mib(one['memory_mib'])}" for one in quotas or []
     )
@@ -61,12 +62,12 @@ def _rank(entry: Entry) -> str:
 
 
 def _quota_changed(entry: Entry, data: dict[str, Any]) -> str:
-    return f"quota shall be {_quotas(data.get('quotas'))}{_rank(entry)}"
+    return f"quota shall be {quotas_in_words(data.get('quotas'))}{_rank(entry)}"
 
 
 def _quota_applied(entry: Entry, data: dict[str, Any]) -> str:
     how = "kernel enforces" if data.get("enforced", True) else "told, but not enforced on this node:"
-    return f"{how} {_quotas(data.get('quotas'))}{_rank(entry)}"
+    return f"{how} {quotas_in_words(data.get('quotas'))}{_rank(entry)}"
 
 
 def _preempt(entry: Entry, data: dict[str, Any]) -> str:
@@ -94,6 +95,30 @@ def _checkpoint_failed(entry: Entry, data: dict[str, Any]) -> str:
     why = text.reason(data["reason"]) if data.get("reason") else "no reason given"
     what = "could not be saved" if data.get("stage") == "save" else "did not verify"
     return f"checkpoint {short(data.get('checkpoint_id', ''))} {what}: {why}"
+
+
+def _rate(entry: Entry, data: dict[str, Any]) -> str:
+    steps, target = (data.get(name, 0) / 1000 for name in ("rate_millis", "target_millis"))
+    how = "below" if entry["kind"] == "StepRateLow" else "back above"
+    over = f" over {data['window_seconds']} s" if data.get("window_seconds") else ""
+    return f"step rate {how} its target: {steps:g} of {target:g} steps/s{over}"
+
+
+def _joined(entry: Entry, data: dict[str, Any]) -> str:
+    has = data.get("capacity") or {}
+    room = f"{text.cpus(has.get('cpu_millis', 0))} CPU {text.mib(has.get('memory_mib', 0))}"
+    gpus = f" {has['gpus']} GPU" if has.get("gpus") else ""
+    held = f", still holds {len(data['sandboxes'])} sandboxes" if data.get("sandboxes") else ""
+    levels = ", ".join(data.get("levels") or []) or "none"
+    return f"node joined with {room}{gpus}, levels {levels}{held}"
+
+
+def _pass(entry: Entry, data: dict[str, Any]) -> str:
+    return f"pass on the state after {data.get('at_seq')}: {data.get('decisions')} decisions"
+
+
+def _policy(entry: Entry, data: dict[str, Any]) -> str:
+    return f"policy {data.get('policy')} from here on: {text.amounts(data.get('parameters') or {})}"
 
 
 def _exited(entry: Entry, data: dict[str, Any]) -> str:
@@ -161,6 +186,15 @@ _WORDS: dict[str, Callable[[Entry, dict[str, Any]], str]] = {
     "CheckpointSaved": _saved,
     "CheckpointVerified": _verified,
     "CheckpointFailed": _checkpoint_failed,
+    "StepRateLow": _rate,
+    "StepRateRecovered": _rate,
+    "NodeJoined": _joined,
+    "NodeUnreachable": lambda entry, data: "no heartbeat: nothing new is placed there",
+    "NodeReachable": lambda entry, data: "heartbeats are back",
+    "NodeLost": lambda entry, data: "node lost: what ran there counts as lost",
+    "LeaderElected": lambda entry, data: f"{data.get('instance')} leads, epoch {data.get('epoch')}",
+    "PolicyChanged": _policy,
+    "DecisionPass": _pass,
     "JobSuspended": _suspended,
     "JobRequeued": _requeued,
     "JobCompleted": _completed,

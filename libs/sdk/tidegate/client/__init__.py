@@ -1,7 +1,7 @@
 """The client of a gateway, synchronous and asynchronous; needs the extra `tidegate[cli]` (httpx)."""
 
 from tidegate.client.asynchronous import AsyncClient
-from tidegate.client.core import ENDED_STATES, LogChunk, LogSelection
+from tidegate.client.core import ENDED_STATES, EventFilter, LogChunk, LogSelection
 from tidegate.client.errors import (
     ClientError,
     Conflict,
@@ -24,6 +24,7 @@ __all__ = [
     "Submission",
     "LogChunk",
     "LogSelection",
+    "EventFilter",
     "ENDED_STATES",
     "ClientError",
     "GatewayError",

@@ -20,6 +20,11 @@ OUTAGE_SECONDS_MAX = 120.0
 """How long a wait for a job endures a gateway that is away before it gives up."""
 PAGE_JOBS = 500
 LOG_CHUNK_BYTES = 256 * 1024
+PAGE_EVENTS = 1000
+EVENTS_WAIT_SECONDS = 20
+"""How long one request of a follower stays open: less than what the HTTP client endures."""
+QUEUE_MAX = 1000
+TOP_DEFAULT = 50
 JOBS_DEFAULT = 100
 
 Document = Dict[str, Any]
@@ -29,17 +34,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class LogSelection:
-    """Which log: by default that of the main component, replica 0, rank 0, the newest attempt."""
+    """Which log: by default that of the main component, replica 0, rank 0, the newest attempt.
+
+    `tail_lines` leaves out all but its last lines (of its last 256 KiB).
+    """
 
     component: Optional[str] = None
     replica: int = 0
     rank: int = 0
     attempt: Optional[int] = None
+    tail_lines: Optional[int] = None
 
 
 @dataclass(frozen=True)
 class LogChunk:
-    """A piece of a log: bytes `offset` up to `next_offset`; `truncated` where the node dropped what came before."""
+    """A piece of a log: bytes `offset` up to `next_offset`; the node dropped `missing_bytes` right before it."""
 
     component: str
     replica: int
@@ -47,13 +56,38 @@ class LogChunk:
     attempt: int
     offset: int
     next_offset: int
-    truncated: bool
+    missing_bytes: int
     data: bytes
+
+    @property
+    def truncated(self) -> bool:
+        """Say whether something is missing right before this piece."""
+        return self.missing_bytes > 0
 
     @property
     def text(self) -> str:
         """Return the bytes as text; what is not UTF-8 is shown replaced."""
         return self.data.decode("utf-8", "replace")
+
+
+@dataclass(frozen=True)
+class EventFilter:
+    """Which events: of a job, of a tenant's jobs, of some kinds, of a time (Unix nanoseconds, `until` exclusive).
+
+    A kind with a minus before it (`-DecisionPass`) is left out.
+    """
+
+    job: Optional[str] = None
+    tenant: Optional[str] = None
+    kinds: Collection[str] = ()
+    since_ns: Optional[int] = None
+    until_ns: Optional[int] = None
+
+    def params(self) -> Dict[str, str]:
+        """Return the filter as the gateway takes it."""
+        named = {"job": self.job, "tenant": self.tenant, "since": self.since_ns, "until": self.until_ns}
+        params = {name: str(value) for name, value in named.items() if value is not None}
+        return {**params, "kind": ",".join(self.kinds)} if self.kinds else params
 
 
 def job(job_id: str) -> Flow[Document]:
@@ -84,6 +118,40 @@ def jobs(tenant: Optional[str], states: Collection[str], limit: int) -> Flow[Lis
         if before is None or not page["jobs"]:
             break
     return found
+
+
+def newest_events(chosen: EventFilter, count: int) -> Flow[Document]:
+    """Return the newest `count` events that match, in order, as the gateway's page with its `cursor`."""
+    return (yield from ask_document(Call("GET", "/v1/events", params={**chosen.params(), "last": str(count)})))
+
+
+def events(chosen: EventFilter, after: Optional[str], on_page: Callable[[Document], None]) -> Stream:
+    """Emit every event that matches, in order, up to the end of history; tell `on_page` each page."""
+    more = True
+    while more:
+        page = yield from _events_page(chosen, after, 0)
+        on_page(page)
+        for event in page["events"]:
+            yield Emit(event)
+        after, more = page["cursor"], page["next"] is not None
+
+
+def follow_events(chosen: EventFilter, after: Optional[str], now: Clock) -> Stream:
+    """Emit every event that matches, in order, and for ever what comes; a gateway that is away is endured."""
+    while True:
+        page = yield from _endure(partial(_events_page, chosen, after, EVENTS_WAIT_SECONDS), now)
+        for event in page["events"]:
+            yield Emit(event)
+        after = page["cursor"]
+
+
+def _events_page(chosen: EventFilter, after: Optional[str], wait_seconds: int) -> Flow[Document]:
+    params = {**chosen.params(), "limit": str(PAGE_EVENTS)}
+    if after is not None:
+        params["after"] = after
+    if wait_seconds:
+        params["wait_seconds"] = str(wait_seconds)
+    return (yield from ask_document(Call("GET", "/v1/events", params=params)))
 
 
 def document(path: str, params: Optional[Dict[str, str]] = None) -> Flow[Document]:
@@ -150,6 +218,11 @@ def _endure(ask: Callable[[], Flow[T]], now: Clock) -> Flow[T]:
 def log(job_id: str, selection: LogSelection) -> Stream:
     """Emit the log that is there, piece by piece."""
     offset, more = 0, True
+    if selection.tail_lines is not None:
+        chunk = yield from _tail(job_id, selection, selection.tail_lines)
+        if chunk.data:
+            yield Emit(chunk)
+        offset = chunk.next_offset
     while more:
         chunk, size = yield from _log_chunk(job_id, selection, offset)
         if chunk.data:
@@ -161,9 +234,12 @@ def log(job_id: str, selection: LogSelection) -> Stream:
 def follow_log(job_id: str, selection: LogSelection, now: Clock) -> Stream:
     """Emit the log as it grows until the job ended; without a chosen attempt, go on with each new one."""
     attempt, offset, pause_seconds = selection.attempt, 0, POLL_SECONDS_MIN
-    final = False
+    final, tail_lines = False, selection.tail_lines
     while True:
-        chunk = yield from _endure(partial(_chunk_if_any, job_id, replace(selection, attempt=attempt), offset), now)
+        at = replace(selection, attempt=attempt, tail_lines=tail_lines)
+        chunk = yield from _endure(partial(_chunk_if_any, job_id, at, offset), now)
+        if chunk is not None:
+            tail_lines = None
         if chunk is not None:
             attempt, offset = chunk.attempt, chunk.next_offset
         if chunk is not None and chunk.data:
@@ -188,12 +264,21 @@ def follow_log(job_id: str, selection: LogSelection, now: Clock) -> Stream:
 def _chunk_if_any(job_id: str, selection: LogSelection, offset: int) -> Flow[Optional[LogChunk]]:
     """Return the next piece, None where the job was not placed or has written nothing yet."""
     try:
+        if selection.tail_lines is not None:
+            return (yield from _tail(job_id, selection, selection.tail_lines))
         chunk, _ = yield from _log_chunk(job_id, selection, offset)
     except NotFound as error:
         if error.code not in ("no_attempt", "no_log"):
             raise
         return None
     return chunk
+
+
+def _tail(job_id: str, selection: LogSelection, lines: int) -> Flow[LogChunk]:
+    """Return the last `lines` lines of the log's last LOG_CHUNK_BYTES."""
+    chunk, _ = yield from _log_chunk(job_id, selection, -LOG_CHUNK_BYTES)
+    kept = b"".join(chunk.data.splitlines(keepends=True)[-lines:]) if lines else b""
+    return replace(chunk, offset=chunk.next_offset - len(kept), missing_bytes=0, data=kept)
 
 
 def _log_chunk(job_id: str, selection: LogSelection, offset: int) -> Flow[Tuple[LogChunk, int]]:
@@ -211,7 +296,7 @@ def _log_chunk(job_id: str, selection: LogSelection, offset: int) -> Flow[Tuple[
         attempt=answer["attempt"],
         offset=answer["offset"],
         next_offset=answer["next_offset"],
-        truncated=answer["truncated"],
+        missing_bytes=answer["offset"] - offset if answer["truncated"] and offset >= 0 else 0,
         data=base64.b64decode(answer["data"]),
     )
     return chunk, int(answer["size"])

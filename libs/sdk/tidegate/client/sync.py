@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Callable, Collection, Iterator, List, Mapping, Optional, Sequence, Type, TypeVar, Union
 
 from tidegate.client import core, submission
-from tidegate.client.core import Document, LogChunk, LogSelection
+from tidegate.client.core import Document, EventFilter, LogChunk, LogSelection
 from tidegate.client.flow import Call, Emit, Flow, NoReply, Pause, Reply, Stream
 from tidegate.client.http import Connection
 from tidegate.client.submission import OnUpload, SpecLike, Submission
@@ -89,6 +89,36 @@ class Client:
         """Yield a log in pieces; with `follow` go on, over suspensions and new attempts, until the job ended."""
         chosen = selection or LogSelection()
         return self._stream(core.follow_log(job_id, chosen, time.monotonic) if follow else core.log(job_id, chosen))
+
+    def events(
+        self,
+        chosen: Optional[EventFilter] = None,
+        *,
+        after: Optional[str] = None,
+        follow: bool = False,
+        on_page: Callable[[Document], None] = lambda page: None,
+    ) -> Iterator[Document]:
+        """Yield events in the journal's order, after a cursor where given; with `follow` for ever.
+
+        `on_page` is told each page of the gateway, and so how far the reading is.
+        """
+        which = chosen or EventFilter()
+        return self._stream(
+            core.follow_events(which, after, time.monotonic) if follow else core.events(which, after, on_page)
+        )
+
+    def newest_events(self, count: int, chosen: Optional[EventFilter] = None) -> Document:
+        """Return the page of the newest `count` events (1000 at most), in order; go on from its `cursor`."""
+        return self._run(core.newest_events(chosen or EventFilter(), count))
+
+    def queue(self, tenant: Optional[str] = None, limit: int = core.QUEUE_MAX) -> Document:
+        """Return who waits, first in line first, with reasons and known starts."""
+        params = {"limit": str(limit), **({"tenant": tenant} if tenant is not None else {})}
+        return self._run(core.document("/v1/queue", params))
+
+    def top(self, limit: int = core.TOP_DEFAULT) -> Document:
+        """Return one snapshot of nodes, running jobs and the line."""
+        return self._run(core.document("/v1/top", {"limit": str(limit)}))
 
     def nodes(self) -> List[Document]:
         """Return the nodes."""

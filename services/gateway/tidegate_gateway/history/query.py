@@ -19,6 +19,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     job: str | None = None
     tenant: str | None = None
     kinds: frozenset[str] = frozenset()
+    except_kinds: frozenset[str] = frozenset()
     since_ns: int | None = None
     until_ns: int | None = None
     after: Cursor = (0, 0)
@@ -27,7 +28,8 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
 
     def wants(self, event: e.Event) -> bool:
         """Say whether the event is one of those asked for, wherever it lies."""
-        if self.kinds and type(event).__name__ not in self.kinds:
+        kind = type(event).__name__
+        if kind in self.except_kinds or (self.kinds and kind not in self.kinds):
             return False
         if self.since_ns is not None and event.at_ns < self.since_ns:
             return False

@@ -25,6 +25,7 @@ from tidegate_gateway.view import render
 EVENTS_MAX, EVENTS_DEFAULT = 1000, 200
 WAIT_SECONDS_MAX = 25
 NS_MAX = 2**63 - 1
+_KIND_WORDS = (*KINDS, *(f"-{kind}" for kind in KINDS))
 _CURSOR = re.compile(r"[0-9]{1,15}(?:\.[0-9]{1,6})?")
 
 
@@ -57,10 +58,13 @@ def _asked(request: Request) -> tuple[Query, int]:
         for other in others:
             if name in given and other in given:
                 parameters.problems.add(f"?{name}", f"stands beside {other}", "one of the two")
+    kinds = parameters.choices("kind", _KIND_WORDS)
+    left_out = frozenset(word[1:] for word in kinds if word.startswith("-"))
     query = Query(
         job=parameters.text("job", JOB_FORM, "the id of a job"),
         tenant=parameters.text("tenant", bounds.TENANT, "the name of a tenant"),
-        kinds=parameters.choices("kind", KINDS),
+        kinds=frozenset(word for word in kinds if not word.startswith("-")),
+        except_kinds=left_out,
         since_ns=parameters.integer("since", 0, 0, NS_MAX) if "since" in given else None,
         until_ns=parameters.integer("until", 0, 0, NS_MAX) if "until" in given else None,
         after=parse_cursor(after) if after else (0, 0),

@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from tidegate.cli import output
+from tidegate.cli import complete, output
 from tidegate.cli.connect import connect
 
 
 def cancel(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")],
+    job: Annotated[str, typer.Argument(metavar="JOB", help="The job's id.", autocompletion=complete.jobs)],
     as_json: output.JsonFlag = False,
 ) -> None:
     """End a job, whatever it is doing. Asking again changes nothing.

@@ -8,14 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from tidegate.cli import output, text
+from tidegate.cli import complete, output, text
 from tidegate.cli.connect import connect
 from tidegate.cli.states import styled
 from tidegate.cli.wording import short
 
 app = typer.Typer(no_args_is_help=True, help="List a job's checkpoints and take layers out of them.")
 
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.", autocompletion=complete.jobs)]
 
 
 @app.command("ls")

@@ -7,14 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from tidegate.cli import output, text, timeline
+from tidegate.cli import complete, line, moments, output, text, timeline
 from tidegate.cli.connect import connect
 from tidegate.cli.states import styled
 from tidegate.cli.wording import short
 
 
 def job(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")],
+    job: Annotated[str, typer.Argument(metavar="JOB", help="The job's id.", autocompletion=complete.jobs)],
     everything: Annotated[bool, typer.Option("--all", help="Show every event; sum no routine up.")] = False,
     as_json: output.JsonFlag = False,
 ) -> None:
@@ -31,12 +31,13 @@ def job(
     if as_json:
         output.print_document(detail)
         return
-    output.show(_facts(detail, time.time_ns()))
+    now_ns = time.time_ns()
+    output.show(_facts(detail, now_ns))
     if detail["attempts"]:
         output.show("", _attempts(detail["attempts"]))
     if _quota_rows(detail):
         output.show("", _quotas(detail))
-    output.show("", timeline.render(detail, everything=everything))
+    output.show("", timeline.render(detail, everything=everything, now_ns=now_ns))
 
 
 def _facts(detail: dict[str, Any], now_ns: int) -> Any:
@@ -48,8 +49,8 @@ def _facts(detail: dict[str, Any], now_ns: int) -> Any:
     table.add_row("job", f"{detail['job_id']} ({detail['name']})")
     table.add_row("state", styled(detail["state"]))
     if detail.get("why"):
-        table.add_row("why", _why(detail["why"]))
-    elif detail["reasons"]:
+        table.add_row("why", _why(detail["why"], now_ns))
+    elif detail["reasons"] and detail["state"] != "completed":
         table.add_row("last decision", text.reasons(detail["reasons"]))
     table.add_row("tenant", f"{detail['tenant']}, submitted by {detail['submitter']}")
     table.add_row("priority", f"{detail['priority']}, isolation {detail['isolation']}, gang of {detail['gang_size']}")
@@ -63,17 +64,21 @@ def _facts(detail: dict[str, Any], now_ns: int) -> Any:
         table.add_row("result", text.amounts(detail["result"]))
     if detail["exit"] and detail["state"] in ("failed", "cancelled"):
         table.add_row("exit", _exit(detail["exit"]))
+    if detail["state"] == "failed" and detail["attempt"]:
+        table.add_row("look at", f"tidegate logs {detail['job_id']} --attempt {detail['attempt']} --tail 20")
     return table
 
 
-def _why(why: dict[str, Any]) -> str:
-    place = f"place {why['position']} in the queue; " if why.get("position") is not None else ""
-    return f"{place}{text.reasons(why['reasons']) or 'not decided yet'}"
+def _why(why: dict[str, Any], now_ns: int) -> str:
+    said = text.reasons(why["reasons"]) or "not decided yet"
+    if why.get("position") is None:
+        return said
+    return f"place {why['position']} in the queue; {said}; {line.start_in_words(why, now_ns)}"
 
 
 def _times(detail: dict[str, Any], now_ns: int) -> str:
     began = detail["submitted_at_ns"]
-    parts = [f"submitted {text.since(began, now_ns)} ago"]
+    parts = [f"submitted {text.since(began, now_ns)} ago ({moments.date_and_time(began)})"]
     if detail["submit_to_running_ms"] is not None:
         parts.append(f"ran after {text.span(detail['submit_to_running_ms'] / 1000)}")
     if detail["ended_at_ns"] is not None:
@@ -85,7 +90,8 @@ def _preempted(detail: dict[str, Any]) -> str:
     if not detail["preemptions"] and detail["resumed_step"] is None:
         return "never"
     again = "" if detail["resumed_step"] is None else f", last resumed at step {detail['resumed_step']}"
-    return f"{detail['preemptions']} times{again}, {detail['lost_steps']} steps lost"
+    times = "once" if detail["preemptions"] == 1 else f"{detail['preemptions']} times"
+    return f"{times}{again}, {detail['lost_steps']} steps lost"
 
 
 def _checkpoint(detail: dict[str, Any]) -> str:
@@ -106,9 +112,7 @@ def _exit(end: dict[str, Any]) -> str:
 
 
 def _attempts(attempts: list[dict[str, Any]]) -> Any:
-    from rich.table import Table  # noqa: PLC0415
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = output.table()
     for name in ("ATTEMPT", "STATE", "NODES", "RAN", "FROM STEP", "LOST", "LEVEL"):
         table.add_column(name, no_wrap=name != "NODES", overflow="fold")
     for attempt in attempts:
@@ -140,9 +144,7 @@ def _quota_rows(detail: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:
 
 
 def _quotas(detail: dict[str, Any]) -> Any:
-    from rich.table import Table  # noqa: PLC0415
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = output.table()
     for name in ("RANK", "COMPONENT", "REPLICAS", "CPU (each)", "MEM (each)", "IN THE KERNEL"):
         table.add_column(name)
     for rank, quota in _quota_rows(detail):

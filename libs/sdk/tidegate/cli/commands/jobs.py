@@ -7,42 +7,113 @@ from typing import Annotated, Any
 
 import typer
 
-from tidegate.cli import output, text
+from tidegate.cli import complete, line, output, text
 from tidegate.cli.connect import connect
 from tidegate.cli.states import styled
 
+_WAITING_STATES = frozenset({"pending", "suspended"})
 _REASON_STATES = frozenset({"pending", "suspended", "suspending", "stopping", "failed", "cancelled", "rejected"})
 _REASON_CHARS_MAX = 60
 
 
 def jobs(
     tenant: Annotated[str | None, typer.Option(help="Only this tenant's jobs.")] = None,
-    state: Annotated[list[str] | None, typer.Option(help="Only jobs in this state; may be given repeatedly.")] = None,
+    state: Annotated[
+        list[str] | None,
+        typer.Option(help="Only jobs in this state; may be given repeatedly.", autocompletion=complete.job_states),
+    ] = None,
+    start: Annotated[
+        bool, typer.Option("--start", help="Only those that wait, first in line first, with when they may start.")
+    ] = False,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="At most so many, the newest first.")] = 100,
     as_json: output.JsonFlag = False,
 ) -> None:
-    """List jobs, the newest first.
+    """List jobs, the newest first; with --start the line of those that wait, the first in it first.
+
+    POSITION is the place in line, START the earliest start that is known, REASON why it waits (or how it ended).
 
     \b
     Examples:
       tidegate jobs
+      tidegate jobs --start
       tidegate jobs --state pending --state suspended
       tidegate jobs --tenant lab-a --json | jq -r '.jobs[].job_id'
+      tidegate jobs --start --json | jq '.queue[] | {job_id, position, starts_at_ns}'
     """
     with connect() as client, output.Progress("Asking for jobs"):
-        found = client.jobs(tenant, tuple(state or ()), limit)
-    if as_json:
-        output.print_document({"jobs": found})
+        if start:
+            waiting = client.queue(tenant, min(limit, 1000))
+        else:
+            found = client.jobs(tenant, tuple(state or ()), limit)
+            in_line = _in_line(client.queue(), found) if _any_waits(found) else {}
+    if start:
+        _show_line(waiting, as_json=as_json)
+    elif as_json:
+        output.print_document({"jobs": [_with_place(job, in_line) for job in found]})
     elif not found:
         output.note("No jobs. Submit one with `tidegate submit job.json`.")
     else:
-        output.show(_table(found, time.time_ns()))
+        output.show(_table(found, in_line, time.time_ns()))
 
 
-def _table(found: list[dict[str, Any]], now_ns: int) -> Any:
-    from rich.table import Table  # noqa: PLC0415
+def _any_waits(found: list[dict[str, Any]]) -> bool:
+    return any(job["state"] in _WAITING_STATES for job in found)
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
+
+def _in_line(queue: dict[str, Any], found: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the places in line of the found jobs, by job."""
+    wanted = {job["job_id"] for job in found}
+    return {waiting["job_id"]: waiting for waiting in queue["queue"] if waiting["job_id"] in wanted}
+
+
+def _with_place(job: dict[str, Any], in_line: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return the job with `position`, `starts_at_ns` and `starts_basis`, null for one that does not wait."""
+    waiting = in_line.get(job["job_id"], {})
+    return {**job, **{name: waiting.get(name) for name in ("position", "starts_at_ns", "starts_basis")}}
+
+
+def _show_line(waiting: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        output.print_document(waiting)
+    elif not waiting["queue"]:
+        output.note("No job waits.")
+    else:
+        output.show(line_table(waiting["queue"], waiting["now_ns"]), line.LEGEND)
+        if waiting["total"] > len(waiting["queue"]):
+            output.note(f"{waiting['total'] - len(waiting['queue'])} more wait; show them with --limit.")
+        if waiting["answered_by"] != "scheduler":
+            output.note("The scheduler does not answer: reasons are of its last decisions, starts are not known.")
+
+
+def line_table(queue: list[dict[str, Any]], now_ns: int) -> Any:
+    """Return the line of jobs that wait as a table."""
+    table = output.table()
+    table.add_column("POSITION", justify="right")
+    table.add_column("JOB", no_wrap=True)
+    for name in ("NAME", "TENANT"):
+        table.add_column(name, overflow="ellipsis", no_wrap=True, max_width=24)
+    table.add_column("PRIO", justify="right")
+    table.add_column("STATE", no_wrap=True)
+    table.add_column("WAITS", justify="right", no_wrap=True)
+    table.add_column("START", justify="right", no_wrap=True)
+    table.add_column("REASON", overflow="fold")
+    for one in queue:
+        table.add_row(
+            str(one["position"]),
+            one["job_id"],
+            text.cell(one["name"]),
+            one["tenant"],
+            str(one["priority"]),
+            styled(one["state"]),
+            text.since(one["submitted_at_ns"], now_ns),
+            line.start(one, now_ns),
+            text.reasons(one["reasons"]) or text.NOTHING,
+        )
+    return table
+
+
+def _table(found: list[dict[str, Any]], in_line: dict[str, dict[str, Any]], now_ns: int) -> Any:
+    table = output.table()
     table.add_column("JOB", no_wrap=True)
     for name in ("NAME", "TENANT"):
         table.add_column(name, overflow="ellipsis", no_wrap=True, max_width=24)
@@ -51,9 +122,13 @@ def _table(found: list[dict[str, Any]], now_ns: int) -> Any:
     table.add_column("ATTEMPT", justify="right")
     for name in ("NODE", "PHASE"):
         table.add_column(name, overflow="ellipsis", no_wrap=True)
+    table.add_column("STEP", justify="right", no_wrap=True)
     table.add_column("AGE", justify="right", no_wrap=True)
+    for name in ("POSITION", "START"):
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("REASON", overflow="ellipsis", no_wrap=True)
     for job in found:
+        waiting = in_line.get(job["job_id"])
         table.add_row(
             job["job_id"],
             text.cell(job["name"]),
@@ -61,21 +136,26 @@ def _table(found: list[dict[str, Any]], now_ns: int) -> Any:
             str(job["priority"]),
             styled(job["state"]),
             str(job["attempt"]),
-            text.cell(_nodes(job["nodes"])),
+            text.cell(nodes(job["nodes"])),
             text.cell(job["phase"]),
+            text.cell(job["step"]),
             text.since(job["submitted_at_ns"], now_ns),
-            _reason(job),
+            text.cell(waiting and waiting["position"]),
+            line.start(waiting, now_ns) if waiting else text.NOTHING,
+            _reason(job, waiting),
         )
     return table
 
 
-def _nodes(names: list[str]) -> str:
+def nodes(names: list[str]) -> str:
+    """Return where a job runs: a node, and how many more."""
     return names[0] if len(names) == 1 else f"{names[0]} +{len(names) - 1}" if names else ""
 
 
-def _reason(job: dict[str, Any]) -> str:
+def _reason(job: dict[str, Any], waiting: dict[str, Any] | None) -> str:
     """Return why the job is where it is; a job that simply runs needs no reason."""
-    if job["state"] not in _REASON_STATES or not job["reasons"]:
+    reasons = (waiting or job)["reasons"]
+    if job["state"] not in _REASON_STATES or not reasons:
         return text.NOTHING
-    said = text.reason(job["reasons"][0])
+    said = text.reason(reasons[0])
     return said if len(said) <= _REASON_CHARS_MAX else said[: _REASON_CHARS_MAX - 1] + "…"

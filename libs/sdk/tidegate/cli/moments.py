@@ -1,0 +1,47 @@
+"""Moments in time as people write and read them: `10m`, `2026-11-29 03:00`, and back."""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import datetime, timezone
+
+from tidegate.cli import exits
+from tidegate.cli.exits import CommandError
+from tidegate.cli.text import NOTHING, NS_PER_SECOND
+
+_SPAN = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)([smhd])")
+_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def parse(given: str, option: str) -> int:
+    """Return a moment in Unix nanoseconds: so long ago (`90s`, `10m`, `2h`, `1d`), or an ISO 8601 date and time.
+
+    Without an offset a date is in this machine's time zone. Raises CommandError.
+    """
+    span = _SPAN.fullmatch(given)
+    if span is not None:
+        return time.time_ns() - int(float(span[1]) * _UNIT_SECONDS[span[2]] * NS_PER_SECOND)
+    try:
+        moment = datetime.fromisoformat(given.replace("Z", "+00:00"))
+        return int(moment.timestamp() * NS_PER_SECOND)
+    except (ValueError, OverflowError, OSError):
+        message = f"{option} {given!r} is no moment in time."
+        remedy = "Accepted are a time span before now (90s, 10m, 2h, 1d) and a date: 2026-11-29, '2026-11-29 03:00'."
+        raise CommandError(message, remedy, exits.USAGE) from None
+
+
+def stamp(at_ns: int) -> str:
+    """Return date and time of day to the millisecond, in this machine's time zone."""
+    moment = datetime.fromtimestamp(at_ns / NS_PER_SECOND, timezone.utc).astimezone()
+    return moment.strftime("%Y-%m-%d %H:%M:%S.") + f"{at_ns // 1_000_000 % 1000:03d}"
+
+
+def date_and_time(at_ns: int | None) -> str:
+    """Return date and time of day to the second, in this machine's time zone."""
+    return NOTHING if at_ns is None else stamp(at_ns).partition(".")[0]
+
+
+def time_of_day(at_ns: int) -> str:
+    """Return the time of day to the second, in this machine's time zone."""
+    return date_and_time(at_ns).partition(" ")[2]
