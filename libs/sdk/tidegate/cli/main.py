@@ -8,7 +8,7 @@ import sys
 import typer
 
 from tidegate.cli import exits
-from tidegate.cli.commands import cancel, checkpoint, events, job, jobs, logs, nodes, status, submit, top
+from tidegate.cli.commands import cancel, checkpoint, events, job, jobs, logs, nodes, status, submit, top, trace
 from tidegate.cli.root import RootGroup
 
 _JOBS, _CLUSTER, _HISTORY = "Jobs", "Cluster", "History"
@@ -52,6 +52,8 @@ app.command("submit", rich_help_panel=_JOBS)(submit.submit)
 app.command("jobs", rich_help_panel=_JOBS)(jobs.jobs)
 app.command("job", rich_help_panel=_JOBS)(job.job)
 app.command("logs", rich_help_panel=_JOBS)(logs.logs)
+app.command("trace", rich_help_panel=_JOBS)(trace.trace)
+app.command("timeline", rich_help_panel=_JOBS)(trace.show_timeline)
 app.command("cancel", rich_help_panel=_JOBS)(cancel.cancel)
 app.command("events", rich_help_panel=_HISTORY)(events.events)
 app.add_typer(checkpoint.app, name="checkpoint", rich_help_panel=_JOBS)

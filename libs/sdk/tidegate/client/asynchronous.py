@@ -128,6 +128,10 @@ class AsyncClient:
         """Return the plan to restore `layers` of the newest (or the named) checkpoint."""
         return await self._run(core.restore(job_id, layers, checkpoint_id))
 
+    async def trace(self, trace_id: str) -> Document:
+        """Return a trace; see `Client.trace`."""
+        return await self._run(core.trace(trace_id))
+
     async def status(self) -> Document:
         """Return how the cluster is."""
         return await self._run(core.document("/v1/status"))

@@ -159,6 +159,11 @@ def document(path: str, params: Optional[Dict[str, str]] = None) -> Flow[Documen
     return (yield from ask_document(Call("GET", path, params=params or {})))
 
 
+def trace(trace_id: str) -> Flow[Document]:
+    """Return a trace by its id."""
+    return (yield from ask_document(Call("GET", f"/api/v3/traces/{quote(trace_id, safe='')}")))
+
+
 def cancel(job_id: str) -> Flow[Document]:
     """Ask for the job to end; asking again changes nothing."""
     headers = {"X-Tidegate-Submitter": submitter()}

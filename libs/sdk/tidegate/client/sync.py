@@ -134,6 +134,10 @@ class Client:
         """Return the plan to restore `layers` of the newest (or the named) checkpoint."""
         return self._run(core.restore(job_id, layers, checkpoint_id))
 
+    def trace(self, trace_id: str) -> Document:
+        """Return a trace as OTLP in JSON, below `result`, the way Jaeger's query API answers."""
+        return self._run(core.trace(trace_id))
+
     def status(self) -> Document:
         """Return how the cluster is."""
         return self._run(core.document("/v1/status"))
