@@ -53,6 +53,7 @@ class Both:
     def __init__(self) -> None:
         self.state = State()
         self.view = View()
+        self.frames: list[Recorded] = []
         self.now_ns = 1_700_000_000 * SECOND_NS
         self.seqs: dict[str, int] = {}
         self.jobs = 0
@@ -70,7 +71,10 @@ class Both:
         self.seqs[name] = self.seqs.get(name, 0) + 1
         frame = Frame(Writer(service, instance, 1, self.seqs[name]), events)  # type: ignore[arg-type]
         subject = subjects.DECISION if service == "scheduler" else subjects.fact(service, instance)
-        recorded = Recorded(self.state.seq + 1, subject, decode(encode(frame)))
+        self.fold(Recorded(self.state.seq + 1, subject, decode(encode(frame))))
+
+    def fold(self, recorded: Recorded) -> None:
+        self.frames.append(recorded)
         evolve(self.state, recorded)
         self.view.apply(recorded)
 

@@ -10,6 +10,7 @@ CREATE TABLE tidegate.generations (
     generation integer PRIMARY KEY,
     state text NOT NULL CHECK (state IN ('building', 'active', 'retired')),
     fold_version integer NOT NULL,
+    tables integer NOT NULL DEFAULT 0,                    -- how many tables it has while it is whole
     created_at timestamptz NOT NULL DEFAULT now(),
     activated_at timestamptz,
     retired_at timestamptz
@@ -56,6 +57,7 @@ CREATE TABLE position (
     caught_up_at timestamptz NOT NULL DEFAULT now(),      -- when seq was last the journal's end
     seen_at timestamptz NOT NULL DEFAULT now(),           -- heartbeat of the projector
     projector text NOT NULL DEFAULT '',
+    journal text NOT NULL DEFAULT '',                     -- the id of the journal's first event: which history this is
     doc json NOT NULL DEFAULT '{}'                        -- counters and the leader
 );
 INSERT INTO position DEFAULT VALUES;

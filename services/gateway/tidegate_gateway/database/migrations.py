@@ -85,8 +85,10 @@ async def migrate(connection: Connection, migrations: Iterable[Migration] | None
         applied = await _bring_up(connection, wanted, SHARED)
         generations = await connection.fetch("SELECT generation FROM tidegate.generations ORDER BY generation")
         for row in generations:
-            if await has_schema(connection, schema_of(row["generation"])):
-                applied += await _bring_up(connection, wanted, row["generation"])
+            number = row["generation"]
+            if await is_whole(connection, number) and (more := await _bring_up(connection, wanted, number)):
+                await _count_tables(connection, number)
+                applied += more
     for name in applied:
         log.info("migration_applied", migration=name)
     return applied
@@ -108,6 +110,7 @@ async def shape_generation(connection: Connection, generation: int) -> None:
     """Make a generation's tables in its schema, which must be new. The caller holds `lock`."""
     await connection.execute("DELETE FROM tidegate.migrations WHERE generation = $1", generation)
     await _bring_up(connection, known(), generation)
+    await _count_tables(connection, generation)
 
 
 def schema_of(generation: int) -> str:
@@ -115,9 +118,21 @@ def schema_of(generation: int) -> str:
     return f"tg_{generation}"
 
 
-async def has_schema(connection: Connection, schema: str) -> bool:
-    """Say whether a schema is there."""
-    return bool(await connection.fetchval("SELECT to_regnamespace($1) IS NOT NULL", schema))
+async def is_whole(connection: Connection, generation: int) -> bool:
+    """Say whether all tables of a generation are there: what was dropped by hand is projected again."""
+    return bool(
+        await connection.fetchval(
+            f"SELECT tables = ({_TABLES}) FROM tidegate.generations WHERE generation = $2",
+            *(schema_of(generation), generation),
+        )
+    )
+
+
+async def _count_tables(connection: Connection, generation: int) -> None:
+    await connection.execute(
+        f"UPDATE tidegate.generations SET tables = ({_TABLES}) WHERE generation = $2",
+        *(schema_of(generation), generation),
+    )
 
 
 async def _bring_up(connection: Connection, wanted: list[Migration], generation: int) -> list[str]:
@@ -131,7 +146,8 @@ async def _bring_up(connection: Connection, wanted: list[Migration], generation:
         schema = "tidegate" if generation == SHARED else schema_of(generation)
         await connection.execute(f"SET LOCAL search_path TO {schema}")
         try:
-            await connection.execute(body)
+            if body:  # a file need not have both scopes
+                await connection.execute(body)
         except asyncpg.PostgresSyntaxError as error:
             raise MigrationError(f"migration {_title(migration, generation)} is no SQL: {error}") from error
         await connection.execute("SET LOCAL search_path TO DEFAULT")
@@ -170,6 +186,7 @@ def _title(migration: Migration, generation: int) -> str:
     return f"{migration.number:04}_{migration.name}{suffix}"
 
 
+_TABLES = "SELECT count(*) FROM pg_tables WHERE schemaname = $1"
 _LEDGER = """
 CREATE SCHEMA IF NOT EXISTS tidegate;
 CREATE TABLE IF NOT EXISTS tidegate.migrations (

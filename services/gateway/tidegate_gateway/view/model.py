@@ -147,6 +147,11 @@ class Timeline:
             self.dropped += 1
         self._newest.append(entry)
 
+    @property
+    def absent(self) -> bool:
+        """Say whether the beginning is not here: the job had ended when the view was loaded, and is read elsewhere."""
+        return self.dropped > 0 and len(self._first) < TIMELINE_FIRST_MAX
+
     def entries(self) -> list[Entry]:
         """Return what is kept, in order."""
         return [*self._first, *self._newest]

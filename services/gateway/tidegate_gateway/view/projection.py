@@ -52,7 +52,7 @@ def _may_say(writer: Writer, event: e.Event) -> bool:
 class View:
     """Everything that reads are answered from."""
 
-    def __init__(self, *, ended_jobs_max: int = ENDED_JOBS_MAX) -> None:
+    def __init__(self, *, ended_jobs_max: int = ENDED_JOBS_MAX, keeps_timelines: bool = True) -> None:
         self.seq = 0
         self.events = 0
         self.void_events = 0
@@ -67,23 +67,19 @@ class View:
         self.writers: dict[tuple[str, str], WriterSeen] = {}
         self._ended: deque[str] = deque()
         self._ended_jobs_max = ended_jobs_max
+        self._keeps_timelines = keeps_timelines
 
-    @classmethod
-    def resumed(
-        cls, progress: Progress, jobs: Iterable[Job], nodes: Iterable[Node], *, ended_jobs_max: int = ENDED_JOBS_MAX
-    ) -> View:
-        """Return the view that was left at `progress`; `jobs` in the order of their submission.
+    def resume(self, progress: Progress, jobs: Iterable[Job], nodes: Iterable[Node]) -> None:
+        """Go on from where another view was left, `jobs` in the order of their submission.
 
-        `forgotten` and `writers` are the caller's to fill.
+        What was forgotten, and the writers, are the caller's to fill in.
         """
-        view = cls(ended_jobs_max=ended_jobs_max)
         for name in Progress.__struct_fields__:
-            setattr(view, name, getattr(progress, name))
-        view.jobs = {job.id: job for job in jobs}
-        view.nodes = {node.name: node for node in nodes}
-        ended = [job for job in view.jobs.values() if job.ended_order is not None]
-        view._ended.extend(job.id for job in sorted(ended, key=lambda job: job.ended_order or 0))
-        return view
+            setattr(self, name, getattr(progress, name))
+        self.jobs = {job.id: job for job in jobs}
+        self.nodes = {node.name: node for node in nodes}
+        ended = [job for job in self.jobs.values() if job.ended_order is not None]
+        self._ended.extend(job.id for job in sorted(ended, key=lambda job: job.ended_order or 0))
 
     @property
     def progress(self) -> Progress:
@@ -114,7 +110,8 @@ class View:
             entry = Entry(recorded.seq, index, event, writer, void)
             if isinstance(event, e.JobEvent) and (job := self.jobs.get(event.job)) is not None:
                 job.events += 1
-                job.timeline.add(entry)
+                if self._keeps_timelines:
+                    job.timeline.add(entry)
             yield entry
         self._forget_oldest()
 

@@ -1,0 +1,1 @@
+"""The projector: folds the journal into PostgreSQL, rows and position in one transaction."""
