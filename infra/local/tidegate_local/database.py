@@ -7,23 +7,25 @@ only read. Like those on the bus, passwords are fresh at every start.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Awaitable, Callable
 
 import asyncpg
 import msgspec
 import structlog
 
-from tidegate_local import postgres
-from tidegate_local.home import LOOPBACK, Home
+from tidegate_local.home import LOOPBACK
 
 DATABASE = "tidegate"
 OWNER = "tidegate"
 OPERATOR = "operator"
 WRITERS = ("projector", "metrics")
 READERS = ("gateway", OPERATOR)
-LOGIN_CONNECTIONS_MAX = 12
+LOGIN_CONNECTIONS_MAX = 16
 PASSWORD_BYTES = 24
 
 log = structlog.get_logger()
+
+Connect = Callable[[], Awaitable[asyncpg.Connection]]
 
 
 class Database(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,10 +52,10 @@ def new_database(port: int) -> Database:
     return Database(port=port, passwords={login: new_password() for login in (*WRITERS, *READERS)})
 
 
-async def is_ready(home: Home, database: Database) -> bool:
-    """Say whether the server answers, and all of its logins with it."""
+async def is_ready(connect: Connect, database: Database) -> bool:
+    """Say whether the server answers, and has all of its logins."""
     try:
-        await create_logins(home, database)
+        await create_logins(connect, database)
     except asyncpg.CannotConnectNowError:
         return False  # going through its log
     except (OSError, TimeoutError):
@@ -64,12 +66,12 @@ async def is_ready(home: Home, database: Database) -> bool:
     return True
 
 
-async def create_logins(home: Home, database: Database) -> None:
+async def create_logins(connect: Connect, database: Database) -> None:
     """Create the database and its logins where they are missing, and set their passwords. Idempotent.
 
-    Raises OSError, TimeoutError, asyncpg.PostgresError.
+    `connect` is the superuser's. Raises OSError, TimeoutError, asyncpg.PostgresError.
     """
-    connection = await postgres.connect(home, database.port)
+    connection = await connect()
     try:
         await _create_role(connection, OWNER, "NOLOGIN")
         if not await connection.fetchval("SELECT 1 FROM pg_database WHERE datname = $1", DATABASE):

@@ -7,8 +7,10 @@ import contextlib
 import os
 import socket
 import sys
+from collections.abc import Awaitable
 from pathlib import Path
 
+import asyncpg
 import httpx
 import msgspec
 
@@ -141,7 +143,11 @@ def nats_service(home: Home, bus: Bus) -> ServiceSpec:
 
 def postgres_service(home: Home, database: Database) -> ServiceSpec:
     """Return the database's server."""
-    return postgres.service(home, database.port, is_ready=lambda: logins.is_ready(home, database))
+
+    def connect() -> Awaitable[asyncpg.Connection]:
+        return postgres.connect(home, database.port)
+
+    return postgres.service(home, database.port, is_ready=lambda: logins.is_ready(connect, database))
 
 
 def common_env(options: StackOptions) -> dict[str, str]:
