@@ -8,6 +8,7 @@ from typing import Any
 SERVICE = "service.name"
 PREFIX = "tidegate."
 STATUS_ERROR = 2
+_LIFE = ("submit", "queue", "suspend", "attempt", "start", "resume", "image", "sandbox", "restore", "cancel")
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,12 @@ def read(document: dict[str, Any]) -> list[Span]:
         for scope in resource["scopeSpans"]
         for span in scope["spans"]
     ]
-    # Of those that begin together the longer one is around the others.
-    return sorted(spans, key=lambda span: (span.start_ns, -span.end_ns, span.name, span.id))
+    return sorted(spans, key=lambda span: (span.start_ns, _place(span), -span.end_ns, span.id))
+
+
+def _place(span: Span) -> int:
+    """Return where a span stands among those that begin together: in the order of a job's life."""
+    return _LIFE.index(span.name) if span.name in _LIFE else len(_LIFE) + (span.name == "end")
 
 
 def _span(span: dict[str, Any], service: str) -> Span:

@@ -27,7 +27,7 @@ _STYLES = {
     "end": "bold green",
 }
 _TELLING = (
-    *("attempt", "node", "phase", "step", "lost_steps", "for_job", "outcome", "exit_code", "signal", "image_digest"),
+    *("node", "step", "lost_steps", "for_job", "outcome", "exit_code", "signal", "image_digest"),
     *("bytes", "checkpoint", "applied", "quotas", "reserved_nodes", "after", "fault", "spans_left_out"),
 )
 """The attributes that a line shows, in this order; `--json` has them all."""
@@ -72,7 +72,8 @@ def telling(span: Span) -> str:
         if name.endswith((".count", ".seconds"))
     ]
     why = span.attributes.get("reasons") or span.attributes.get("end_reasons") or []
-    parts = [span.message, *shown, *sums, text.amounts(result), "; ".join(why)]
+    number = [f"number {span.attributes['attempt']}"] if span.name == "attempt" else []
+    parts = [span.message, *number, *shown, *sums, text.amounts(result), "; ".join(why)]
     line = ", ".join(part for part in parts if part)
     return line if len(line) <= TELLING_CHARS_MAX else line[: TELLING_CHARS_MAX - 1] + "…"
 
