@@ -8,6 +8,7 @@ CREATE TABLE tidegate.span_export (
     only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
     seq bigint NOT NULL DEFAULT 0,
     ordinal integer NOT NULL DEFAULT 0,
+    journal text NOT NULL DEFAULT '',                     -- the id of the journal's first event: which history this is
     exported bigint NOT NULL DEFAULT 0,                   -- spans acknowledged so far
     exported_at timestamptz
 );

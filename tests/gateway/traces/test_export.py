@@ -90,7 +90,21 @@ async def test_an_endpoint_that_is_away_loses_nothing(
         await connection.execute("UPDATE tidegate.span_export SET seq = 0, ordinal = 0")
     await nobody.step(client)
     async with kept.database.connection() as connection:
-        assert await store.exported(connection) == Position(0, 0)
+        assert await store.exported(connection) == (Position(0, 0), "")
+
+
+async def test_another_history_is_exported_from_its_beginning(
+    kept: Kept, receiver: OtlpReceiver, client: httpx.AsyncClient
+) -> None:
+    spans = derived(preempted_and_resumed())
+    await kept.write(spans)
+    exporter = Exporter(settings(receiver), kept.database)
+    for journal, requests in (("first", 1), ("first", 1), ("second", 2)):
+        async with kept.database.connection() as connection:
+            await connection.execute("UPDATE tidegate.position SET journal = $1", journal)
+        while await exporter.step(client):
+            pass
+        assert len(receiver.requests) == requests
 
 
 @pytest.mark.usefixtures("quick")

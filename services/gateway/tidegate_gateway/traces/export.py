@@ -114,8 +114,8 @@ class Exporter:
 
     async def step(self, client: httpx.AsyncClient) -> bool:
         """Export one batch; say whether there may be more. Raises DatabaseAwayError."""
-        async with self._database.connection() as connection:
-            position = await store.exported(connection)
+        async with self._database.transaction(read_only=True) as connection:
+            position, journal = await store.exported(connection)
             spans = await store.read_after(connection, position, self._batch_max)
         if not spans:
             return False
@@ -128,7 +128,7 @@ class Exporter:
             return True
         last = Position(spans[-1].seq, spans[-1].ordinal)
         async with self._database.connection() as connection:
-            await store.note_exported(connection, last, len(spans) if answer == "taken" else 0)
+            await store.note_exported(connection, last, journal, len(spans) if answer == "taken" else 0)
         if answer == "refused":
             self.refused += 1
             log.error("span_refused", trace_id=spans[0].trace_id, span_id=spans[0].span_id, job=spans[0].job)

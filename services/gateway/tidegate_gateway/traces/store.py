@@ -116,18 +116,28 @@ async def read_after(connection: Connection, position: Position, limit: int, sch
     return [_span(row) for row in rows]
 
 
-async def exported(connection: Connection) -> Position:
-    """Return how far spans were exported."""
-    row = await connection.fetchrow("SELECT seq, ordinal FROM tidegate.span_export")
-    return Position(row["seq"], row["ordinal"])
+async def exported(connection: Connection) -> tuple[Position, str]:
+    """Return how far spans were exported, and the mark of the history that is projected.
+
+    Another history than the one that was exported begins at its own beginning.
+    """
+    row = await connection.fetchrow(
+        "SELECT e.seq, e.ordinal, e.journal AS exported, p.journal AS projected"
+        " FROM tidegate.span_export AS e, tidegate.position AS p"
+    )
+    if row is None:
+        return Position(), ""
+    same = row["exported"] in ("", row["projected"])
+    return Position(row["seq"], row["ordinal"]) if same else Position(), row["projected"]
 
 
-async def note_exported(connection: Connection, position: Position, count: int) -> None:
-    """Note that the endpoint acknowledged `count` spans up to `position`; it never goes back."""
+async def note_exported(connection: Connection, position: Position, journal: str, count: int) -> None:
+    """Note that the endpoint acknowledged `count` spans up to `position`; within one history it never goes back."""
     await connection.execute(
-        "UPDATE tidegate.span_export SET seq = $1, ordinal = $2, exported = exported + $3, exported_at = now()"
-        " WHERE (seq, ordinal) < ($1, $2)",
-        *(position.seq, position.ordinal, count),
+        "UPDATE tidegate.span_export"
+        " SET seq = $1, ordinal = $2, journal = $3, exported = exported + $4, exported_at = now()"
+        " WHERE journal NOT IN ('', $3) OR (seq, ordinal) < ($1, $2)",
+        *(position.seq, position.ordinal, journal, count),
     )
 
 
