@@ -113,6 +113,7 @@ class Stack:
         await postgres.initialise(self._home, database.new_password)
         server = self._add(group, logs, plan.postgres_service(self._home, self._wiring.database))
         await server.ready.wait()
+        await plan.migrate(self._options, self._wiring)
         await self._bus_ready.wait()
         await self._start_clients(group, logs, plan.DATABASE_CLIENTS)
 
