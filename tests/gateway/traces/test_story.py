@@ -126,14 +126,13 @@ def test_a_resize_lasts_until_the_kernel_enforces_it() -> None:
 def test_a_slow_job_has_a_span_until_it_recovers() -> None:
     cluster = running()
     about = {"tenant": "t", "job": "j1", "attempt": 1, "rate_millis": 1, "target_millis": 9, "window_seconds": 5}
-    deriver = SpanDeriver()
-    derived(cluster.frames, deriver)
+    of_before = e.StepRateLow(id="old", at_ns=cluster.now, **{**about, "attempt": 0})  # type: ignore[arg-type]
     low = e.StepRateLow(id="low", at_ns=cluster.now, **about)  # type: ignore[arg-type]
     recovered = e.StepRateRecovered(id="up", at_ns=cluster.now + 3 * SECOND, **about)  # type: ignore[arg-type]
-    frame = cluster.append("metrics", "m1", low, recovered)
-    # Whether these count for the read model is its own matter; here they do.
-    slow = one(list(deriver.apply(frame, (True, True))))
-    assert (slow.name, slow.service, seconds(slow)) == ("slow", "tidegate-metrics", 3)
+    cluster.append("metrics", "m1", of_before, low, recovered)
+    assert counted(cluster.frames)[-1][1] == (False, True, True)
+    slow = one(by_name(derived(cluster.frames), "j1")["slow"])
+    assert (slow.service, seconds(slow), slow.span_id) == ("tidegate-metrics", 3, derived_id("low", "slow"))
 
 
 def test_a_verdict_after_the_jobs_end_is_still_in_its_trace() -> None:

@@ -132,6 +132,11 @@ def _on_checkpoint_verified(job: Job, event: e.CheckpointVerified) -> bool:
     return not job.ended
 
 
+def _on_step_rate(job: Job, event: e.StepRateLow | e.StepRateRecovered) -> bool:
+    """Nothing here changes by it; it counts where it speaks of the attempt that is there."""
+    return event.attempt == job.attempt and not job.waiting and not job.ended
+
+
 # ---- decisions ----
 
 
@@ -268,6 +273,8 @@ _FACTS: dict[type[msgspec.Struct], Callable[[Job, Any], bool]] = {
     e.QuotaApplied: _on_quota_applied,
     e.CheckpointFailed: _on_checkpoint_failed,
     e.CheckpointVerified: _on_checkpoint_verified,
+    e.StepRateLow: _on_step_rate,
+    e.StepRateRecovered: _on_step_rate,
 }
 _DECISIONS: dict[type[msgspec.Struct], Callable[[Job, Any], bool]] = {
     e.JobRejected: _on_rejected,
