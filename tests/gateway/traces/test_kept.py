@@ -9,8 +9,12 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from tidegate_events import events as e
 from tidegate_events import trace
 from tidegate_events.clock import ManualClock
+from tidegate_events.frame import Frame, Writer
+from tidegate_events.journal.base import Recorded
 from tidegate_events.journal.memory import MemoryJournal
 from tidegate_gateway import shell
 from tidegate_gateway.asks.memory import MemoryAsker
@@ -19,12 +23,14 @@ from tidegate_gateway.http.app import application
 from tidegate_gateway.settings import Settings
 from tidegate_gateway.traces import store
 from tidegate_gateway.traces.derive import SpanDeriver
+from tidegate_gateway.traces.otlp import export_request
 from tidegate_gateway.traces.store import Position
 
 from tests.gateway.traces.conftest import Kept
 from tests.gateway.traces.story import HIGH, LOW, preempted_and_resumed
 from tests.gateway.traces.telling import counted, derived
-from tests.support.otlp import from_json
+from tests.support.cluster import Cluster, spec
+from tests.support.otlp import from_json, from_wire
 
 DAY = {"query.startTimeMin": "2023-11-14T00:00:00Z", "query.start_time_max": "2023-11-15T00:00:00.5+00:00"}
 NOT_THERE = "postgresql://nobody@127.0.0.1:1/nowhere"
@@ -180,3 +186,33 @@ async def test_a_database_that_is_away_is_said_to_be(tmp_path: Path) -> None:
     await database.close()
     async with client_of(tmp_path, None) as client:
         assert (await client.get("/api/v3/services")).status_code == 501
+
+
+async def test_odd_values_of_one_job_stop_nobody(kept: Kept) -> None:
+    """A journal may hold what PostgreSQL and OTLP cannot: it is bounded, and the rest is there."""
+    cluster = Cluster()
+    cluster.node("n1")
+    cluster.submit(spec(500), "j1")
+    cluster.settle()
+    member = cluster.members("j1")[0]
+    cluster.node_fact("j1", member, e.SandboxStarted, level="\x00", start_ms=-(10**30), prepare_ms=10**30)
+    huge = {f"k{number}": "x" * 5000 for number in range(200)}
+    about = {"tenant": "t", "job": "j1", "attempt": 1, "rank": 0}
+    odd = (
+        e.PhaseChanged(id="\x00", at_ns=10**40, phase="\x00" * 3000, step=10**30, **about),  # type: ignore[arg-type]
+        e.PhaseChanged(id="p", at_ns=-(10**40), phase="", **about),  # type: ignore[arg-type]
+        e.SandboxExited(
+            id="x", at_ns=0, node="n1", outcome="failed", signal=10**30, detail="\x00" * 9000, **about,  # type: ignore[arg-type]
+        ),
+    )  # fmt: skip
+    frames = [*cluster.frames, cluster.append("node", "n1", *odd)]
+    completed = e.JobCompleted(id="c", at_ns=-1, tenant="t", job="j1", revision=99, attempt=1, result=huge)
+    frames.append(Recorded(len(frames) + 1, "tg.decision", Frame(Writer("scheduler", "s1", 1, 10**9), (completed,))))
+    spans = derived(frames)
+    await kept.write(spans, {"j\x00": b"{}"})
+    async with kept.database.connection() as connection:
+        assert await store.read_after(connection, Position(), 1000) == spans
+    assert from_wire(ExportTraceServiceRequest.FromString(export_request(spans).SerializeToString()))
+    names = {span.name for span in spans}
+    assert {"phase " + "\ufffd" * 994, "sandbox", "end"} <= names
+    assert len(spans[-1].attributes) < 100

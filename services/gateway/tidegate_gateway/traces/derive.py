@@ -18,7 +18,7 @@ from tidegate_events.subjects import speaks_for
 
 from tidegate_gateway.traces import lifecycle, members, saves, state
 from tidegate_gateway.traces.moment import Moment, Output
-from tidegate_gateway.traces.span import SCHEDULER, Span, clean, pass_link
+from tidegate_gateway.traces.span import SCHEDULER, Span, bounded_ns, cleaned, pass_link
 from tidegate_gateway.traces.state import JobTrace
 
 ENDED_KEPT_MAX = 1_000
@@ -30,7 +30,9 @@ class SpanDeriver:
 
     def __init__(self, states: Mapping[str, bytes] | None = None, seq: int = 0) -> None:
         self.seq = seq
-        self._jobs: dict[str, JobTrace] = {job: state.decode(data) for job, data in (states or {}).items()}
+        self._jobs: dict[str, JobTrace] = {
+            trace.job: trace for trace in (state.decode(data) for data in (states or {}).values())
+        }
         self._changed: set[str] = set()
         ended = [(trace.ended_seq, job) for job, trace in self._jobs.items() if trace.ended_seq]
         self._ended: dict[str, None] = dict.fromkeys(job for _, job in sorted(ended))
@@ -68,7 +70,8 @@ class SpanDeriver:
         if rule is None or not isinstance(event, e.JobEvent):
             return
         if isinstance(event, e.JobSubmitted):
-            self._jobs[event.job] = JobTrace(event.job, event.tenant, event.at_ns, event.at_ns)
+            began_ns = bounded_ns(event.at_ns)
+            self._jobs[event.job] = JobTrace(event.job, event.tenant, began_ns, began_ns)
         if (job := self._jobs.get(event.job)) is None:
             return
         rule(Moment(output, job, event.id, event.at_ns, writer.instance), event)
@@ -132,19 +135,21 @@ def _pass_span(event: e.DecisionPass, writer: Writer, output: Output) -> Span:
         service=SCHEDULER,
         instance=writer.instance,
         kind="internal",
-        start_ns=event.now_ns,
-        end_ns=event.now_ns,
+        start_ns=bounded_ns(event.now_ns),
+        end_ns=bounded_ns(event.now_ns),
         status="ok",
         message="",
-        attributes={
-            "tidegate.event": clean(event.id),
-            "tidegate.epoch": event.epoch,
-            "tidegate.at_seq": event.at_seq,
-            "tidegate.decisions": event.decisions,
-            "tidegate.core": clean(event.core),
-            "tidegate.policy": event.policy,
-            "tidegate.state_digest": clean(event.state_digest),
-        },
+        attributes=cleaned(
+            {
+                "tidegate.event": event.id,
+                "tidegate.epoch": event.epoch,
+                "tidegate.at_seq": event.at_seq,
+                "tidegate.decisions": event.decisions,
+                "tidegate.core": event.core,
+                "tidegate.policy": event.policy,
+                "tidegate.state_digest": event.state_digest,
+            }
+        ),
         links=(),
         tenant="",
         job="",

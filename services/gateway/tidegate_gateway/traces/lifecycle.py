@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 from tidegate_events import events as e
@@ -9,7 +10,7 @@ from tidegate_events import events as e
 from tidegate_gateway.traces.members import leave_with_attempt, seat
 from tidegate_gateway.traces.moment import END, OK, PLAIN, Ending, Moment, of_attempt, reasons
 from tidegate_gateway.traces.saves import end_saves
-from tidegate_gateway.traces.span import GATEWAY, METRICS, SCHEDULER, Attributes, Fault, root_id
+from tidegate_gateway.traces.span import GATEWAY, ITEMS_MAX, METRICS, SCHEDULER, Attributes, Fault, root_id
 from tidegate_gateway.traces.state import AttemptTrace
 
 QUEUE, SUSPEND = "queue", "suspend"
@@ -200,7 +201,11 @@ def _texts(event: e.Decision) -> tuple[str, ...]:
 def _result(event: Any) -> Attributes:
     found: Attributes = {}
     if isinstance(event, e.JobCompleted):
-        found = {f"tidegate.result.{name}": value for name, value in event.result.items() if value is not None}
+        found = {
+            f"tidegate.result.{name}": value
+            for name, value in islice(event.result.items(), ITEMS_MAX)
+            if value is not None
+        }
     if isinstance(event, e.JobFailed):
         named = (("exit_code", event.exit_code), ("signal", event.signal), ("oom", event.oom or None))
         found = {f"tidegate.{name}": value for name, value in named if value is not None}

@@ -45,8 +45,8 @@ def on_sandbox_started(moment: Moment, event: e.SandboxStarted) -> None:
     if found is None:
         return
     attempt, member = found
-    ordered_ns = max(attempt.placed_ns, moment.at_ns - event.start_ms * NS_PER_MS)
-    ready_ns = min(ordered_ns + event.prepare_ms * NS_PER_MS, moment.at_ns)
+    ordered_ns = min(moment.at_ns, max(attempt.placed_ns, moment.at_ns - event.start_ms * NS_PER_MS))
+    ready_ns = max(ordered_ns, min(ordered_ns + event.prepare_ms * NS_PER_MS, moment.at_ns))
     image = moment.begin(
         "image",
         NODE,

@@ -13,6 +13,7 @@ from tidegate_gateway.traces.span import (
     Span,
     Status,
     Value,
+    bounded_ns,
     clean,
     cleaned,
     derived_id,
@@ -58,7 +59,7 @@ class Moment(msgspec.Struct, frozen=True):
     @property
     def at_ns(self) -> int:
         """Return the event's time; no clock of another machine puts it before the submission."""
-        return max(self.event_at_ns, self.job.submitted_ns)
+        return max(bounded_ns(self.event_at_ns), self.job.submitted_ns)
 
     def begin(
         self,
@@ -135,8 +136,8 @@ class Moment(msgspec.Struct, frozen=True):
                 message=clean(ending.message),
                 attributes=cleaned({**about, **begun.attributes, **(attributes or {}), **fault}),
                 links=tuple(pass_link(event_id) for event_id in dict.fromkeys(begun.passes)),
-                tenant=job.tenant,
-                job=job.job,
+                tenant=clean(job.tenant),
+                job=clean(job.job),
             )
         )
 

@@ -24,6 +24,10 @@ TEXT_CHARS_MAX = 1000
 """The longest text in a span: details may hold the tail of a log."""
 INT64_MAX = 2**63 - 1
 """What OTLP's integers hold; a larger one is written as text."""
+ITEMS_MAX = 64
+"""The most texts of one attribute, and the most values of a job's result."""
+TIME_NS_MAX = 2**62
+"""The year 2116. A writer may claim any time; one odd event of one job must not stop the traces of all."""
 
 
 class Link(msgspec.Struct, frozen=True):
@@ -70,6 +74,11 @@ def pass_link(event_id: str) -> Link:
     return Link(trace.trace_id(f"pass|{event_id}"), derived_id(event_id, "pass"))
 
 
+def bounded_ns(at_ns: int) -> int:
+    """Return a time as every store takes it."""
+    return max(0, min(TIME_NS_MAX, at_ns))
+
+
 def clean(text: str) -> str:
     """Return a text as every store takes it: bounded, and without the NUL that PostgreSQL refuses."""
     return text[:TEXT_CHARS_MAX].replace("\x00", "\ufffd")
@@ -84,7 +93,7 @@ def _clean_value(value: Value) -> Value:
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, tuple):
-        return tuple(clean(item) for item in value)
+        return tuple(clean(item) for item in value[:ITEMS_MAX])
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > INT64_MAX:
         return clean(str(value))
     return value

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from tidegate_gateway.database.columns import text
 from tidegate_gateway.database.connection import Connection
 from tidegate_gateway.traces.otlp import attributes_document, attributes_of
 from tidegate_gateway.traces.span import Link, Span
@@ -53,14 +54,14 @@ async def write(connection: Connection, schema: str, spans: Iterable[Span], stat
         await connection.executemany(
             f"INSERT INTO {schema}.span_names (service, name, kind) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING", names
         )
-    kept = [(job, data) for job, data in states.items() if data is not None]
+    kept = [(text(job), data) for job, data in states.items() if data is not None]
     if kept:
         await connection.executemany(
             f"INSERT INTO {schema}.trace_state (job_id, doc) VALUES ($1, $2)"
             " ON CONFLICT (job_id) DO UPDATE SET doc = excluded.doc",
             kept,
         )
-    if gone := [job for job, data in states.items() if data is None]:
+    if gone := [text(job) for job, data in states.items() if data is None]:
         await connection.execute(f"DELETE FROM {schema}.trace_state WHERE job_id = ANY($1)", gone)
 
 
