@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,6 +19,15 @@ BODY_BYTES_MAX = 64 * 1024 * 1024
 Comparable = dict[str, Any]
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print what went wrong, other than a client that went away: tests kill those."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
 class OtlpReceiver:
     """Takes spans on a port of this machine, in a thread of its own. Each request is decoded before it is answered.
 
@@ -30,8 +40,7 @@ class OtlpReceiver:
         """The spans of each request that was taken, in order."""
         self.headers: list[dict[str, str]] = []
         self._changed = threading.Condition()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), self._handler())
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
         self._thread.start()
 
