@@ -21,6 +21,7 @@ import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from tidegate_events import cancellation
 from tidegate_events.frame import Frame, Writer, decode, encode
 from tidegate_events.journal.base import (
     Appended,
@@ -106,6 +107,7 @@ class NatsJournal:
         if expected_last is not None:
             headers["Nats-Expected-Last-Subject-Sequence"] = str(expected_last)
         for attempt in range(APPEND_TRIES_MAX):
+            cancellation.obey()
             try:
                 answer = await self._client.request(subject, data, timeout=APPEND_TIMEOUT_SECONDS, headers=headers)
                 settled = await self._settle(subject, frame.writer, expected_last, answer.data)
@@ -204,6 +206,7 @@ class NatsJournal:
             await self._create_consumer(inbox, after + 1)
             expected = after + 1
             while True:
+                cancellation.obey()
                 try:
                     message = await subscription.next_msg(timeout=SILENCE_SECONDS_MAX)
                 except TimeoutError as error:
