@@ -138,6 +138,13 @@ async def test_a_job_goes_through_and_its_history_verifies(bench: Bench) -> None
             break
         await asyncio.sleep(0.1)
     assert explained["reasons"][0]["numbers"]["cpu_millis_free"] == 1000
+    answer = await bench.client.request(subjects.ask_scheduler("waiting"), b"", timeout=5)
+    counted = msgspec.json.decode(answer.data)
+    assert counted["waiting"] == [{"tenant": "t", "reason": "Resources", "jobs": 1}]
+    passes = counted["passes"]
+    assert sum(passes["counts"]) > 0
+    assert passes["total_seconds"] > 0
+    assert len(passes["counts"]) == len(passes["bounds_seconds"]) + 1
     await bench.member(e.SandboxExited, "j1", outcome="completed", exit_code=0)
     await bench.event(e.JobCompleted)
     serving.cancel()

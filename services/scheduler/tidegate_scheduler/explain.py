@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 from tidegate_events.events import Reason
 
@@ -10,6 +12,7 @@ from tidegate_scheduler.policy.queue import rank
 from tidegate_scheduler.state import Job, State
 
 QUEUE_MAX = 1000
+NOT_CONSIDERED = "NotConsidered"
 
 
 class Explanation(msgspec.Struct, frozen=True):
@@ -57,6 +60,24 @@ def queue(state: State, waiting: dict[str, Reason], now_ns: int | None = None) -
     return Queue(len(in_line), explained)
 
 
+class WaitingCount(msgspec.Struct, frozen=True):
+    """How many jobs of a tenant wait for one reason."""
+
+    tenant: str
+    reason: str
+    jobs: int
+
+
+def count_waiting(state: State, waiting: dict[str, Reason]) -> tuple[WaitingCount, ...]:
+    """Return how many jobs wait, by tenant and by the code of why; the whole queue in a small answer."""
+    counts = Counter(
+        (job.tenant, waiting[job.id].code if job.id in waiting else NOT_CONSIDERED)
+        for job in state.jobs.values()
+        if job.waiting
+    )
+    return tuple(WaitingCount(tenant, reason, jobs) for (tenant, reason), jobs in sorted(counts.items()))
+
+
 def _in_line(state: State) -> list[Job]:
     return sorted((job for job in state.jobs.values() if job.waiting), key=rank)
 
@@ -66,6 +87,6 @@ def _moment(state: State, now_ns: int | None) -> int:
 
 
 def _explained(job: Job, position: int, waiting: dict[str, Reason], start: Start | None) -> Explanation:
-    reason = waiting.get(job.id, Reason(code="NotConsidered", detail="no pass has looked at it yet"))
+    reason = waiting.get(job.id, Reason(code=NOT_CONSIDERED, detail="no pass has looked at it yet"))
     at_ns, basis = (start.at_ns, start.basis) if start is not None else (None, None)
     return Explanation(job.id, job.stage, position, (reason,), at_ns, basis)

@@ -13,19 +13,20 @@ import msgspec
 import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from tidegate_events import cancellation, subjects
 from tidegate_events import orders as wire
-from tidegate_events import subjects
 from tidegate_events.clock import Clock
-from tidegate_events.events import Reason
+from tidegate_events.events import AnyEvent, Decision, QuotaChanged, Reason
 from tidegate_events.journal.base import Journal
 from tidegate_events.process import say_ready
 
 from tidegate_scheduler.decide import decide
-from tidegate_scheduler.explain import explain, queue
+from tidegate_scheduler.explain import count_waiting, explain, queue
 from tidegate_scheduler.fold import Fold
 from tidegate_scheduler.leadership import Leadership
 from tidegate_scheduler.liveness import Liveness
 from tidegate_scheduler.orders import in_parts, orders_for
+from tidegate_scheduler.pass_times import PassTimes
 from tidegate_scheduler.settings import Settings
 
 LIVENESS_TICK_SECONDS = 0.5
@@ -45,6 +46,7 @@ class Scheduler:
         self._leadership = Leadership(journal, self._fold, settings.instance)
         self._liveness = Liveness(settings.node_silence_seconds, self._now())
         self._waiting: dict[str, Reason] = {}
+        self._passes = PassTimes()
         self._wake_at_ns: int | None = None
         self._sent: dict[str, tuple[wire.NodeOrders, float]] = {}
 
@@ -56,6 +58,7 @@ class Scheduler:
             await self._client.subscribe(subjects.LIVE_ALL, cb=self._on_heartbeat)
             await self._client.subscribe(subjects.ask_scheduler("explain"), cb=self._on_explain)
             await self._client.subscribe(subjects.ask_scheduler("queue"), cb=self._on_queue)
+            await self._client.subscribe(subjects.ask_scheduler("waiting"), cb=self._on_waiting)
             await self._leadership.begin(self._clock.now_ns())
             await self._leadership.set_policy(self._settings.parameters, self._clock.now_ns())
             say_ready()
@@ -63,6 +66,7 @@ class Scheduler:
 
     async def _lead(self) -> None:
         while True:
+            cancellation.obey()
             await self._await_change()
             self._leadership.check()
             await self._journal_liveness()
@@ -75,7 +79,8 @@ class Scheduler:
         if self._wake_at_ns is not None:
             timeout = min(timeout, max(0.0, (self._wake_at_ns - self._clock.now_ns()) / 1e9))
         try:
-            await asyncio.wait_for(self._fold.changed.wait(), timeout)
+            async with asyncio.timeout(timeout):
+                await self._fold.changed.wait()
         except TimeoutError:
             return
         finally:
@@ -94,6 +99,7 @@ class Scheduler:
     async def _decide(self) -> None:
         started = time.perf_counter()
         result = decide(self._fold.state, self._clock.now_ns())
+        self._passes.add(time.perf_counter() - started)
         self._waiting = result.waiting
         self._wake_at_ns = result.wake_at_ns
         if result.events:
@@ -106,6 +112,7 @@ class Scheduler:
                 decide_ms=round((decided - started) * 1000, 3),
                 append_ms=round((time.perf_counter() - decided) * 1000, 3),
             )
+            _log_decisions(seq, result.events)
 
     async def _send_orders(self) -> None:
         """Send each node what is wanted of it where that changed, and every so often anyway."""
@@ -142,6 +149,19 @@ class Scheduler:
         answer = queue(self._fold.state, self._waiting, self._clock.now_ns())
         await message.respond(msgspec.json.encode(answer))
 
+    async def _on_waiting(self, message: Msg) -> None:
+        answer = {"waiting": count_waiting(self._fold.state, self._waiting), "passes": self._passes}
+        await message.respond(msgspec.json.encode(answer))
+
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
+
+
+def _log_decisions(seq: int, decided: tuple[AnyEvent, ...]) -> None:
+    """Log each decision about a job under its job and trace; quotas turn over with every phase, so they are quieter."""
+    for event in decided:
+        if isinstance(event, Decision):
+            reasons = [f"{reason.code}: {reason.detail}" if reason.detail else reason.code for reason in event.reasons]
+            write = log.debug if isinstance(event, QuotaChanged) else log.info
+            write("decided", kind=type(event).__name__, job=event.job, tenant=event.tenant, seq=seq, reasons=reasons)
