@@ -51,7 +51,17 @@ FIELDS = [
         "priority",
         "gang_size",
     ],
-    *["isolation", "expected_seconds", "time_limit_seconds", "restart", "preemption", "determinism", "threads", "seed"],
+    *[
+        "isolation",
+        "expected_seconds",
+        "time_limit_seconds",
+        "target_steps_per_second",
+        "restart",
+        "preemption",
+        "determinism",
+        "threads",
+        "seed",
+    ],
     *["inputs", "outputs", "labels", "source", "command", "resources", "idempotency_key", "surplus"],
 ]
 

@@ -45,6 +45,14 @@ async def test_the_shorthand_makes_one_component(bench: Any) -> None:
         assert (spec["tenant"], spec["submitter"]) == ("default", "unknown")
 
 
+async def test_a_target_rate_may_be_declared_and_left_out(bench: Any) -> None:
+    for target in (None, 1, 10_000):
+        answer = await bench.submit({**SHORT, "target_steps_per_second": target})
+        assert answer.status_code == 201, answer.text
+        recorded = await bench.journal.last("tg.fact.gateway.g1")
+        assert recorded.frame.events[0].spec.target_steps_per_second == target
+
+
 async def test_the_submitter_may_come_from_the_header(bench: Any) -> None:
     answer = await bench.client.post("/v1/jobs", json=SHORT, headers={"x-tidegate-submitter": "ada"})
     job = (await bench.client.get(f"/v1/jobs/{answer.json()['job_id']}")).json()
@@ -104,6 +112,9 @@ async def test_all_problems_come_in_one_answer(bench: Any, valid: Any) -> None:
         ({"gang_size": 0}, "gang_size", "out of bounds"),
         ({"seed": 2**60}, "seed", "out of bounds"),
         ({"timeout": 5}, "timeout", "time_limit_seconds"),
+        ({"target_steps_per_second": 0}, "target_steps_per_second", "out of bounds"),
+        ({"target_steps_per_second": 1.5}, "target_steps_per_second", "fraction"),
+        ({"steps_per_second": 5}, "steps_per_second", "target_steps_per_second"),
         ({"memory": 5}, "memory", "resources"),
         ({"restart": "never"}, "restart", "must be an object"),
         ({"restart": {"max_attempts": 0}}, "restart.max_attempts", "out of bounds"),

@@ -28,6 +28,7 @@ PRIORITY_MAX = 100
 GRACE_SECONDS_MAX = 24 * 3600
 BACKOFF_SECONDS_MAX = 3600
 ATTEMPTS_MAX = 100
+STEPS_PER_SECOND_MAX = 1_000_000_000
 THREADS_MAX = 1024
 SEED_MAX = 2**53 - 1
 """JSON readers elsewhere keep whole numbers exact only up to here."""
