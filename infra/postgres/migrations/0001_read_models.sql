@@ -193,6 +193,7 @@ CREATE TABLE events (
 );
 CREATE INDEX events_by_job ON events (job_id, seq, index) WHERE job_id IS NOT NULL;
 CREATE INDEX events_by_kind ON events (kind, seq, index);
+CREATE INDEX events_by_tenant ON events (tenant, seq, index) WHERE tenant IS NOT NULL;
 
 -- The span of times in each run of frames: writers' clocks differ and a spool may bring facts hours late, so a time
 -- finds its place in the journal's order only through these.

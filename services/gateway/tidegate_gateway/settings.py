@@ -1,7 +1,7 @@
 """What the gateway can be told, by flags or by environment variables `TIDEGATE_*`; checked before anything starts.
 
-Where the bus is comes from TIDEGATE_BUS_URL, TIDEGATE_BUS_USER and TIDEGATE_BUS_PASSWORD, never from a flag: `ps` shows
-those.
+Where the bus is comes from TIDEGATE_BUS_URL, TIDEGATE_BUS_USER and TIDEGATE_BUS_PASSWORD, and where the read models are
+from TIDEGATE_DATABASE_URL, never from a flag: `ps` shows those.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import msgspec
 from tidegate_events.bus import BusSettings
 from tidegate_events.process import bus_settings
 from tidegate_events.subjects import token
+
+from tidegate_gateway.database.url import DatabaseUrlError, database_url
 
 LOOPBACK_NAMES = ("localhost",)
 
@@ -41,6 +43,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     tenants_file: Path | None = None
     secrets_dir: Path | None = None
     journal_bytes_max: int = 0
+    database_url: str | None = None
     limits: Limits = Limits()
 
 
@@ -80,8 +83,16 @@ def from_arguments(arguments: Sequence[str], environment: Mapping[str, str]) -> 
         tenants_file=Path(given.tenants_file) if given.tenants_file else None,
         secrets_dir=Path(given.secrets_dir) if given.secrets_dir else None,
         journal_bytes_max=_number("journal-bytes-max", given.journal_bytes_max, 0, 2**50),
+        database_url=_database_url(environment),
         limits=Limits(blob_bytes_max=_number("blob-bytes-max", given.blob_bytes_max, 1, 2**40)),
     )
+
+
+def _database_url(environment: Mapping[str, str]) -> str | None:
+    try:
+        return database_url(environment)
+    except DatabaseUrlError as error:
+        raise SettingsError(str(error)) from error
 
 
 def _token(name: str) -> str:

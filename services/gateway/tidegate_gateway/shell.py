@@ -21,6 +21,8 @@ from tidegate_gateway import tenants
 from tidegate_gateway.asks.base import Asker
 from tidegate_gateway.asks.nats import NatsAsker
 from tidegate_gateway.blobs import BlobStore
+from tidegate_gateway.database.connection import Database
+from tidegate_gateway.database.starting import OtherJournalError, starting_view
 from tidegate_gateway.desk import Desk
 from tidegate_gateway.fold import Fold
 from tidegate_gateway.hearing import hear
@@ -35,6 +37,8 @@ CLOSE_SECONDS_MAX = 0.5
 BACKLOG = 512
 CONNECTIONS_MAX = 1000
 KEEP_ALIVE_SECONDS = 30
+DATABASE_COMMAND_SECONDS_MAX = 5.0
+"""Longer than any read that a person waits for."""
 
 log = structlog.get_logger()
 
@@ -48,9 +52,14 @@ class _Server(uvicorn.Server):
         yield
 
 
-def build(settings: Settings, journal: Journal, asker: Asker, clock: Clock) -> Gateway:
-    """Put the parts together. Raises TenantsFileError and OSError for what cannot be used."""
-    fold = Fold(journal, View())
+def build(
+    settings: Settings, journal: Journal, asker: Asker, clock: Clock, kept: tuple[Database, View] | None = None
+) -> Gateway:
+    """Put the parts together; `kept` is the database and the view that was loaded from it.
+
+    Raises TenantsFileError and OSError for what cannot be used.
+    """
+    fold = Fold(journal, kept[1] if kept is not None else View())
     limits = settings.limits
     blobs = BlobStore(
         settings.data_dir / "blobs", bytes_max=limits.blob_bytes_max, uploads_max=limits.blobs_at_once_max
@@ -71,6 +80,7 @@ def build(settings: Settings, journal: Journal, asker: Asker, clock: Clock) -> G
             secrets_dir=settings.secrets_dir,
         ),
         clock=clock,
+        database=kept[0] if kept is not None else None,
     )
 
 
@@ -85,17 +95,39 @@ async def run(settings: Settings) -> None:
     if client is None:
         listener.close()
         return
+    kept: tuple[Database, View] | None = None
     try:
         journal = NatsJournal(client)
         if settings.journal_bytes_max:
             await journal.ensure_stream(max_bytes=settings.journal_bytes_max)
-        gateway = build(settings, journal, NatsAsker(client), SystemClock())
+        kept = await _open_database(settings, journal)
+        gateway = build(settings, journal, NatsAsker(client), SystemClock(), kept)
         await hear(client, gateway.live)
         await _serve(gateway, listener, stop)
     finally:
         listener.close()
+        if kept is not None:
+            await kept[0].close()
         await _close(client)
     log.info("stopped")
+
+
+async def _open_database(settings: Settings, journal: Journal) -> tuple[Database, View] | None:
+    """Return the database and the view to start with; None where there is none, or where it tells another history."""
+    if settings.database_url is None:
+        return None
+    database = Database(
+        settings.database_url,
+        name=f"tidegate-gateway-{settings.instance}",
+        command_seconds_max=DATABASE_COMMAND_SECONDS_MAX,
+    )
+    await database.open()
+    try:
+        return database, await starting_view(database, journal)
+    except OtherJournalError as error:
+        log.error("database_of_another_journal", why=str(error), remedy="tidegate-projector rebuild")
+        await database.close()
+        return None
 
 
 async def _connect(settings: Settings, stop: asyncio.Event) -> Client | None:

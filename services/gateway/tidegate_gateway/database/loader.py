@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
+import msgspec
 from tidegate_events.resources import Resources
 
 from tidegate_gateway.database import documents
@@ -65,6 +66,27 @@ async def load_job(connection: Connection, schema: str, job_id: str) -> Job | No
     rows = await connection.fetch(f"SELECT {_JOB_COLUMNS} FROM {schema}.jobs WHERE job_id = $1", job_id)
     jobs = await _jobs(connection, schema, rows, with_timelines=True, also_ended=True)
     return jobs[0] if jobs else None
+
+
+class JobQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which jobs that memory has forgotten: those that ended up to `ended_order` and match the rest."""
+
+    tenant: str | None
+    states: frozenset[str]
+    before: int
+    limit: int
+    ended_order: int
+
+
+async def load_forgotten(connection: Connection, schema: str, query: JobQuery) -> list[Job]:
+    """Return jobs without their timelines, the newest first. Raises UnreadableRowError."""
+    rows = await connection.fetch(
+        f"SELECT {_JOB_COLUMNS} FROM {schema}.jobs WHERE submitted_seq < $1 AND ended_order <= $2"
+        " AND ($3::text IS NULL OR tenant = $3) AND (cardinality($4::text[]) = 0 OR state = ANY($4))"
+        " ORDER BY submitted_seq DESC, job_id DESC LIMIT $5",
+        *(query.before, query.ended_order, query.tenant, sorted(query.states), query.limit),
+    )
+    return await _jobs(connection, schema, rows, with_timelines=False)
 
 
 async def _jobs(

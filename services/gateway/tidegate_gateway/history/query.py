@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from tidegate_events import events as e
 
-from tidegate_gateway.view.model import Entry
+from tidegate_gateway.view.model import Entry, Timeline
 
 Cursor = tuple[int, int]
 """A place in history: sequence and index in the frame; everything up to it was looked at."""
@@ -65,6 +65,25 @@ def page_of(found: list[Entry], query: Query, end: int, dropped: int | None = No
     more = len(matching) > query.limit
     cursor = (shown[-1].seq, shown[-1].index) if more else max(after, (end, PAST_FRAME))
     return Page(entries=shown, cursor=cursor, more=more, end=end, dropped=dropped)
+
+
+def join(page: Page, timeline: Timeline, query: Query, end: int) -> Page:
+    """Return what the database holds of a job (`page`) with what only memory has yet, up to `end`."""
+    place = max(query.after, (page.end, PAST_FRAME))
+    dropped = 0 if timeline.reaches(place) else timeline.dropped
+    if page.more:
+        return page
+    left = msgspec.structs.replace(query, after=place, last=None, limit=max(1, query.limit - len(page.entries)))
+    tail = page_of(timeline.entries(), left, end, dropped)
+    if query.last is not None:
+        return newest(page, tail, query.last)
+    return msgspec.structs.replace(tail, entries=(*page.entries, *tail.entries))
+
+
+def newest(page: Page, tail: Page, count: int) -> Page:
+    """Return the newest events of a page and of what follows it."""
+    entries = (*page.entries, *tail.entries)[-count:]
+    return msgspec.structs.replace(tail, entries=entries, more=False, complete=page.complete or len(entries) >= count)
 
 
 def parse_cursor(text: str) -> Cursor:

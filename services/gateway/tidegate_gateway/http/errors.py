@@ -13,6 +13,7 @@ from tidegate_events.journal.base import JournalFullError
 
 from tidegate_gateway import blobs, desk
 from tidegate_gateway.asks.base import BadAnswerError
+from tidegate_gateway.database.connection import DatabaseAwayError
 from tidegate_gateway.fold import NotCaughtUpError
 from tidegate_gateway.submission.problems import Problem, Problems
 
@@ -114,6 +115,7 @@ HANDLERS: dict[Any, Handler] = {
     ApiError: _on_api_error,
     ProblemsError: _on_problems,
     HTTPException: _on_http,
+    DatabaseAwayError: _fixed(503, "database_away", _RETRY + "; what is recent is answered without it"),
     NotCaughtUpError: _fixed(503, "not_caught_up", _RETRY_WITH_KEY),
     JournalFullError: _fixed(503, "journal_full", "nothing until an operator makes room; nothing was taken"),
     BadAnswerError: _fixed(502, "bad_answer", _RETRY),

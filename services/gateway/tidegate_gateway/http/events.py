@@ -6,15 +6,20 @@ import asyncio
 import re
 from typing import Any
 
+import msgspec
 import nats.errors
+import structlog
 from starlette.requests import Request
 from starlette.responses import Response
 from tidegate_events.frame import KINDS
 from tidegate_events.journal.base import JournalError
 
+from tidegate_gateway.database import generations
+from tidegate_gateway.database.connection import DatabaseAwayError
 from tidegate_gateway.fold import NotCaughtUpError
+from tidegate_gateway.history import database as database_history
 from tidegate_gateway.history import journal as journal_history
-from tidegate_gateway.history.query import Page, Query, page_of, parse_cursor, show_cursor
+from tidegate_gateway.history.query import PAST_FRAME, Page, Query, join, newest, page_of, parse_cursor, show_cursor
 from tidegate_gateway.http.errors import ApiError, json_response
 from tidegate_gateway.http.jobs import JOB_FORM
 from tidegate_gateway.http.params import Parameters
@@ -26,7 +31,11 @@ EVENTS_MAX, EVENTS_DEFAULT = 1000, 200
 WAIT_SECONDS_MAX = 25
 NS_MAX = 2**63 - 1
 _KIND_WORDS = (*KINDS, *(f"-{kind}" for kind in KINDS))
+DATABASE_PAUSE_SECONDS = 0.25
+"""Between two looks into a projection that is behind the fold that woke the reader."""
 _CURSOR = re.compile(r"[0-9]{1,15}(?:\.[0-9]{1,6})?")
+
+log = structlog.get_logger()
 
 
 async def events(request: Request) -> Response:
@@ -42,6 +51,8 @@ async def events(request: Request) -> Response:
             await gateway.fold.wait_for(page.end + 1, left)
         except NotCaughtUpError:
             break
+        if page.end < gateway.fold.view.seq:
+            await asyncio.sleep(DATABASE_PAUSE_SECONDS)
         page = await _read(gateway, query)
     return json_response(_shown(page, query))
 
@@ -77,16 +88,64 @@ def _asked(request: Request) -> tuple[Query, int]:
 
 async def _read(gateway: Gateway, query: Query) -> Page:
     if query.job is not None:
-        timeline = find_job(gateway, query.job).timeline
-        return page_of(timeline.entries(), query, gateway.fold.view.seq, timeline.dropped)
+        return await _read_job(gateway, query, query.job)
     end = await journal_end(gateway)
     if end is None:
         raise ApiError(503, "journal_unavailable", "the journal did not answer", "the same again later")
+    tail = query
+    kept = await _read_kept(gateway, query, end) if database_history.is_deep(query) else None
+    if kept is not None and query.last is None:
+        return msgspec.structs.replace(kept, end=end, more=kept.cursor < (end, PAST_FRAME))
+    if kept is not None:
+        tail = msgspec.structs.replace(query, last=None, after=kept.cursor, limit=EVENTS_MAX)
     try:
         async with asyncio.timeout(JOURNAL_SECONDS_MAX):
-            return await journal_history.read(gateway.journal, query, end)
+            page = await journal_history.read(gateway.journal, tail, end)
+            return page if kept is None else newest(kept, page, query.last or 0)
     except (JournalError, nats.errors.Error, TimeoutError) as error:
         raise ApiError(503, "journal_unavailable", "the journal did not answer", "the same again later") from error
+
+
+async def _read_job(gateway: Gateway, query: Query, job_id: str) -> Page:
+    """Return a job's events: from memory where all that is asked for is kept there, else from the database."""
+    folded, job = gateway.fold.view.seq, gateway.fold.view.jobs.get(job_id)
+    if job is not None and job.timeline.reaches(query.after, query.last):
+        return page_of(job.timeline.entries(), query, folded, job.timeline.dropped)
+    try:
+        page = await _from_database(gateway, query)
+    except DatabaseAwayError:
+        if job is None or job.timeline.absent:
+            raise
+        page = None
+    if page is None or (job is None and not page.entries):
+        timeline = (await find_job(gateway, job_id)).timeline
+        return page_of(timeline.entries(), query, folded, timeline.dropped)
+    return page if job is None else join(page, job.timeline, query, folded)
+
+
+async def _read_kept(gateway: Gateway, query: Query, end: int) -> Page | None:
+    """Return the projection's answer, None where the journal itself is the better one: near its end, or without it."""
+    if query.last is None and end - query.after[0] <= journal_history.FRAMES_PER_ANSWER:
+        return None
+    try:
+        page = await _from_database(gateway, query)
+    except DatabaseAwayError as error:
+        log.info("events_from_journal", why=str(error))
+        return None
+    if page is None:
+        return None
+    near = end - page.end <= journal_history.FRAMES_PER_ANSWER
+    return page if (near if query.last is not None else page.cursor > query.after) else None
+
+
+async def _from_database(gateway: Gateway, query: Query) -> Page | None:
+    """Return what the projection holds, None where there is none. Raises DatabaseAwayError."""
+    if gateway.database is None:
+        return None
+    async with gateway.database.transaction(read_only=True) as connection:
+        if await generations.active(connection) is None:
+            return None
+        return await database_history.read(connection, query)
 
 
 def _shown(page: Page, query: Query) -> dict[str, Any]:

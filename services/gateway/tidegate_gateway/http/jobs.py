@@ -5,10 +5,15 @@ from __future__ import annotations
 import re
 from itertools import islice
 
+import structlog
 from starlette.requests import Request
 from starlette.responses import Response
 from tidegate_events import trace
 
+from tidegate_gateway.database import generations
+from tidegate_gateway.database.connection import Database, DatabaseAwayError
+from tidegate_gateway.database.loader import JobQuery, load_forgotten
+from tidegate_gateway.history.database import ACTIVE
 from tidegate_gateway.http import queue
 from tidegate_gateway.http.errors import json_response
 from tidegate_gateway.http.params import Parameters
@@ -19,6 +24,7 @@ from tidegate_gateway.view.model import JOB_STATES, Job
 
 LIST_MAX, LIST_DEFAULT = 1000, 100
 SEQ_MAX = 2**53
+log = structlog.get_logger()
 JOB_FORM = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -38,22 +44,45 @@ async def listing(request: Request) -> Response:
         for job in reversed(gateway.fold.view.jobs.values())
         if (tenant is None or job.tenant == tenant) and (not states or job.state in states)
     ]
-    older = (job for job in matching if job.submitted_seq < before)
-    page = list(islice(older, limit))
-    more = next(older, None) is not None
+    found = list(islice((job for job in matching if job.submitted_seq < before), limit + 1))
+    forgotten = sum(
+        (tenant is None or job.tenant == tenant) and (not states or job.state in states)
+        for job in gateway.fold.view.forgotten.values()
+    )
+    missing = forgotten
+    if forgotten and gateway.database is not None:
+        order = gateway.fold.view.forgotten_order
+        wanted = JobQuery(tenant=tenant, states=states, before=before, limit=limit + 1, ended_order=order)
+        if (older := await _forgotten(gateway.database, wanted)) is not None:
+            found = sorted((*found, *older), key=lambda job: job.submitted_seq, reverse=True)
+            missing = 0
+    page, more = found[:limit], len(found) > limit
     answer = {
         "jobs": [render.summary(job) for job in page],
-        "total": len(matching),
+        "total": len(matching) + forgotten,
+        "missing": missing,
         "next": page[-1].submitted_seq if page and more else None,
     }
     return json_response(answer)
+
+
+async def _forgotten(database: Database, query: JobQuery) -> list[Job] | None:
+    """Return jobs that are in the database alone, None while it is away: what is recent is shown without it."""
+    try:
+        async with database.transaction(read_only=True) as connection:
+            if await generations.active(connection) is None:
+                return None
+            return await load_forgotten(connection, ACTIVE, query)
+    except DatabaseAwayError as error:
+        log.info("jobs_without_database", why=str(error))
+        return None
 
 
 async def _job(request: Request) -> tuple[Gateway, Job]:
     Parameters(request).done()
     gateway = gateway_of(request)
     await fresh(gateway)
-    return gateway, find_job(gateway, request.path_params["job_id"])
+    return gateway, await find_job(gateway, request.path_params["job_id"], with_timeline=True)
 
 
 async def detail(request: Request) -> Response:
@@ -87,7 +116,7 @@ async def checkpoints(request: Request) -> Response:
         parameters.problems.add("?job", "is missing", "the id of a job")
     parameters.done()
     await fresh(gateway)
-    job = find_job(gateway, job_id or "")
+    job = await find_job(gateway, job_id or "")
     answer = {
         "job_id": job.id,
         "checkpoints": [render.checkpoint(each) for each in reversed(job.checkpoints)],

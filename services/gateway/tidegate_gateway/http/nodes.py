@@ -62,7 +62,7 @@ async def logs(request: Request) -> Response:
     limit = parameters.integer("limit", LOG_BYTES_DEFAULT, 1, LOG_BYTES_MAX)
     parameters.done()
     await fresh(gateway)
-    job = find_job(gateway, request.path_params["job_id"])
+    job = await find_job(gateway, request.path_params["job_id"])
     attempt = attempt or job.attempt
     component = _component(job, component)
     where = {"job": job.id, "attempt": attempt, "rank": rank, "component": component, "replica": replica}
@@ -144,7 +144,7 @@ async def restore(request: Request) -> Response:
         problems.add("layers", "stands beside layer", '{"layers": ["model"]}, or {} for all layers')
     ProblemsError.raise_if(problems)
     await fresh(gateway)
-    job = find_job(gateway, request.path_params["job_id"])
+    job = await find_job(gateway, request.path_params["job_id"])
     question = {"job": job.id, "layers": [read["layer"]] if "layer" in read else list(read.get("layers", ()))}
     if "checkpoint_id" in read:
         question["checkpoint_id"] = read["checkpoint_id"]

@@ -14,9 +14,12 @@ from tidegate_events.journal.base import Journal, JournalError
 
 from tidegate_gateway.asks.base import Asker
 from tidegate_gateway.blobs import BlobStore
+from tidegate_gateway.database import generations
 from tidegate_gateway.database.connection import Database
+from tidegate_gateway.database.loader import load_job
 from tidegate_gateway.desk import Desk
 from tidegate_gateway.fold import Fold
+from tidegate_gateway.history.database import ACTIVE
 from tidegate_gateway.http.errors import ApiError, unknown_job
 from tidegate_gateway.live import Live
 from tidegate_gateway.settings import Settings
@@ -72,12 +75,20 @@ async def journal_end(gateway: Gateway) -> int | None:
         return None
 
 
-def find_job(gateway: Gateway, job_id: str) -> Job:
-    """Return a job. Raises ApiError for one that is unknown or forgotten."""
-    if (job := gateway.fold.view.jobs.get(job_id)) is not None:
+async def find_job(gateway: Gateway, job_id: str, *, with_timeline: bool = False) -> Job:
+    """Return a job, from the database where memory holds no more of it.
+
+    Raises ApiError for one that is unknown, or forgotten by a gateway without a database, and DatabaseAwayError.
+    """
+    job = gateway.fold.view.jobs.get(job_id)
+    forgotten = gateway.fold.view.forgotten.get(job_id)
+    if job is not None or forgotten is not None:
         structlog.contextvars.bind_contextvars(job=job_id, trace_id=trace.trace_id(job_id))
+    if forgotten is not None or (with_timeline and job is not None and job.timeline.absent):
+        job = await _kept_job(gateway, job_id) or job
+    if job is not None:
         return job
-    if (forgotten := gateway.fold.view.forgotten.get(job_id)) is not None:
+    if forgotten is not None:
         raise ApiError(
             410,
             "forgotten",
@@ -87,6 +98,15 @@ def find_job(gateway: Gateway, job_id: str) -> Job:
             state=forgotten.state,
         )
     raise unknown_job(job_id)
+
+
+async def _kept_job(gateway: Gateway, job_id: str) -> Job | None:
+    if gateway.database is None:
+        return None
+    async with gateway.database.transaction(read_only=True) as connection:
+        if await generations.active(connection) is None:
+            return None
+        return await load_job(connection, ACTIVE, job_id)
 
 
 def trace_headers(job_id: str) -> dict[str, str]:

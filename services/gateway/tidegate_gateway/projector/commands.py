@@ -22,11 +22,12 @@ from tidegate_events.process import bus_settings, log_as
 
 from tidegate_gateway.database.connection import Database, DatabaseAwayError
 from tidegate_gateway.database.migrations import MigrationError
+from tidegate_gateway.database.starting import OtherJournalError
+from tidegate_gateway.database.url import DatabaseUrlError, database_url
 from tidegate_gateway.projector import shell
 from tidegate_gateway.projector.asks import PROGRESS_SUBJECT, REBUILD_SUBJECT, Answer
-from tidegate_gateway.projector.follow import OtherJournalError
 from tidegate_gateway.projector.rebuild import RebuildRunsError
-from tidegate_gateway.projector.settings import DatabaseUrlError, Settings, database_url, from_environment
+from tidegate_gateway.projector.settings import ProjectorSettingsError, Settings, from_environment
 from tidegate_gateway.projector.status import as_text, read_status
 
 EXIT_FAILED = 1
@@ -142,7 +143,7 @@ def _end(group: BaseExceptionGroup[BaseException], code: int) -> None:
 def _own_settings() -> Settings:
     try:
         return from_environment(os.environ)
-    except DatabaseUrlError as error:
+    except ProjectorSettingsError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(EXIT_USAGE) from error
 

@@ -9,7 +9,9 @@ import nats.errors
 import structlog
 from tidegate_events.journal.base import Journal, JournalError, JournalGapError, Recorded
 
-from tidegate_gateway.projector.projection import Projection, mark
+from tidegate_gateway.database.origin import difference
+from tidegate_gateway.database.starting import OtherJournalError
+from tidegate_gateway.projector.projection import Projection
 from tidegate_gateway.projector.store import Head
 
 READ_AHEAD_FRAMES = 512
@@ -19,10 +21,6 @@ BEAT_SECONDS = 1.0
 END_SECONDS_MAX = 2.5
 
 log = structlog.get_logger()
-
-
-class OtherJournalError(Exception):
-    """The tables tell another history than the journal does; says what to do. Not retriable."""
 
 
 class Follower:
@@ -51,20 +49,10 @@ class Follower:
 
     async def _check_history(self) -> None:
         """Raise OtherJournalError if the journal is not the one that was projected."""
-        projection = self._projection
-        self._end = await self._ask_end()
-        remedy = "point the projector at its own journal, or project this one: tidegate projections rebuild"
-        if projection.seq > self._end:
-            raise OtherJournalError(
-                f"the tables tell of frame {projection.seq}, the journal ends at {self._end}; {remedy}"
-            )
-        if projection.seq:
-            async with aclosing(self._journal.read(0, 1)) as frames:
-                first = [mark(recorded) async for recorded in frames]
-            if first != [projection.journal]:
-                raise OtherJournalError(
-                    f"the tables tell of another journal, which began with {projection.journal}; {remedy}"
-                )
+        problem = await difference(self._journal, self._projection.seq, self._projection.journal)
+        if problem is not None:
+            remedy = "point the projector at its own journal, or project this one: tidegate-projector rebuild"
+            raise OtherJournalError(f"{problem}; {remedy}")
 
     async def _read(self) -> None:
         async with aclosing(self._journal.follow(self._projection.seq)) as frames:

@@ -10,7 +10,7 @@ from tidegate_events.process import log_as, run_until_signalled
 
 from tidegate_gateway import library_logs
 from tidegate_gateway.projector import commands, shell
-from tidegate_gateway.projector.settings import DatabaseUrlError, from_environment
+from tidegate_gateway.projector.settings import ProjectorSettingsError, from_environment
 from tidegate_gateway.traces.export import OtlpSettingsError
 
 EXIT_FAILED = 1
@@ -24,7 +24,7 @@ def main() -> None:
         return
     try:
         settings = from_environment(os.environ)
-    except DatabaseUrlError as error:
+    except ProjectorSettingsError as error:
         print(f"tidegate-projector: {error}", file=sys.stderr)
         sys.exit(EXIT_USAGE)
     log_as("projector", settings.instance)

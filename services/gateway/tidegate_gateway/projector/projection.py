@@ -14,6 +14,7 @@ from tidegate_events.journal.base import Recorded
 from tidegate_gateway.database.connection import Connection, Database
 from tidegate_gateway.database.generations import Generation, hold
 from tidegate_gateway.database.loader import load_view
+from tidegate_gateway.database.origin import mark
 from tidegate_gateway.projector import store
 from tidegate_gateway.projector.changes import Changes, Held
 from tidegate_gateway.projector.store import Head, MovedError, Step
@@ -92,8 +93,3 @@ class Projection:
                 yield connection
         except _GONE as error:
             raise MovedError(f"tables of generation {self.generation.number} are gone: {error}") from error
-
-
-def mark(first: Recorded) -> str:
-    """Return what names a history: the id of its first event."""
-    return first.frame.events[0].id

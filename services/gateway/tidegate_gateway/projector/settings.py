@@ -9,12 +9,11 @@ from tidegate_events.bus import BusSettings
 from tidegate_events.process import bus_settings
 from tidegate_events.subjects import token
 
-DATABASE_URL_VARIABLE = "TIDEGATE_DATABASE_URL"
-_SCHEMES = ("postgresql://", "postgres://")
+from tidegate_gateway.database.url import DATABASE_URL_VARIABLE, DatabaseUrlError, database_url
 
 
-class DatabaseUrlError(Exception):
-    """TIDEGATE_DATABASE_URL or TIDEGATE_INSTANCE cannot be used; says what is accepted."""
+class ProjectorSettingsError(Exception):
+    """A setting cannot be used; says what is accepted."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,27 +24,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     database_url: str
 
 
-def database_url(environment: Mapping[str, str]) -> str | None:
-    """Return where PostgreSQL is, None where nothing is said. Raises DatabaseUrlError, which never repeats the URL."""
-    url = environment.get(DATABASE_URL_VARIABLE, "").strip()
-    if not url:
-        return None
-    if not url.startswith(_SCHEMES):
-        raise DatabaseUrlError(
-            f"{DATABASE_URL_VARIABLE} is refused: postgresql://user:password@host/database is accepted"
-        )
-    return url
-
-
 def from_environment(environment: Mapping[str, str]) -> Settings:
-    """Return the settings. Raises DatabaseUrlError."""
-    url = database_url(environment)
+    """Return the settings. Raises ProjectorSettingsError."""
+    try:
+        url = database_url(environment)
+    except DatabaseUrlError as error:
+        raise ProjectorSettingsError(str(error)) from error
     if url is None:
-        raise DatabaseUrlError(
+        raise ProjectorSettingsError(
             f"{DATABASE_URL_VARIABLE} is not set: postgresql://user:password@host/database is needed"
         )
     try:
         instance = token(environment.get("TIDEGATE_INSTANCE", "p1"))
     except ValueError as error:
-        raise DatabaseUrlError(f"TIDEGATE_INSTANCE: {error}") from error
+        raise ProjectorSettingsError(f"TIDEGATE_INSTANCE: {error}") from error
     return Settings(instance=instance, bus=bus_settings(f"tidegate-projector-{instance}"), database_url=url)

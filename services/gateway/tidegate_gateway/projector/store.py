@@ -81,8 +81,8 @@ async def move(connection: Connection, generation: Generation, step: Step, head:
     await hold(connection, generation)
     moved = await connection.execute(
         f"UPDATE {generation.schema}.position SET seq = $2::bigint, events = $3,"
-        " last_event_at = coalesce($4, last_event_at), journal = $5, doc = $6, head_seq = greatest($7::bigint, $2::bigint),"
-        " events_ahead = $8, projector = $9, seen_at = now(),"
+        " last_event_at = coalesce($4, last_event_at), journal = $5, doc = $6,"
+        " head_seq = greatest($7::bigint, $2::bigint), events_ahead = $8, projector = $9, seen_at = now(),"
         " caught_up_at = CASE WHEN $2::bigint >= $7::bigint THEN now() ELSE caught_up_at END WHERE seq = $1::bigint",
         *(step.before, step.progress.seq, big(step.progress.events), moment(step.last_at_ns)),
         *(text(step.journal), dump(step.progress), head.seq, head.events_ahead, head.projector),
@@ -94,8 +94,9 @@ async def move(connection: Connection, generation: Generation, step: Step, head:
 async def beat(connection: Connection, generation: Generation, seq: int, head: Head) -> None:
     """Note the journal's end while nothing is written. Raises MovedError."""
     noted = await connection.execute(
-        f"UPDATE {generation.schema}.position SET head_seq = greatest($2::bigint, $1::bigint), events_ahead = $3, projector = $4,"
-        " seen_at = now(), caught_up_at = CASE WHEN $1::bigint >= $2::bigint THEN now() ELSE caught_up_at END WHERE seq = $1::bigint",
+        f"UPDATE {generation.schema}.position SET head_seq = greatest($2::bigint, $1::bigint),"
+        " events_ahead = $3, projector = $4, seen_at = now(),"
+        " caught_up_at = CASE WHEN $1::bigint >= $2::bigint THEN now() ELSE caught_up_at END WHERE seq = $1::bigint",
         *(seq, head.seq, head.events_ahead, head.projector),
     )
     if noted != "UPDATE 1":

@@ -152,6 +152,14 @@ class Timeline:
         """Say whether the beginning is not here: the job had ended when the view was loaded, and is read elsewhere."""
         return self.dropped > 0 and len(self._first) < TIMELINE_FIRST_MAX
 
+    def reaches(self, after: tuple[int, int], last: int | None = None) -> bool:
+        """Say whether all that comes after a place is kept, or the `last` so many events are."""
+        if self.dropped == 0:
+            return True
+        if last is not None:
+            return last <= len(self._newest)
+        return bool(self._newest) and after >= (self._newest[0].seq, self._newest[0].index)
+
     def entries(self) -> list[Entry]:
         """Return what is kept, in order."""
         return [*self._first, *self._newest]

@@ -191,6 +191,11 @@ class View:
         self.leader.last_pass_at_ns = event.now_ns
         return True
 
+    @property
+    def forgotten_order(self) -> int:
+        """Return the `ended_order` up to which jobs are forgotten."""
+        return self.ended - self._ended_jobs_max
+
     def _forget_oldest(self) -> None:
         """Keep memory bounded: of jobs that ended long ago only a line remains."""
         while len(self._ended) > self._ended_jobs_max:
