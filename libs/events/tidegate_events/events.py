@@ -147,10 +147,7 @@ class PlacementRejected(AttemptEvent, frozen=True, kw_only=True):
 
 
 class SandboxStarted(AttemptEvent, frozen=True, kw_only=True):
-    """All processes of the member's sandbox were started, at isolation `level`, on image `image_digest`.
-
-    `start_ms` counts from the order to here; `prepare_ms` of it went into image, inputs and working directory.
-    """
+    """All processes of the member's sandbox run, `start_ms` after the order; `prepare_ms` of it got the image ready."""
 
     rank: int
     node: str
