@@ -175,7 +175,7 @@ class NodeAgent:
         elif (reason := admission.refusal(order, self._offer, claims)) is not None:
             await self._refuse(memory, reason, now_ns)
         else:
-            log.info("placement_taken", sandbox=state.id, job=order.job, level=state.level)
+            log.info("placement_taken", sandbox=state.id, job=order.job, isolation=state.level)
             self._run(memory, None)
 
     async def _end_unknown(self, memory: AttemptMemory) -> None:
@@ -197,6 +197,8 @@ class NodeAgent:
         self._tasks.create_task(self._attend(attempt_runner))
 
     async def _attend(self, attempt_runner: AttemptRunner) -> None:
+        # The task is this attempt's own: whatever it logs, deep down too, is about it.
+        structlog.contextvars.bind_contextvars(sandbox=attempt_runner.memory.state.id)
         await attempt_runner.run()
         del self._runners[attempt_runner.memory.state.id]
         self._remember(attempt_runner.memory)
