@@ -37,7 +37,8 @@ def receiver() -> Iterator[OtlpReceiver]:
 def stack(tmp_path_factory: pytest.TempPathFactory, receiver: OtlpReceiver) -> Iterator[RunningStack]:
     """Yield the stack that all tests here share; afterwards nothing of it may be left."""
     root = tmp_path_factory.mktemp("operator") / "home"
-    running = RunningStack.start(root, environment={"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url})
+    environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url, "TIDEGATE_RATE_WINDOW_SECONDS": "3"}
+    running = RunningStack.start(root, environment=environment)
     try:
         yield running
     finally:
