@@ -22,7 +22,7 @@ from tests.support.postgres import PostgresServer
 
 ENDED_JOBS_MAX = 2
 HEAD = Head(0, 0, "test")
-TIMES = {"caught_up_at", "seen_at", "head_seq"}
+OF_THE_PROJECTOR = {"caught_up_at", "seen_at", "head_seq", "events_ahead", "projector"}
 
 
 async def fresh(database: Database) -> Generation:
@@ -37,12 +37,12 @@ async def fresh(database: Database) -> Generation:
 
 
 async def dump(connection: Connection, schema: str) -> dict[str, list[dict[str, Any]]]:
-    """Return every row of every table of a generation, but for the times at which a projector was seen."""
+    """Return every row of every table of a generation, but for what a projector says of itself."""
     tables = await connection.fetch("SELECT tablename FROM pg_tables WHERE schemaname = $1 ORDER BY 1", schema)
     found = {}
     for table in tables:
         rows = await connection.fetch(f"SELECT * FROM {schema}.{table['tablename']}")
-        plain = [{key: value for key, value in row.items() if key not in TIMES} for row in rows]
+        plain = [{key: value for key, value in row.items() if key not in OF_THE_PROJECTOR} for row in rows]
         found[table["tablename"]] = sorted(plain, key=repr)
     return found
 
