@@ -1,4 +1,4 @@
-"""The real process on a real bus and a real PostgreSQL: killed at any moment, without either, and what it says of jobs."""
+"""The real process on a real bus and PostgreSQL: killed at any moment, without either, and what it says of jobs."""
 
 from __future__ import annotations
 
