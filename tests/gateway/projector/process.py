@@ -68,7 +68,13 @@ class ProjectorProcess:
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run a subcommand to its end."""
-        command = [COMMAND, *arguments]
+        return self._run([COMMAND, *arguments])
+
+    def cli(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run `tidegate` to its end, on the same bus and database."""
+        return self._run([COMMAND.with_name("tidegate"), *arguments])
+
+    def _run(self, command: list[Path | str]) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             command, env=self.environment, capture_output=True, text=True, timeout=SECONDS_MAX, check=False
         )

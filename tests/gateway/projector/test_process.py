@@ -172,6 +172,44 @@ async def test_a_rebuild_is_not_noticed_by_readers(
         assert await connection.fetchval("SELECT count(*) FROM tidegate.jobs") > 0
 
 
+async def test_the_command_line_asks_the_running_projector_to_rebuild(
+    projector: ProjectorProcess, journal: NatsJournal, database: Database
+) -> None:
+    frames = history(200)
+    projector.start()
+    await append(journal, frames)
+    await until(lambda: _reached(database, len(frames)), "the end")
+    rebuilt = await asyncio.to_thread(projector.cli, "projections", "rebuild", "--json")
+    assert rebuilt.returncode == 0, rebuilt.stderr
+    assert json.loads(rebuilt.stdout)["rebuilt"] == {"generation": 2, "seq": len(frames), "resumed_at": 0}
+    shown = await asyncio.to_thread(projector.cli, "projections", "status", "--json")
+    states = {one["generation"]: (one["state"], one["seq"], one["lag_frames"]) for one in json.loads(shown.stdout)}
+    assert states[2] == ("active", len(frames), 0)
+    assert states[1][0] == "retired"
+    table = await asyncio.to_thread(projector.cli, "projections", "status")
+    assert "active" in table.stdout
+    projector.end(signal.SIGKILL)
+    unheard = await asyncio.to_thread(projector.cli, "projections", "rebuild")
+    assert unheard.returncode == 3
+    assert "tidegate-projector rebuild" in unheard.stderr
+
+
+async def test_tables_of_another_fold_are_projected_again(
+    projector: ProjectorProcess, journal: NatsJournal, database: Database
+) -> None:
+    frames = history(150)
+    await append(journal, frames)
+    projector.start()
+    await until(lambda: _reached(database, len(frames)), "the end")
+    projector.end(signal.SIGKILL)
+    before = await _rows(database)
+    async with database.connection() as connection:
+        await connection.execute("UPDATE tidegate.generations SET fold_version = 0")
+    projector.start()
+    await until(lambda: _active(database, 2), "the switch")
+    assert await _rows(database) == before
+
+
 async def test_dropped_tables_are_projected_again(
     projector: ProjectorProcess, journal: NatsJournal, database: Database
 ) -> None:
