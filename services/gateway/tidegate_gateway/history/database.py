@@ -115,10 +115,10 @@ class _Where:
     def __init__(self, query: Query, run: Run) -> None:
         self.values: list[Any] = []
         self._conditions: list[str] = []
-        self.add("seq >= {}", run[0])
+        # One lower bound for the index to start at: beside a second one it might begin at the weaker.
+        after = (run[0], -1) if query.last is not None else max(query.after, (run[0], -1))
+        self._conditions.append(f"(seq, index) > ({self.value(after[0])}::bigint, {self.value(after[1])}::integer)")
         self.add("seq < {}", run[1])
-        if query.last is None:
-            self._conditions.append(f"(seq, index) > ({self.value(query.after[0])}, {self.value(query.after[1])})")
         if query.job is not None:
             self.add("job_id = {}", query.job)
         if query.tenant is not None:
