@@ -25,6 +25,7 @@ POLL_SECONDS = 0.1
 # Both jobs need 1100 thousandths of a CPU, so they never fit beside each other, whatever the machine has.
 NODE_CPU_MILLIS = 2000
 PAGE = 1000
+LOG_LINES = 15
 
 JsonObject = dict[str, Any]
 
@@ -49,7 +50,8 @@ def logs(home: Home) -> str:
     """Return the end of every log, for the message of a test that fails."""
     ends = []
     for file in sorted(home.logs_dir.glob("*.log")):
-        ends.append(f"--- {file.name}\n" + "\n".join(file.read_text(errors="replace").splitlines()[-25:]))
+        lines = [line for line in file.read_text(errors="replace").splitlines() if '"event": "request"' not in line]
+        ends.append(f"--- {file.name}\n" + "\n".join(lines[-LOG_LINES:]))
     return "\n".join(ends)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -90,9 +91,12 @@ def test_unisolated_only_on_request_and_labelled_throughout(tmp_path: Path) -> N
     last = json.loads(done.stdout.splitlines()[-1])
     assert last["ok"] is True
     assert last["leftovers"] == 0
-    told = [line for line in done.stderr.splitlines() if " s " in line[:12]]
-    assert told
-    assert all("UNISOLATED" in line for line in told if "stack" not in line)
+    told = [line for line in done.stderr.splitlines() if re.match(r" *\d+\.\d s ", line)]
+    assert len(told) > 10
+    assert [line for line in told if "UNISOLATED" not in line] == []
+    titles = [line for line in done.stderr.splitlines() if "trace" in line or line.endswith("What was checked")]
+    assert titles
+    assert [line for line in titles if "UNISOLATED" not in line] == []
 
 
 def ports_of(home: Path) -> dict[str, int]:

@@ -111,6 +111,7 @@ def test_a_secret_never_leaves_its_file(stack: RunningStack) -> None:
     directory = stack.home.secrets_dir / "demo"
     directory.mkdir(mode=0o700)
     (directory / "token").write_text(canary)
+    (directory / "token").chmod(0o600)
     script = (
         "import os; t = os.environ['TOKEN']; print('length', len(t)); print('the token is', t); assert len(t) == 19"
     )
