@@ -139,7 +139,7 @@ def _phases_row(run: list[Entry], began_ns: int) -> tuple[str, str, str]:
                 spread.setdefault(quota["component"], set()).add(quota["cpu_millis"])
     cpu = ", ".join(f"{name} {'/'.join(map(str, sorted(values)))} m" for name, values in sorted(spread.items()))
     updates = f"updates {min(steps)} to {max(steps)}" if steps else ""
-    parts = (f"{len(changes)} x {' and '.join(names)}" if changes else "", updates, f"CPU: {cpu}" if cpu else "")
+    parts = (f"{len(changes)} changes ({', '.join(names)})" if changes else "", updates, f"CPU: {cpu}" if cpu else "")
     return _when(run[0].at_ns, began_ns), "phases", "; ".join(filter(None, parts))
 
 
@@ -150,6 +150,12 @@ def story(entry: Entry) -> str:
         return f"attempt {entry.attempt} on {entry.node}: " + (data.get("outcome") or f"level {data.get('level')}")
     if entry.kind == "PreemptRequested":
         return f"for {data.get('for_job')}, {data.get('grace_seconds')} s to save and leave"
+    if entry.kind == "JobPlaced":
+        nodes = ", ".join(member["node"] for member in data["members"])
+        resume = data.get("resume")
+        return f"attempt {entry.attempt} on {nodes}" + (f", to continue at step {resume['step']}" if resume else "")
+    if entry.kind == "CheckpointVerified":
+        return f"every byte read back, {data.get('size_bytes', 0) / 1024:.0f} KiB"
     if entry.kind == "CheckpointSaved":
         checkpoint = data["checkpoint"]
         layers = checkpoint.get("layers", [])
