@@ -95,7 +95,8 @@ def _on_node_unreachable(state: State, event: e.NodeUnreachable, _at: str) -> No
     node = state.nodes.get(event.node)
     if node is not None and node.incarnation == event.incarnation and node.status == "up":
         node.status = "unreachable"
-        node.unreachable_since_ns = event.at_ns
+        # Its writer's clock may be behind the scheduler's time, in which the bound is counted.
+        node.unreachable_since_ns = max(event.at_ns, state.header.now_ns)
         state.touch(f"node/{node.name}")
 
 
