@@ -54,7 +54,8 @@ class Layout:
         staging.enter_private_namespace()
         site = self._bwrap["site"]
         sources = [source for kind, source, _ in self._plan if kind != "link"] + site + [self._files]
-        stage = staging.Stage(list(dict.fromkeys(sources)), self._uid)
+        mounts = {source for kind, source, _ in self._plan if kind in ("read", "write", "take")}
+        stage = staging.Stage(list(dict.fromkeys(sources)), mounts, self._uid)
         for directory in site:
             stage.bind(directory, f"site/{os.path.basename(directory)}")
         self._binary = f"{staging.STAGE}/site/{os.path.relpath(self._binary, os.path.dirname(site[0]))}"

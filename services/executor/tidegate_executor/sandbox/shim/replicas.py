@@ -24,6 +24,10 @@ class Refused(Exception):
     """The request cannot be; nothing was changed."""
 
 
+class Stopping(Refused):
+    """The sandbox is being stopped; nothing starts in it any more."""
+
+
 class Replica:
     """One running replica."""
 
