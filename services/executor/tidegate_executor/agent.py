@@ -96,6 +96,8 @@ class NodeAgent:
 
     async def _lose(self, memory: AttemptMemory, here: FoundSandbox | None) -> None:
         why = "its sandbox broke down" if here is not None else "its sandbox is gone"
+        if here is not None:
+            await self._destroy(here.sandbox)  # first: its room is free when nothing of it runs any more
         memory.change(
             transitions.fail(memory.state, "infrastructure", f"{why}, found at the start of the node's agent")
         )
@@ -107,7 +109,7 @@ class NodeAgent:
     async def _destroy(self, sandbox: Sandbox) -> None:
         try:
             await sandbox.destroy()
-        except InfrastructureError as error:
+        except (InfrastructureError, OSError) as error:
             log.error("leftover_not_removed", sandbox=sandbox.id, why=str(error))
 
     async def join(self, offer: Offer) -> None:
@@ -189,7 +191,14 @@ class NodeAgent:
         self._tasks.create_task(self._attend(attempt_runner))
 
     async def _attend(self, attempt_runner: AttemptRunner) -> None:
-        await attempt_runner.run()
+        try:
+            await attempt_runner.run()
+        except Exception as error:
+            if self._context.spool.broken:
+                raise  # nothing can be reported any more: the agent ends, and its sandboxes run on
+            # One member must not take the node's other ones along, nor again at each start of the agent.
+            log.exception("attempt_fault", sandbox=attempt_runner.memory.state.id)
+            await attempt_runner.give_up(error)
         del self._runners[attempt_runner.memory.state.id]
         self._remember(attempt_runner.memory)
 

@@ -8,18 +8,31 @@ import hashlib
 import io
 import os
 import tarfile
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import pytest_asyncio
 from tidegate.checkpoint import root as roots
 from tidegate.checkpoint.commit import Temporary
+from tidegate_events.frame import MAX_FRAME_BYTES
 from tidegate_events.resources import GpuDevice, Resources
-from tidegate_executor import admission, checkpoints, log_queries, secret_store, settings, trees, workdirs
-from tidegate_executor.attempts import transitions
+from tidegate_executor import (
+    admission,
+    archives,
+    checkpoints,
+    log_queries,
+    retention,
+    secret_store,
+    settings,
+    trees,
+    workdirs,
+)
+from tidegate_executor.attempts import facts, transitions
 from tidegate_executor.capacity import NodeCapacity, processor
 from tidegate_executor.images import Image
 from tidegate_executor.sandbox.shim.output import LogFile
@@ -153,6 +166,58 @@ async def test_a_workdir_is_fetched_once_and_shared(tmp_path: Path, gateway: Gat
     assert os.listdir(tmp_path) == [digest]
 
 
+async def test_a_cancelled_unpacking_leaves_nothing_and_no_half_directory(
+    tmp_path: Path, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, go_on = threading.Event(), threading.Event()
+    unpack = archives.unpack
+
+    def slow(archive: Path, target: Path) -> None:
+        began.set()
+        go_on.wait(10)
+        unpack(archive, target)
+
+    monkeypatch.setattr(archives, "unpack", slow)
+    cache = Workdirs(tmp_path, gateway.url)
+    digest = gateway.add(tarred(a="1", b="2"))
+    getting = asyncio.ensure_future(cache.get(digest))
+    await asyncio.to_thread(began.wait, 10)
+    getting.cancel()
+    await asyncio.sleep(0.1)
+    assert not getting.done(), "the thread still works in the directory"
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await getting
+    assert sorted(os.listdir(tmp_path / digest)) == ["a", "b"]
+    assert os.listdir(tmp_path) == [digest]
+
+
+async def test_what_vanishes_while_it_is_counted_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logs = tmp_path / "logs"
+    (logs / "j.1.0").mkdir(parents=True)
+    (logs / "j.1.0" / "main.0.log").write_text("x")
+    real = os.scandir
+
+    class Vanishing:
+        def __init__(self, path: Path) -> None:
+            self._entries = real(path)
+
+        def __enter__(self) -> Any:
+            self._entries.__enter__()
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            self._entries.close()
+
+        def __iter__(self) -> Any:
+            for entry in self._entries:
+                os.unlink(entry.path)
+                yield entry
+
+    monkeypatch.setattr(os, "scandir", Vanishing)
+    assert retention.trim_logs(logs, set()) == []
+
+
 async def test_bytes_of_another_digest_and_unsafe_archives_leave_nothing(tmp_path: Path, gateway: Gateway) -> None:
     cache = Workdirs(tmp_path, gateway.url)
     gateway.blobs["0" * 64] = tarred(main="other")
@@ -278,6 +343,16 @@ def test_what_a_member_saved_and_did_not_get_to_say_is_found(tmp_path: Path) -> 
     assert checkpoints.unreported(tmp_path, told) == []
     with pytest.raises(ValueError, match="cannot name"):
         checkpoints.job_directory(tmp_path, "lab", "../other")
+
+
+def test_however_many_a_job_left_they_fit_one_frame(tmp_path: Path) -> None:
+    state = transitions.accept(job("j", component("learn", "")), 0, level="trusted", image_digest="", uid_slot=0)
+    names = [committed(tmp_path, step) for step in range(1, checkpoints.UNREPORTED_MAX + 5)]
+    found = checkpoints.unreported(tmp_path, state)
+    assert [ref.directory for ref in found] == names[4:]
+    events = [facts.checkpoint_saved(state, "n1", ref, 0) for ref in found]
+    assert len(msgspec.json.encode(events)) < MAX_FRAME_BYTES / 2
+    assert checkpoints.unreported(tmp_path / "none", state) == []
 
 
 # ---- admission ----

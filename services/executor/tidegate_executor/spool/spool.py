@@ -88,6 +88,8 @@ class Spool:
         self._disk = asyncio.Lock()
         self._flushed_at = 0.0
         self.dropped = 0
+        self.broken = False
+        """What is put cannot be written any more, and `run_flusher` has ended: so must the agent."""
 
     # ---- opening ----
 
@@ -196,6 +198,7 @@ class Spool:
                     payload = encode(put)
                     segment = await _on_disk(self._log.append, payload)
                 except (OSError, ValueError) as error:
+                    self.broken = True
                     for waiting in batch:
                         if not waiting.done.done():
                             waiting.done.set_exception(error)
