@@ -193,7 +193,7 @@ class Job:
             self._step = step
         if progress is not None and (progress.__class__ is not float or not 0.0 <= progress <= 1.0):
             progress = validation.progress(progress)
-        if metrics.keys() != self._metric_names:
+        if not isinstance(metrics, dict) or metrics.keys() != self._metric_names:
             metrics = validation.metrics(metrics)
             self._link.report_names_change()
             self._metric_names = frozenset(metrics)

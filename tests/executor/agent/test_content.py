@@ -7,11 +7,13 @@ import base64
 import hashlib
 import io
 import os
+import sys
 import tarfile
 import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -25,6 +27,7 @@ from tidegate_executor import (
     admission,
     archives,
     checkpoints,
+    environment,
     log_queries,
     retention,
     secret_store,
@@ -33,7 +36,7 @@ from tidegate_executor import (
     workdirs,
 )
 from tidegate_executor.attempts import facts, transitions
-from tidegate_executor.capacity import NodeCapacity, processor
+from tidegate_executor.capacity import NodeCapacity, gpu_devices, processor
 from tidegate_executor.images import Image
 from tidegate_executor.sandbox.shim.output import LogFile
 from tidegate_executor.secret_store import SecretError
@@ -383,6 +386,38 @@ def test_room_and_gpus_are_counted_over_all_that_is_here() -> None:
     assert refused is not None
     assert refused.code == "NameRefused"
     assert admission.offerable(OFFER.capacity, frozenset({"trusted"})).resources.gpus == 0
+
+
+def test_a_gpu_that_does_not_answer_is_left_out_and_the_others_are_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NVMLError(Exception):
+        pass
+
+    def memory(handle: int) -> Any:
+        if handle == 1:
+            raise NVMLError("GPU is lost")
+        return SimpleNamespace(total=80 << 30)
+
+    driver = SimpleNamespace(
+        NVMLError=NVMLError,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: 3,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetMemoryInfo=memory,
+        nvmlDeviceGetUUID=lambda handle: f"GPU-{handle}",
+        nvmlDeviceGetName=lambda handle: b"H",
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", driver)  # type: ignore[arg-type]
+    assert [(gpu.index, gpu.memory_mib) for gpu in gpu_devices()] == [(0, 81920), (2, 81920)]
+
+
+def test_a_process_sees_the_gpus_by_the_numbers_the_agent_knows() -> None:
+    order = msgspec.structs.replace(job("a", component("main", "")), gpu_indices=(1, 3))
+    places = environment.Places(
+        workspace="", socket="", checkpoints="", sdk="", home="", cache="", temporary="", path=()
+    )
+    found = environment.of_process(order, order.spec.components[0], 0, places)
+    assert (found["CUDA_VISIBLE_DEVICES"], found["CUDA_DEVICE_ORDER"]) == ("1,3", "PCI_BUS_ID")
 
 
 def test_members_of_one_job_share_a_uid_and_jobs_do_not() -> None:
