@@ -22,6 +22,7 @@ READ_SECONDS_MAX = 30.0
 CACHED_MAX = 64
 _DIGEST = re.compile(r"(?:sha256:)?([0-9a-f]{64})\Z")
 _TEMPORARY = ".tmp-"
+_BOOT = ".boot"
 
 log = structlog.get_logger()
 
@@ -51,12 +52,13 @@ class Workdirs:
         self._fetching: dict[str, _Turn] = {}
 
     def open(self) -> None:
-        """Remove what an interrupted fetch left."""
-        for leftover in self._directory.glob(f"{_TEMPORARY}*"):
-            if leftover.is_dir():
-                shutil.rmtree(leftover)
-            else:
-                leftover.unlink()
+        """Remove what an interrupted fetch left, and all of an earlier boot: a power cut may have emptied its files."""
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+        record = self._directory / _BOOT
+        if not record.exists() or record.read_text() != boot:
+            _remove(*self._directory.iterdir())
+            record.write_text(boot)
+        _remove(*self._directory.glob(f"{_TEMPORARY}*"))
 
     async def get(self, reference: str) -> Path:
         """Return the unpacked directory for `sha256:<hex>` or the bare digits. Raises WorkdirError.
@@ -85,7 +87,7 @@ class Workdirs:
     def trim(self, in_use: Set[str]) -> None:
         """Remove the least recently used directories beyond CACHED_MAX, but none of `in_use` (names)."""
         # What has a temporary name belongs to a fetch under way, and may be gone before it is looked at.
-        found = (path for path in self._directory.iterdir() if not path.name.startswith(_TEMPORARY))
+        found = (path for path in self._directory.iterdir() if _DIGEST.match(path.name))
         kept = sorted(found, key=lambda path: path.stat().st_mtime_ns)
         for path in kept[: max(0, len(kept) - CACHED_MAX)]:
             if path.name not in in_use and path.name not in self._fetching:

@@ -30,6 +30,7 @@ from tidegate_executor import (
     environment,
     log_queries,
     retention,
+    sdk_copy,
     secret_store,
     settings,
     trees,
@@ -256,6 +257,27 @@ async def test_the_cache_keeps_the_newest_and_what_is_in_use(
         os.utime(path, ns=(age, age))
     cache.trim({digests[0]})
     assert sorted(os.listdir(tmp_path)) == sorted([digests[0], digests[2]])
+
+
+def test_what_an_earlier_boot_unpacked_is_not_believed(tmp_path: Path) -> None:
+    cache = Workdirs(tmp_path, "")
+    kept = tmp_path / ("0" * 64)
+    for _ in range(2):
+        cache.open()
+        kept.mkdir(exist_ok=True)
+        (tmp_path / ".tmp-x").touch()
+    cache.open()
+    assert sorted(os.listdir(tmp_path)) == [".boot", kept.name]
+    (tmp_path / ".boot").write_text("another boot")
+    cache.open()
+    assert os.listdir(tmp_path) == [".boot"]
+
+
+def test_a_damaged_copy_of_the_sdk_is_made_anew(tmp_path: Path) -> None:
+    first = sdk_copy.install(tmp_path)
+    assert sdk_copy.install(tmp_path) == first
+    (first / "tidegate" / "job.py").write_text("")
+    assert "class Job" in (sdk_copy.install(tmp_path) / "tidegate" / "job.py").read_text()
 
 
 # ---- secrets ----

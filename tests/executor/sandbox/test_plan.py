@@ -30,6 +30,8 @@ def test_etc_knows_the_job_and_no_secret_of_the_host(tmp_path: Path) -> None:
     assert "job:x:1000:1000" in (etc / "passwd").read_text()
     assert {path.name for path in etc.iterdir()} >= set(ETC_FILES)
     assert not (etc / "shadow").exists()
+    (etc / "passwd").write_text("")
+    assert "job:x:1000:1000" in (build_etc(tmp_path) / "passwd").read_text()
 
 
 @pytest.mark.parametrize("target", ["relative", "/", "/a/../b", "/proc/x", "/dev", "/run/tidegate/hold", "/a//b"])

@@ -44,7 +44,9 @@ def build_etc(parent: Path) -> Path:
         digest.update(f"{name}:{len(contents[name])}:".encode() + contents[name])
     final = parent / f"etc-{digest.hexdigest()[:16]}"
     if final.is_dir():
-        return final
+        if all((final / name).is_file() and (final / name).read_bytes() == text for name, text in contents.items()):
+            return final
+        shutil.rmtree(final)  # a power cut emptied it, so no sandbox that has it mounted lives
     building = parent / f"{final.name}.{os.getpid()}"
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True)
