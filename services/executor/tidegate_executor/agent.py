@@ -93,6 +93,9 @@ class NodeAgent:
         for key, leftover in found.items():
             if key not in self._runners:
                 await self._destroy(leftover.sandbox)
+        # An earlier incarnation may have been killed after the end of a sandbox, before what lay beside it was removed.
+        for name in await asyncio.to_thread(preparation.leftovers, self._context) - set(self._runners):
+            await asyncio.to_thread(preparation.clean, self._context, name)
 
     async def _lose(self, memory: AttemptMemory, here: FoundSandbox | None) -> None:
         why = "its sandbox broke down" if here is not None else "its sandbox is gone"
@@ -194,8 +197,8 @@ class NodeAgent:
         try:
             await attempt_runner.run()
         except Exception as error:
-            if self._context.spool.broken:
-                raise  # nothing can be reported any more: the agent ends, and its sandboxes run on
+            if self._context.spool.broken or _is_of_the_node(error):
+                raise  # the agent ends, and its sandboxes run on: the next start may find the node in a better state
             # One member must not take the node's other ones along, nor again at each start of the agent.
             log.exception("attempt_fault", sandbox=attempt_runner.memory.state.id)
             await attempt_runner.give_up(error)
@@ -220,3 +223,10 @@ class NodeAgent:
 
 def _workdirs_in_use(runners: Iterable[AttemptRunner]) -> set[str]:
     return {each.memory.order.spec.workdir.removeprefix("sha256:") for each in runners}
+
+
+def _is_of_the_node(error: BaseException) -> bool:
+    """Say whether the system refused something (descriptors, disk), which is no member's fault."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(_is_of_the_node(each) for each in error.exceptions)
+    return isinstance(error, OSError)

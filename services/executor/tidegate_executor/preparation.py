@@ -216,6 +216,11 @@ def put_checkpoint_back(prepared: Prepared, order: SandboxOrder) -> None:
         raise RefusedError("CheckpointDamaged", str(error)) from error
 
 
+def leftovers(context: Context) -> set[str]:
+    """Return the sandboxes of which something that `clean` removes is there. Blocks."""
+    return {path.name for place in (context.paths.channels, context.paths.checkpoint_dirs) for path in place.iterdir()}
+
+
 def clean(context: Context, sandbox: str) -> None:
     """Remove what was made for the sandbox beside it. Blocks."""
     for directory in (channel_directory(context, sandbox), context.paths.checkpoint_dirs / sandbox):

@@ -406,6 +406,21 @@ async def test_the_agent_may_be_killed_at_any_instant_of_a_start(make_agent: Mak
     assert sorted(exits) == sorted(set(exits))
 
 
+async def test_what_a_killed_agent_did_not_get_to_remove_is_removed_at_the_next_start(
+    make_agent: MakeAgent, scheduler: Scheduler
+) -> None:
+    agent = make_agent()
+    await scheduler.joined()
+    agent.end(signal.SIGKILL)
+    left = [agent.data_dir / place / "gone.1.0" for place in ("channels", "checkpoint-dirs")]
+    for path in left:
+        path.mkdir()
+        (path / "file").touch()
+    agent.start()
+    await scheduler.joined(times=2)
+    assert [path for path in left if path.exists()] == []
+
+
 async def test_a_job_may_end_while_the_agent_is_away(make_agent: MakeAgent, scheduler: Scheduler) -> None:
     agent = make_agent()
     await scheduler.joined()
