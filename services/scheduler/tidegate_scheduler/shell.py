@@ -15,6 +15,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from tidegate_events import orders as wire
 from tidegate_events import subjects
+from tidegate_events.cancellation import honour_cancellation
 from tidegate_events.clock import Clock
 from tidegate_events.events import Reason
 from tidegate_events.journal.base import Journal
@@ -62,6 +63,7 @@ class Scheduler:
 
     async def _lead(self) -> None:
         while True:
+            honour_cancellation()
             await self._await_change()
             self._leadership.check()
             await self._journal_liveness()
@@ -74,7 +76,8 @@ class Scheduler:
         if self._wake_at_ns is not None:
             timeout = min(timeout, max(0.0, (self._wake_at_ns - self._clock.now_ns()) / 1e9))
         try:
-            await asyncio.wait_for(self._fold.changed.wait(), timeout)
+            async with asyncio.timeout(timeout):
+                await self._fold.changed.wait()
         except TimeoutError:
             return
         finally:
