@@ -175,5 +175,5 @@ class HostileMachine(SchedulerMachine):
         super()._let_everything_end()
 
 
-HostileMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
+HostileMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=50, deadline=None)
 TestHostile = HostileMachine.TestCase
