@@ -228,3 +228,16 @@ def test_the_largest_gang_is_placed_in_one_frame_beside_a_full_pass() -> None:
     cluster.settle()
     assert cluster.stage("gang") == "placed"
     assert max(len(encode(recorded.frame)) for recorded in cluster.frames) < MAX_FRAME_BYTES
+
+
+def test_nothing_is_kept_of_an_ended_job_when_the_node_that_held_it_comes_back_empty(cluster: Cluster) -> None:
+    job = cluster.submit(spec(1000))
+    cluster.settle()
+    cluster.start(job)
+    cluster.silence("n1")
+    cluster.advance(31)
+    cluster.cancel(job)
+    cluster.settle()
+    assert job in cluster.state.specs, "its sandbox may have to be told to end"
+    cluster.node("n1", 2000, incarnation=2)
+    assert job not in cluster.state.specs

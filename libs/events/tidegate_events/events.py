@@ -307,7 +307,7 @@ class RoomReserved(Decision, frozen=True, kw_only=True):
 
 
 class PreemptRequested(Decision, frozen=True, kw_only=True):
-    """The job shall save a checkpoint and leave before `deadline_ns`, for `for_job` (empty: its node became smaller)."""
+    """The job shall save a checkpoint and leave before `deadline_ns`, for `for_job` (empty: its node shrank)."""
 
     attempt: int
     grace_seconds: int

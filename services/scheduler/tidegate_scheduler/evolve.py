@@ -89,6 +89,8 @@ def _on_node_joined(state: State, event: e.NodeJoined, _at: str) -> None:
         zombies=[s for s in event.sandboxes if (s.job, s.attempt, s.rank) not in current],
     )
     state.touch(f"node/{event.node}")
+    for gone in known.zombies if known is not None else ():
+        state.forget_spec(gone.job)
 
 
 def _on_node_unreachable(state: State, event: e.NodeUnreachable, _at: str) -> None:
