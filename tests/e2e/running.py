@@ -60,6 +60,7 @@ class RunningStack:
 
     def __init__(self, home: Home) -> None:
         self.home = home
+        self.ended = False
         self.client = Client(self.record.gateway_url)
 
     @classmethod
@@ -78,6 +79,7 @@ class RunningStack:
 
     def end(self) -> list[JsonObject]:
         """Take the stack down and return what is left of it."""
+        self.ended = True
         self.client.close()
         done = command(self.home, "tidegate", "down", "--home", str(self.home.root), "--json", check=False)
         left: list[JsonObject] = json.loads(done.stdout)["leftovers"]
@@ -97,7 +99,7 @@ class RunningStack:
         spec["isolation"] = self.record.level
         return self.client.submit({**spec, **changes}, workdir=EXAMPLE).job_id
 
-    def until(self, condition: Callable[[], object], what: str, seconds: float = 120.0) -> None:
+    def until(self, condition: Callable[[], object], what: str, seconds: float = 240.0) -> None:
         """Wait until `condition` holds; while a service is away it does not."""
         deadline = time.monotonic() + seconds
         while True:
