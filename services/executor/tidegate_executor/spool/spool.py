@@ -20,6 +20,7 @@ from typing import TypeVar
 
 import msgspec
 import structlog
+from tidegate_events.cancellation import honour_cancellation
 from tidegate_events.events import AnyEvent
 from tidegate_events.frame import MAX_FRAME_BYTES, Frame, Writer
 from tidegate_events.frame import encode as encode_frame
@@ -259,6 +260,7 @@ class Spool:
     async def run_facts(self, send: Callable[[Frame], Awaitable[None]]) -> None:
         """Hand each frame to `send`, in order, for ever; when it returns, the journal has the frame."""
         while True:
+            honour_cancellation()
             put = await self._next(self._facts)
             if put.frame is not None:
                 await send(put.frame)
@@ -267,6 +269,7 @@ class Spool:
     async def run_user(self, send: Callable[[Sequence[UserMessage]], Awaitable[None]]) -> None:
         """Hand the user messages of each put to `send`, in order, for ever."""
         while True:
+            honour_cancellation()
             put = await self._next(self._user)
             await send(put.user)
             await self._acked(self._user, put)
