@@ -115,9 +115,6 @@ def service_env(name: str, options: StackOptions, bus: Bus, gateway_port: int) -
         env |= {
             "TIDEGATE_HOST": LOOPBACK,
             "TIDEGATE_PORT": str(gateway_port),
-            "TIDEGATE_NATS_URL": bus.url,
-            "TIDEGATE_NATS_USER": name,
-            "TIDEGATE_NATS_PASSWORD": bus.passwords[name],
             "TIDEGATE_DATA_DIR": str(home.root / "gateway"),
         }
     if name == "executor":
