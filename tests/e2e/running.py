@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,13 @@ LOG_LINES = 15
 JsonObject = dict[str, Any]
 
 
-def command(home: Home, *argv: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+def command(
+    home: Home, *argv: str, check: bool = True, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run one of the installed commands against the stack in `home`."""
     done = subprocess.run(
         [str(Path(sys.executable).with_name(argv[0])), *argv[1:]],
-        env={**os.environ, "TIDEGATE_HOME": str(home.root)},
+        env={**os.environ, **(environment or {}), "TIDEGATE_HOME": str(home.root)},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -64,10 +66,11 @@ class RunningStack:
         self.client = Client(self.record.gateway_url)
 
     @classmethod
-    def start(cls, root: Path, *options: str) -> RunningStack:
-        """Bring a stack up and return when it is ready."""
+    def start(cls, root: Path, *options: str, environment: Mapping[str, str] | None = None) -> RunningStack:
+        """Bring a stack up and return when it is ready; `environment` is what its services are told besides."""
         home = Home(root)
-        command(home, "tidegate", "up", "--home", str(root), "--cpu-millis", str(NODE_CPU_MILLIS), "--json", *options)
+        argv = ("up", "--home", str(root), "--cpu-millis", str(NODE_CPU_MILLIS), "--json", *options)
+        command(home, "tidegate", *argv, environment=environment)
         return cls(home)
 
     @property

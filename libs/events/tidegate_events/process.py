@@ -9,13 +9,18 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import TracebackType
 
 import structlog
 import uvloop
+from structlog.typing import EventDict, WrappedLogger
 
+from tidegate_events import trace
 from tidegate_events.bus import BusSettings
 
 READY_FILE_VARIABLE = "TIDEGATE_READY_FILE"
+SANDBOX_ID_DOTS = 2
+"""A sandbox is `<job>.<attempt>.<rank>`."""
 
 
 def bus_settings(name: str) -> BusSettings:
@@ -29,11 +34,16 @@ def bus_settings(name: str) -> BusSettings:
 
 
 def log_as(service: str, instance: str) -> None:
-    """Write one JSON object per log line to standard error, each naming the service and its instance."""
+    """Write one JSON object per log line to standard error, each naming the service and its instance.
+
+    A line that names a job or a sandbox names the job's trace too. What libraries warn of, and what ends the process,
+    comes in the same form.
+    """
     level = logging.getLevelNamesMapping().get(os.environ.get("TIDEGATE_LOG_LEVEL", "INFO").upper(), logging.INFO)
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
+            name_job,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
@@ -44,6 +54,36 @@ def log_as(service: str, instance: str) -> None:
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(service=service, instance=instance)
+    logging.basicConfig(handlers=[_FromLibraries()], level=logging.WARNING, force=True)
+    logging.captureWarnings(capture=True)
+    sys.excepthook = _log_crash
+
+
+def name_job(_logger: WrappedLogger, _method: str, fields: EventDict) -> EventDict:
+    """Add job and trace id to a line that names a sandbox or a job, so that one search finds all of a job's lines."""
+    sandbox = fields.get("sandbox")
+    if "job" not in fields and isinstance(sandbox, str) and sandbox.count(".") == SANDBOX_ID_DOTS:
+        fields["job"] = sandbox.partition(".")[0]
+    job = fields.get("job")
+    if isinstance(job, str) and job:
+        fields.setdefault("trace_id", trace.trace_id(job))
+    return fields
+
+
+class _FromLibraries(logging.Handler):
+    """Passes on what libraries log by `logging`: warnings and worse."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        exc_info = record.exc_info if record.exc_info and record.exc_info[0] else None
+        level = max(logging.WARNING, record.levelno // 10 * 10)
+        structlog.get_logger().log(level, "library", logger=record.name, text=record.getMessage(), exc_info=exc_info)
+
+
+def _log_crash(kind: type[BaseException], error: BaseException, trace_back: TracebackType | None) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, trace_back)
+        return
+    structlog.get_logger().critical("crashed", exc_info=(kind, error, trace_back))
 
 
 def say_ready() -> None:

@@ -102,7 +102,6 @@ class CheckpointService:
 
 def _log(entry: Entry, verdict: Verified | Broken) -> None:
     about = {"job": entry.job, "checkpoint": entry.id, "step": entry.saved.checkpoint.step}
-    about["trace_id"] = entry.saved.traceparent[3:35]
     if isinstance(verdict, Verified):
         log.info("checkpoint_verified", size_bytes=verdict.size_bytes, **about)
     else:

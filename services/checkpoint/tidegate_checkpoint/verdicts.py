@@ -55,7 +55,7 @@ class Verdicts:
                     return
                 if frame is None or frame.writer.epoch < self._begin_epoch():
                     frame = self._frame(entry, verdict)
-                await self._append(frame, own_last)
+                await self._append(entry, frame, own_last)
 
     def _begin_epoch(self) -> int:
         """Return this process's epoch, above that of every other that wrote here, whatever the clock said.
@@ -69,20 +69,21 @@ class Verdicts:
             self._epoch = before + 1
         return self._epoch
 
-    async def _append(self, frame: Frame, own_last: int) -> None:
+    async def _append(self, entry: Entry, frame: Frame, own_last: int) -> None:
         try:
             answer = await self._journal.append(self._subject, frame, expected_last=own_last)
         except JournalUnavailableError as error:
-            log.warning("verdict_waits", why=str(error))
+            log.warning("verdict_waits", job=entry.job, checkpoint=entry.id, why=str(error))
             await asyncio.sleep(UNAVAILABLE_WAIT_SECONDS)
         except JournalFullError as error:
-            log.error("verdict_waits", why=str(error), remedy="begin a new journal generation")
+            remedy = "begin a new journal generation"
+            log.error("verdict_waits", job=entry.job, checkpoint=entry.id, why=str(error), remedy=remedy)
             await asyncio.sleep(FULL_WAIT_SECONDS)
         else:
             if isinstance(answer, Conflict):
                 if answer.actual < own_last:
                     raise JournalGapError(f"frame {own_last} of {self._subject} was folded and is no longer there")
-                log.info("verdict_overtaken", expected=answer.expected, actual=answer.actual)
+                log.info("verdict_overtaken", job=entry.job, expected=answer.expected, actual=answer.actual)
                 self._last = max(self._last, answer.actual)
             else:
                 self._last = max(self._last, answer.seq)

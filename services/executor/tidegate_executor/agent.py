@@ -180,7 +180,7 @@ class NodeAgent:
         elif (reason := admission.refusal(order, self._offer, claims)) is not None:
             await self._refuse(memory, reason, now_ns)
         else:
-            log.info("placement_taken", sandbox=state.id, job=order.job, level=state.level)
+            log.info("placement_taken", sandbox=state.id, job=order.job, isolation=state.level)
             self._run(memory, None)
 
     async def _end_unknown(self, memory: AttemptMemory) -> None:
@@ -202,13 +202,15 @@ class NodeAgent:
         self._tasks.create_task(self._attend(attempt_runner))
 
     async def _attend(self, attempt_runner: AttemptRunner) -> None:
+        # The task is this attempt's own: whatever it logs, deep down too, is about it.
+        structlog.contextvars.bind_contextvars(sandbox=attempt_runner.memory.state.id)
         try:
             await attempt_runner.run()
         except Exception as error:
             if self._context.spool.broken or _is_of_the_node(error):
                 raise  # the agent ends, and its sandboxes run on: the next start may find the node in a better state
             # One member must not take the node's other ones along, nor again at each start of the agent.
-            log.exception("attempt_fault", sandbox=attempt_runner.memory.state.id)
+            log.exception("attempt_fault")
             await attempt_runner.give_up(error)
         del self._runners[attempt_runner.memory.state.id]
         self._remember(attempt_runner.memory)

@@ -59,10 +59,10 @@ async def offered_levels(settings: Settings, backends: Mapping[str, SandboxBacke
         result = await backends[level].probe()
         if result.available:
             levels.add(level)
-            log.info("level_offered", level=level, backend=result.backend, limits=result.limits, notes=result.notes)
+            log.info("level_offered", isolation=level, backend=result.backend, limits=result.limits, notes=result.notes)
         else:
             problems.append(f"{level}: {'; '.join(result.notes)}. {result.remedy}")
-            log.error("level_not_available", level=level, remedy=result.remedy, notes=result.notes)
+            log.error("level_not_available", isolation=level, remedy=result.remedy, notes=result.notes)
     if not levels:
         raise NoLevelError(f"no isolation level can be given here. {' '.join(problems)}")
     return frozenset(levels)

@@ -7,15 +7,14 @@ the middle, a question inside the gap is answered from behind it, and `truncated
 from __future__ import annotations
 
 import base64
-import os
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 
 from tidegate_executor.attempts.state import AttemptState, sandbox_id
-from tidegate_executor.sandbox.logs import read_log
-from tidegate_executor.sandbox.shim.output import existing_segments, segment_name
+from tidegate_executor.retention import LOG_BYTES_MAX, LOGS_KEPT_MAX
+from tidegate_executor.sandbox.logs import read_kept
 
 PIECE_BYTES_MAX = 256 * 1024
 OFFSET_MAX = 1 << 53
@@ -68,6 +67,8 @@ def answer(data: bytes, known: Known, logs: Path) -> bytes:
     if not any(replica.name == f"{component}.{question.replica}" for replica in state.replicas):
         have = ", ".join(replica.name for replica in state.replicas)
         return _error(f"there is no {component}.{question.replica}; there are: {have}")
+    if not (logs / state.id).is_dir():
+        return _error(_why_none(state))
     return msgspec.json.encode(
         {
             **piece(logs / state.id, (component, question.replica), question.offset, question.limit),
@@ -80,43 +81,21 @@ def answer(data: bytes, known: Known, logs: Path) -> bytes:
 def piece(directory: Path, of: tuple[str, int], offset: int, limit: int) -> dict[str, Any]:
     """Return up to `limit` bytes of a replica's output from `offset` (negative: from the end)."""
     component, replica = of
-    kept = _kept(directory, f"{component}.{replica}")
-    size = kept[-1][1] if kept else 0
-    wanted = min(max(offset if offset >= 0 else size + offset, 0), OFFSET_MAX)
-    start = wanted
     room = min(max(limit, 1), PIECE_BYTES_MAX)
-    data = b""
-    for begin, end in kept:
-        if wanted >= end:
-            continue
-        start = max(wanted, begin)
-        data = read_log(str(directory), component, replica, start, min(room, end - start)).data
-        break
+    found = read_kept(str(directory), component, replica, max(min(offset, OFFSET_MAX), -OFFSET_MAX), room)
     return {
-        "data": base64.b64encode(data).decode(),
-        "offset": start,
-        "size": size,
-        "truncated": start > wanted,
+        "data": base64.b64encode(found.data).decode(),
+        "offset": found.offset,
+        "size": found.size,
+        "truncated": found.offset > found.wanted,
     }
 
 
-def _kept(directory: Path, name: str) -> list[tuple[int, int]]:
-    """Return the kept ranges of the stream, adjacent files joined."""
-    try:
-        starts = sorted(existing_segments(str(directory), name))
-    except FileNotFoundError:
-        return []
-    ranges: list[tuple[int, int]] = []
-    for start in starts:
-        try:
-            end = start + os.stat(directory / segment_name(name, start)).st_size
-        except FileNotFoundError:
-            continue  # dropped by the shim meanwhile
-        if ranges and ranges[-1][1] == start:
-            ranges[-1] = (ranges[-1][0], end)
-        else:
-            ranges.append((start, end))
-    return ranges
+def _why_none(state: AttemptState) -> str:
+    if state.ended_ns:
+        kept = f"{LOGS_KEPT_MAX} sandboxes and {LOG_BYTES_MAX // 1024**3} GiB"
+        return f"{state.id} wrote no log, or it was removed: this node keeps the newest logs of at most {kept}"
+    return f"{state.id} has not begun to run, so there is no log yet"
 
 
 def _error(text: str) -> bytes:

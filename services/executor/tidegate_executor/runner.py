@@ -285,7 +285,7 @@ class AttemptRunner:
             node = self._context.node
             events.append(facts.quota_applied(state, node, quotas, now_ns, enforced=stats.limits_enforced))
             state = _replace(transitions.started(self.memory.state), quotas_reported=quotas)
-        self._log.info("sandbox_started", level=state.level, image=state.image_digest)
+        self._log.info("sandbox_started", isolation=state.level, image=state.image_digest)
         await self.memory.commit(events, state=state)
 
     async def _start(self, sandbox: Sandbox, replicas: Iterable[Replica]) -> None:

@@ -207,7 +207,8 @@ class Desk:
         except JournalFullError:
             raise
         except (JournalError, nats.errors.Error, TimeoutError) as error:
-            log.warning("append_unsettled", frame=writer.frame_id, error=repr(error))
+            job = getattr(frame.events[0], "job", None)
+            log.warning("append_unsettled", job=job, frame=writer.frame_id, error=repr(error))
             raise JournalAwayError(f"the journal did not answer within {APPEND_SECONDS_MAX:g} s") from error
         if not isinstance(appended, Appended):
             raise JournalAwayError("the journal refused an append that had no guard")

@@ -37,8 +37,10 @@ from tidegate_executor import (
     workdirs,
 )
 from tidegate_executor.attempts import facts, transitions
+from tidegate_executor.attempts.state import AttemptState, Replica
 from tidegate_executor.capacity import NodeCapacity, gpu_devices, processor
 from tidegate_executor.images import Image
+from tidegate_executor.sandbox import logs
 from tidegate_executor.sandbox.shim.output import LogFile
 from tidegate_executor.secret_store import SecretError
 from tidegate_executor.workdirs import WorkdirError, Workdirs
@@ -340,6 +342,57 @@ def test_pieces_of_a_log_join_and_say_where_the_bound_dropped_bytes(tmp_path: Pa
     tail = log_queries.piece(tmp_path, ("main", 0), -10, 64)
     assert base64.b64decode(tail["data"]) == b"000000199\n"
     assert log_queries.piece(tmp_path / "nowhere", ("main", 0), 0, 64)["size"] == 0
+
+
+def test_a_file_that_the_bound_drops_meanwhile_is_a_gap_and_never_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = LogFile(str(tmp_path), "main.0", 400)
+    text = b"".join(b"%09d\n" % number for number in range(30))
+    written.write(text)
+    written.close()
+    read = logs._read
+
+    def drop_the_second(path: str, position: int, bytes_max: int) -> bytes:
+        if path.endswith("000000000000100.log"):
+            Path(path).unlink(missing_ok=True)
+        return read(path, position, bytes_max)
+
+    monkeypatch.setattr(logs, "_read", drop_the_second)
+    first = log_queries.piece(tmp_path, ("main", 0), 0, 400)
+    assert base64.b64decode(first["data"]) == text[:100]
+    after = log_queries.piece(tmp_path, ("main", 0), 100, 400)
+    assert (after["offset"], after["truncated"]) == (200, True)
+    assert base64.b64decode(after["data"]) == text[200:]
+
+
+class _Known:
+    """An agent that remembers one attempt."""
+
+    def __init__(self, state: AttemptState) -> None:
+        self._state = state
+
+    def find(self, sandbox: str) -> AttemptState | None:
+        return self._state if sandbox == self._state.id else None
+
+    def newest(self, job: str, rank: int) -> AttemptState | None:
+        return self._state if (job, rank) == (self._state.job, self._state.rank) else None
+
+    def main_component(self, sandbox: str) -> str | None:
+        return "main"
+
+
+@pytest.mark.parametrize(("ended_ns", "why"), [(5, "or it was removed"), (0, "has not begun to run")])
+def test_a_log_that_is_not_there_says_why(tmp_path: Path, ended_ns: int, why: str) -> None:
+    replica = Replica(component="main", replica=0)
+    state = AttemptState(
+        job="j", tenant="t", attempt=1, rank=0, level="trusted", replicas=(replica,), ended_ns=ended_ns
+    )
+    question = msgspec.json.encode({"job": "j"})
+    assert why in msgspec.json.decode(log_queries.answer(question, _Known(state), tmp_path))["error"]
+    (tmp_path / state.id).mkdir()
+    answer = msgspec.json.decode(log_queries.answer(question, _Known(state), tmp_path))
+    assert (answer["size"], answer["components"]) == (0, ["main"])
 
 
 # ---- checkpoints ----

@@ -18,6 +18,11 @@ class Sandbox(msgspec.Struct, frozen=True):
     attempt: int
     rank: int
 
+    @property
+    def id(self) -> str:
+        """Return the sandbox's id, as everywhere."""
+        return f"{self.job}.{self.attempt}.{self.rank}"
+
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
     """Where a message comes from; `seq` is 0 for the kinds that are not acknowledged (report)."""

@@ -110,11 +110,11 @@ class ChannelServer:
                 return None
             if error.errno not in _ACCEPT_AGAIN:
                 raise
-            _log.warning("channel.accept", sandbox=self.sandbox, error=str(error))
+            _log.warning("channel.accept", sandbox=self.sandbox.id, error=str(error))
             await asyncio.sleep(_ACCEPT_PAUSE_SECONDS)
             return None
         if self._connections >= CLIENTS_MAX or self._connects.take(loop.time()):
-            _log.warning("channel.too_many_connections", sandbox=self.sandbox, connected=self._connections)
+            _log.warning("channel.too_many_connections", sandbox=self.sandbox.id, connected=self._connections)
             connection.close()
             return None
         return connection
@@ -127,12 +127,12 @@ class ChannelServer:
         except FrameRefused as refusal:
             writer.write(framing.encode({"kind": "error", "code": refusal.code, "message": str(refusal)}))
         except (ConnectionError, HandlerUnavailable) as reason:
-            _log.info("channel.closed", sandbox=self.sandbox, reason=str(reason))
+            _log.info("channel.closed", sandbox=self.sandbox.id, reason=str(reason))
         except Exception:  # noqa: BLE001 - logged with its trace and counted
             # A fault of the agent's own must not take the node's other sandboxes along. The message was not
             # acknowledged, so the job sends it again; the count makes the fault visible.
             self.faults += 1
-            _log.exception("channel.fault", sandbox=self.sandbox)
+            _log.exception("channel.fault", sandbox=self.sandbox.id)
         finally:
             self._connections -= 1
             writer.close()

@@ -44,6 +44,7 @@ class Session:
         self._on_durable = on_durable
         self._reader, self._writer = streams
         self.client = client
+        self._sandbox = client.origin.sandbox.id
         self.hello = hello
         self.ended = asyncio.Event()
         self._handler = handler
@@ -96,7 +97,7 @@ class Session:
                 if refusal.fatal:
                     break
             except HandlerUnavailable as reason:
-                _log.warning("channel.unavailable", client=self.hello.client, reason=str(reason))
+                _log.warning("channel.unavailable", sandbox=self._sandbox, client=self.hello.client, reason=str(reason))
                 return
             await self._drain()
 
@@ -147,7 +148,8 @@ class Session:
             reply["retry_after_ms"] = refusal.retry_after_ms
         else:
             self._violations += 1
-            _log.warning("channel.refused", client=self.hello.client, code=refusal.code, text=str(refusal)[:200])
+            said = {"code": refusal.code, "text": str(refusal)[:200]}
+            _log.warning("channel.refused", sandbox=self._sandbox, client=self.hello.client, **said)
             if refusal.seq == self._expected:
                 # The process will not send it again: the next one is due.
                 self._expected += 1

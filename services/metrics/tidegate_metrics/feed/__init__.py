@@ -1,0 +1,1 @@
+"""The telemetry feed: the port, the JetStream one, and one in memory."""

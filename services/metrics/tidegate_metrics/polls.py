@@ -1,0 +1,90 @@
+"""What is asked of others now and then: the scheduler about the queue and its passes, JetStream about the journal."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import msgspec
+import nats.errors
+import structlog
+from nats.aio.client import Client
+from tidegate_events import subjects
+
+ASK_SECONDS_MAX = 2.0
+
+log = structlog.get_logger()
+
+
+class WaitingCount(msgspec.Struct, frozen=True):
+    """How many jobs of a tenant wait for one reason."""
+
+    tenant: str
+    reason: str
+    jobs: int
+
+
+class PassTimes(msgspec.Struct, frozen=True):
+    """How long passes took, since the scheduler began."""
+
+    bounds_seconds: tuple[float, ...]
+    counts: tuple[int, ...]
+    total_seconds: float
+
+
+class SchedulerAnswer(msgspec.Struct, frozen=True):
+    """The leading scheduler's answer to `waiting`."""
+
+    waiting: tuple[WaitingCount, ...]
+    passes: PassTimes
+
+
+class JournalBytes(msgspec.Struct, frozen=True):
+    """How large the journal is and may become; a negative limit is none."""
+
+    used: int
+    limit: int
+
+
+class Polls(Protocol):
+    """Questions; each returns None where nobody answers in time, or what comes is no answer."""
+
+    async def scheduler(self) -> SchedulerAnswer | None:
+        """Ask who waits and how long passes take."""
+        ...
+
+    async def journal_bytes(self) -> JournalBytes | None:
+        """Ask how large the journal is."""
+        ...
+
+
+class NatsPolls:
+    """Asks over one connection."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def scheduler(self) -> SchedulerAnswer | None:
+        """Ask the leading scheduler."""
+        answer = await self._ask(subjects.ask_scheduler("waiting"))
+        try:
+            return None if answer is None else msgspec.json.decode(answer, type=SchedulerAnswer)
+        except msgspec.MsgspecError as error:
+            log.warning("scheduler_answer_unreadable", why=str(error))
+            return None
+
+    async def journal_bytes(self) -> JournalBytes | None:
+        """Ask JetStream about the journal's stream."""
+        answer = await self._ask(f"$JS.API.STREAM.INFO.{subjects.JOURNAL_STREAM}")
+        if answer is None:
+            return None
+        body: dict[str, Any] = msgspec.json.decode(answer)
+        if "error" in body:
+            return None
+        return JournalBytes(int(body["state"]["bytes"]), int(body["config"].get("max_bytes", -1)))
+
+    async def _ask(self, subject: str) -> bytes | None:
+        try:
+            return (await self._client.request(subject, b"", timeout=ASK_SECONDS_MAX)).data
+        except (nats.errors.Error, TimeoutError, OSError) as error:
+            log.debug("nobody_answered", subject=subject, why=repr(error))
+            return None

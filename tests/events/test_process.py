@@ -1,0 +1,60 @@
+"""What a service writes to standard error: JSON alone, and a job's trace wherever a line speaks of a job."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+from tidegate_events import trace
+
+JOB = "j-4k2mz7q5x3w6y2ab"
+
+
+def lines_of(code: str) -> list[dict[str, Any]]:
+    """Run a service's code in a process of its own; return its log lines."""
+    start = "import structlog\nfrom tidegate_events.process import log_as\nlog_as('demo', 'd1')\n"
+    start += "log = structlog.get_logger()\n"
+    done = subprocess.run([sys.executable, "-c", start + code], capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout == ""
+    return [json.loads(line) for line in done.stderr.splitlines()]
+
+
+def test_a_line_about_a_job_names_its_trace() -> None:
+    (line,) = lines_of(f"log.info('seen', job='{JOB}')")
+    assert (line["job"], line["trace_id"]) == (JOB, trace.trace_id(JOB))
+    assert (line["service"], line["instance"], line["event"], line["level"]) == ("demo", "d1", "seen", "info")
+
+
+def test_a_line_about_a_sandbox_names_job_and_trace() -> None:
+    first, second = lines_of(f"log.bind(sandbox='{JOB}.2.0').info('a')\nlog.info('b', sandbox='{JOB}.1.3', job='')")
+    assert (first["job"], first["trace_id"]) == (JOB, trace.trace_id(JOB))
+    assert "trace_id" not in second
+
+
+def test_bound_context_counts_too() -> None:
+    (line,) = lines_of(f"structlog.contextvars.bind_contextvars(sandbox='{JOB}.1.0')\nlog.warning('deep')")
+    assert line["trace_id"] == trace.trace_id(JOB)
+
+
+def test_a_line_about_no_job_has_no_trace() -> None:
+    (line,) = lines_of("log.info('ready', sandbox='whatever', jobs=5)")
+    assert not {"job", "trace_id"} & set(line)
+
+
+def test_what_libraries_warn_of_is_json_too() -> None:
+    code = "import logging, warnings\nlogging.getLogger('nats').error('slow %s', 'consumer')\n"
+    code += "logging.getLogger('nats').info('chatter')\nwarnings.warn('old')"
+    first, second = lines_of(code)
+    assert (first["event"], first["logger"], first["text"], first["level"]) == (
+        "library", "nats", "slow consumer", "error",
+    )  # fmt: skip
+    assert (second["logger"], second["level"]) == ("py.warnings", "warning")
+    assert "old" in second["text"]
+
+
+def test_a_crash_is_one_line_with_its_traceback() -> None:
+    (line,) = lines_of("raise RuntimeError('no')")
+    assert (line["event"], line["level"]) == ("crashed", "critical")
+    assert "RuntimeError: no" in line["exception"]
