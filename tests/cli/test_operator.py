@@ -188,7 +188,14 @@ def test_top_shows_nodes_jobs_and_the_line(live: LiveGateway, cli: Cli) -> None:
     story.preempting(live)
     now = time.time_ns()
     about: dict[str, Any] = {"node": "n1", "seq": 1, "incarnation": 1}
-    member = {"tenant": "t", "job": "j-high", "attempt": 1, "rank": 0, "component": "learner", "replica": 0}
+    member: dict[str, Any] = {
+        "tenant": "t",
+        "job": "j-high",
+        "attempt": 1,
+        "rank": 0,
+        "component": "learner",
+        "replica": 0,
+    }
     live.hear(
         NodeSample(at_ns=now, gauges={"cpu_ratio": 0.5, "memory_used_bytes": 2.0**30}, **about),
         ProcessSample(at_ns=now - 2 * SECOND, step=100, **member, **about),

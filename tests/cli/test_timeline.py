@@ -53,6 +53,14 @@ def test_reasons_carry_their_numbers() -> None:
     assert sentence(_entry("JobStarted", reasons=reasons)) == "running  — LeastCost (lost_seconds 41); B: d"
 
 
+def test_a_shortage_is_said_in_words_and_only_of_what_is_short() -> None:
+    numbers = {"cpu_millis_needed": 1100, "cpu_millis_free": 900, "memory_mib_needed": 1024, "memory_mib_free": 23081}
+    assert text.reason({"code": "Resources", "numbers": numbers}) == "Resources: needs 1.1 CPU, 0.9 free"
+    gpus = {**numbers, "cpu_millis_free": 2000, "gpus_needed": 4, "gpus_free": 1, "candidates": 2}
+    reason = {"code": "Reserved", "detail": "waits for jobs to leave n1", "numbers": gpus}
+    assert text.reason(reason) == "Reserved: waits for jobs to leave n1; needs 4 GPU, 1 free (candidates 2)"
+
+
 def test_infrastructure_and_the_jobs_own_fault_read_differently() -> None:
     lost = _entry("SandboxExited", node="n1", rank=0, data={"outcome": "lost", "detail": "node rebooted"})
     own = _entry("SandboxExited", node="n1", rank=1, data={"outcome": "failed", "exit_code": 0, "oom": True})

@@ -14,6 +14,7 @@ import pytest
 from tidegate_local import leftovers
 from tidegate_local.home import Home
 from tidegate_local.plan import STOP_ORDER
+from tidegate_local.postgres import password_file
 
 from tests.e2e.running import RunningStack, command
 
@@ -37,7 +38,7 @@ def test_what_is_running_is_seen_and_afterwards_nothing_is(stack: RunningStack) 
     kinds = [leftover.kind for leftover in seen]
     commands = " ".join(leftover.what for leftover in seen)
     assert kinds.count("process") >= len(STOP_ORDER) + 1 + 5, seen  # services, the supervisor, the job's processes
-    assert kinds.count("port") == 2
+    assert kinds.count("port") == len(stack.record.ports)
     assert "cgroup" in kinds
     assert "learner.py" in commands
     assert "simulator.py" in commands
@@ -80,9 +81,10 @@ def test_a_stack_comes_back_to_its_history_and_its_jobs(start: Callable[[], Runn
 
 
 def test_passwords_stay_with_the_owner(stack: RunningStack) -> None:
-    for file in (stack.home.stack_file, stack.home.nats_config):
+    for file in (stack.home.stack_file, stack.home.nats_config, password_file(stack.home)):
         assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
-    passwords = {stack.record.bus_password}
+    passwords = {stack.record.bus_password, stack.record.database_url.split(":")[2].split("@")[0]}
+    passwords.add(password_file(stack.home).read_text())
     config = json.loads(stack.home.nats_config.read_text())
     passwords |= {user["password"] for user in config["authorization"]["users"]}
     for pid in (stack.record.pid, *(service.pid for service in stack.record.services.values())):

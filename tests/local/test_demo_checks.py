@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from tidegate_local.demo.checks import check_all
-from tidegate_local.demo.observed import CommandRun, Entry, KernelQuota, Observed
+from tidegate_local.demo.checks import HIGH_SPANS, LOW_SPANS, check_all
+from tidegate_local.demo.observed import CommandRun, Entry, KernelQuota, Observed, ReadModels, TraceSeen
 from tidegate_local.demo.report import line
 from tidegate_local.leftovers import Leftover
 
@@ -61,6 +61,11 @@ def story(level: str = "trusted") -> Observed:
         events=events,
         kernel={"low": {KernelQuota(*pair) for pair in _kernel()}} if level != "unisolated" else {},
         commands=[CommandRun(argv=("tidegate", "jobs"), exit_code=0, output="")],
+        traces={
+            "low": TraceSeen(names=dict.fromkeys(LOW_SPANS, 1), roots=1),
+            "high": TraceSeen(names=dict.fromkeys(HIGH_SPANS, 1), roots=1),
+        },
+        read_models=ReadModels(generation=1, seq=len(events), head_seq=len(events), lag_frames=0),
         verification={"ok": True, "passes": 9, "decisions": 12, "decisions_verified": 12},
     )
 
@@ -137,6 +142,14 @@ BROKEN: dict[str, tuple[str, Callable[[Observed], None]]] = {
     "history differs": ("history verifies", lambda s: s.verification.update(decisions_verified=11)),
     "nothing verified": ("history verifies", lambda s: s.verification.update(decisions=0, decisions_verified=0)),
     "not verified": ("history verifies", lambda s: s.verification.clear()),
+    "read models behind": ("read models", lambda s: setattr(s, "read_models", ReadModels(seq=3, lag_frames=1))),
+    "read models elsewhere": ("read models", lambda s: setattr(s, "read_models", ReadModels(seq=3, lag_frames=0))),
+    "no trace": ("the low job's whole life", lambda s: s.traces.clear()),
+    "no resume in the trace": ("the low job's whole life", lambda s: s.traces["low"].names.pop("resume")),
+    "two roots": (
+        "the high job's whole life",
+        lambda s: s.traces.update(high=msgspec.structs.replace(s.traces["high"], roots=2)),
+    ),
     "command failed": (
         "tidegate jobs",
         lambda s: s.commands.append(CommandRun(argv=("tidegate", "jobs"), exit_code=1, output="")),

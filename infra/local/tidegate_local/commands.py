@@ -44,7 +44,7 @@ def up(  # noqa: PLR0917 - typer calls it by name, one argument for each option
     memory_mib: Annotated[int | None, typer.Option(min=64, help="Offer this much memory, not all of it.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Start the local stack: the bus, the gateway, the scheduler, one node agent, the checkpoint service."""
+    """Start the local stack: bus and database, gateway, scheduler, one node agent, checkpoints, read models, metrics."""
     options = StackOptions(
         home=(Home(home) if home else Home.default()).root,
         unisolated=unisolated,
@@ -88,7 +88,7 @@ def log_to_stderr() -> None:
 
 def _waiting(record: StackRecord) -> str:
     waiting = [name for name, service in record.services.items() if not service.ready]
-    text = f"waiting for {', '.join(waiting) or 'the bus'}"
+    text = f"waiting for {', '.join(waiting) or 'bus and database'}"
     if waiting == ["executor"]:
         text += ": it measures the image that jobs run on (the first time that takes a minute)"
     return text
@@ -111,6 +111,7 @@ def _show(record: StackRecord, as_json: bool) -> None:
             "state": record.state,
             "home": record.home,
             "gateway_url": record.gateway_url,
+            "metrics_url": record.metrics_url,
             "node": record.node,
             "level": record.level,
             "pid": record.pid,
@@ -126,4 +127,5 @@ def _show(record: StackRecord, as_json: bool) -> None:
     screen.print(table)
     if record.level == "unisolated":
         screen.print(f"[bold yellow]{UNISOLATED_LABEL}[/]", highlight=False)
-    screen.print(f"gateway {record.gateway_url}   node {record.node}   level {record.level}", highlight=False)
+    screen.print(f"gateway {record.gateway_url}   metrics {record.metrics_url}", highlight=False)
+    screen.print(f"node {record.node}   level {record.level}", highlight=False)

@@ -36,7 +36,7 @@ STOP_ORDER = (
 # Started when the bus is ready, all at once.
 BUS_CLIENTS = ("checkpoint", "scheduler", "executor")
 # Started when the database has its newest schema, too.
-DATABASE_CLIENTS = ("projector", "gateway")
+DATABASE_CLIENTS = ("projector", "metrics", "gateway")
 
 
 class MigrationFailedError(Exception):

@@ -15,6 +15,7 @@ CREATE TABLE tidegate.generations (
     activated_at timestamptz,
     retired_at timestamptz
 );
+CREATE SEQUENCE tidegate.generation_numbers AS integer;  -- a number never comes back, so no reader mixes two
 CREATE UNIQUE INDEX generations_one_active ON tidegate.generations (state) WHERE state = 'active';
 
 -- One row for each generation whose tables are there. A position whose heartbeat is old belongs to a projector that is

@@ -10,7 +10,7 @@ import uvloop
 from tidegate_events.bus import BusUnreachableError
 from tidegate_events.process import log_as
 
-from tidegate_gateway import library_logs, shell
+from tidegate_gateway import shell
 from tidegate_gateway.settings import Settings, SettingsError, from_arguments
 from tidegate_gateway.tenants import TenantsFileError
 
@@ -26,7 +26,6 @@ def main() -> None:
         print(f"tidegate-gateway: {error}", file=sys.stderr)
         sys.exit(EXIT_USAGE)
     log_as("gateway", settings.instance)
-    library_logs.forward()
     sys.exit(_serve(settings))
 
 

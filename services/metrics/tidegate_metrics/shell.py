@@ -112,15 +112,18 @@ class MetricsService:
     async def _follow_telemetry(self) -> None:
         """Read from a few windows ago, and again from the stored place when that becomes known."""
         while True:
-            cancellation.obey()
             self._follow_again.clear()
-            since_ns = self._since_ns()
-            async with aclosing(self._feed.follow(since_ns)) as messages:
-                async for message in messages:
-                    cancellation.obey()
-                    if self._follow_again.is_set():
-                        break  # this one comes again, after those that the ledger has to take before it
-                    self.state.hear(message, self._clock.now_ns())
+            async with asyncio.TaskGroup() as tasks:
+                following = tasks.create_task(self._hear_since(self._since_ns()))
+                await self._follow_again.wait()
+                following.cancel()
+
+    async def _hear_since(self, since_ns: int) -> None:
+        async with aclosing(self._feed.follow(since_ns)) as messages:
+            async for message in messages:
+                if self._follow_again.is_set():
+                    return  # this one comes again, after those that the ledger has to take before it
+                self.state.hear(message, self._clock.now_ns())
 
     def _since_ns(self) -> int:
         windows = self._settings.thresholds.windows + 2

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
+from tidegate.cli.output import Progress
 from tidegate_events import bus
 from tidegate_events.bus import BusSettings, BusUnreachableError
-from tidegate_events.journal.base import JournalError
+from tidegate_events.journal.base import JournalError, Recorded
 from tidegate_events.journal.nats import NatsJournal
 from tidegate_events.process import bus_settings, log_as
 
@@ -19,6 +22,7 @@ from tidegate_scheduler.history import Verification, verify
 
 EXIT_DIFFERENT = 1
 EXIT_UNREACHABLE = 3
+FRAMES_PER_WORD = 100
 
 history = typer.Typer(help="Look into the journal and prove it.", no_args_is_help=True)
 
@@ -46,10 +50,14 @@ def verify_command(
 
     Exit code 0: all equal. 1: a pass came out otherwise; the first one is shown. 3: no journal can be reached.
 
-    Example: tidegate history verify --json
+    \b
+    Examples:
+      tidegate history verify
+      tidegate history verify --json | jq .decisions_verified
     """
     try:
-        report = asyncio.run(_verify(_bus_settings(home)))
+        with Progress("Reading the journal") as progress:
+            report = asyncio.run(_verify(_bus_settings(home), progress))
     except (BusUnreachableError, JournalError) as error:
         typer.echo(f"cannot read the journal: {error}. Is the stack up? Try `tidegate status`.", err=True)
         raise typer.Exit(EXIT_UNREACHABLE) from error
@@ -76,13 +84,23 @@ def _bus_settings(home: Path | None) -> BusSettings:
     return BusSettings(url=stack.bus_url, user=stack.bus_user, password=stack.bus_password, name="history")
 
 
-async def _verify(settings: BusSettings) -> Verification:
+async def _verify(settings: BusSettings, progress: Progress) -> Verification:
     client = await bus.connect(settings)
     try:
         journal = NatsJournal(client)
-        return await verify(journal.read(0, await journal.end()))
+        end = await journal.end()
+        return await verify(_told(journal.read(0, end), end, progress))
     finally:
         await client.close()
+
+
+async def _told(frames: AsyncGenerator[Recorded, None], end: int, progress: Progress) -> AsyncGenerator[Recorded, None]:
+    """Pass the frames on, and say how far it is now and then."""
+    async with aclosing(frames):
+        async for recorded in frames:
+            if recorded.seq % FRAMES_PER_WORD == 0:
+                progress.update(f"Deciding again: frame {recorded.seq} of {end}")
+            yield recorded
 
 
 def _as_text(report: Verification) -> str:

@@ -6,7 +6,7 @@ import tidegate
 
 STEP_CPU_SECONDS = 0.004
 FAST_SECONDS = 5.0
-SLOW_SECONDS = 45.0
+SLOW_SECONDS = 25.0
 LAST_SECONDS_MAX = 200.0
 
 job = tidegate.init()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tidegate_events.journal.base import Recorded
@@ -13,7 +14,7 @@ from tidegate_gateway.database.connection import Connection, Database
 from tidegate_gateway.database.generations import Generation
 from tidegate_gateway.database.loader import load_job, load_view
 from tidegate_gateway.projector.projection import Projection
-from tidegate_gateway.projector.store import Head
+from tidegate_gateway.projector.store import Head, MovedError
 from tidegate_gateway.view.model import TIMELINE_FIRST_MAX
 from tidegate_gateway.view.projection import View
 
@@ -22,7 +23,7 @@ from tests.support.postgres import PostgresServer
 
 ENDED_JOBS_MAX = 2
 HEAD = Head(0, 0, "test")
-TIMES = {"caught_up_at", "seen_at", "head_seq"}
+OF_THE_PROJECTOR = {"caught_up_at", "seen_at", "head_seq", "events_ahead", "projector"}
 
 
 async def fresh(database: Database) -> Generation:
@@ -37,12 +38,12 @@ async def fresh(database: Database) -> Generation:
 
 
 async def dump(connection: Connection, schema: str) -> dict[str, list[dict[str, Any]]]:
-    """Return every row of every table of a generation, but for the times at which a projector was seen."""
+    """Return every row of every table of a generation, but for what a projector says of itself."""
     tables = await connection.fetch("SELECT tablename FROM pg_tables WHERE schemaname = $1 ORDER BY 1", schema)
     found = {}
     for table in tables:
         rows = await connection.fetch(f"SELECT * FROM {schema}.{table['tablename']}")
-        plain = [{key: value for key, value in row.items() if key not in TIMES} for row in rows]
+        plain = [{key: value for key, value in row.items() if key not in OF_THE_PROJECTOR} for row in rows]
         found[table["tablename"]] = sorted(plain, key=repr)
     return found
 
@@ -99,6 +100,45 @@ def test_the_tables_are_a_fold_of_the_journal(
     for action in (("submit", 1, ""), ("pass", 0, ""), ("start", 0, ""), *actions):
         story.act(*action)
     asyncio.run(check(postgres.url, story, cuts))
+
+
+async def test_lag_is_told_by_a_view(database: Database) -> None:
+    generation = await fresh(database)
+    story = Story()
+    projection = await Projection.load(database, generation)
+    await projection.write(story.frames[:2], Head(10, 20, "test"))
+    async with database.connection() as connection:
+        assert (await _lag(connection))[:3] == (2, 8, 20)
+        await connection.execute(f"UPDATE {generation.schema}.position SET caught_up_at = now() - interval '1 hour'")
+        assert (await _lag(connection))[3] >= 3600
+    await projection.beat(Head(2, 0, "test"))
+    async with database.connection() as connection:
+        assert await _lag(connection) == (2, 0, 0, 0)
+        # Nobody has looked for a minute: it may have caught up once, but nobody knows what came since.
+        await connection.execute(
+            f"UPDATE {generation.schema}.position SET (seen_at, caught_up_at)"
+            " = (now() - interval '60 s', now() - interval '60 s')"
+        )
+        assert (await _lag(connection))[3] >= 60
+
+
+async def _lag(connection: Connection) -> tuple[Any, ...]:
+    row = await connection.fetchrow(
+        "SELECT seq, lag_frames, lag_events, lag_seconds FROM tidegate.projection_status WHERE state = 'active'"
+    )
+    return tuple(row)
+
+
+async def test_only_one_of_two_projectors_writes_a_frame(database: Database) -> None:
+    generation = await fresh(database)
+    story = Story()
+    first = await Projection.load(database, generation)
+    second = await Projection.load(database, generation)
+    await first.write(story.frames[:2], HEAD)
+    with pytest.raises(MovedError):
+        await second.write(story.frames[:1], HEAD)
+    async with database.connection() as connection:
+        assert await connection.fetchval("SELECT count(*) FROM tidegate.events") == 2
 
 
 def test_long_timelines_come_back_as_they_were_kept(postgres: PostgresServer) -> None:

@@ -105,12 +105,14 @@ class Telling:
         elif action == "applied":
             cluster.node_fact(job, member, e.QuotaApplied, quotas=member.quotas)
         elif action == "late":
-            # A fact of the attempt before, and a clock that runs behind.
-            event = e.PhaseChanged(
-                id=f"late-{len(self.frames)}", at_ns=cluster.now - 10_000_000_000, tenant="t", job=job,
-                attempt=cluster.job(job).attempt - pick % 2, rank=member.rank, phase="learning",
+            # Facts of the attempt before, or by a clock that runs behind.
+            about = {"at_ns": cluster.now - 10_000_000_000, "tenant": "t", "job": job,
+                     "attempt": cluster.job(job).attempt - pick % 2}  # fmt: skip
+            event = e.PhaseChanged(id=f"late-{len(self.frames)}", rank=member.rank, phase="learning", **about)  # type: ignore[arg-type]
+            failed = e.CheckpointFailed(
+                id=f"full-{len(self.frames)}", stage="save", reason=e.Reason(code="Disk"), **about,  # type: ignore[arg-type]
             )  # fmt: skip
-            cluster.append("node", member.node, event)
+            cluster.append("node", member.node, event, failed)
         else:
             self.on_checkpoint(action, job)
 

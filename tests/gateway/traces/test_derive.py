@@ -52,6 +52,8 @@ def opened(frames: list[Recorded], job: str) -> Counter[str]:
         for event, counts_here in zip(frame.frame.events, counts, strict=True):
             if counts_here and getattr(event, "job", None) == job:
                 found.update(OPENED_BY.get(type(event), ()))
+                if isinstance(event, e.CheckpointFailed) and event.stage == "save":
+                    found["save"] += 1
                 if isinstance(event, e.JobPlaced):
                     found["sandbox"] += len(event.members)
     return found

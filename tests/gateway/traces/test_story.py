@@ -216,3 +216,33 @@ def test_the_memory_of_a_job_stays_small_however_long_it_runs() -> None:
     (data,) = deriver.take_changes().values()
     assert data is not None
     assert len(data) < 8_000
+
+
+def test_a_clock_that_runs_behind_puts_nothing_before_its_attempt() -> None:
+    cluster = Telling().cluster
+    for node in ("n1", "n2"):
+        cluster.append("scheduler", "s1", e.NodeLost(id=f"gone-{node}", at_ns=cluster.now, node=node, incarnation=1))
+    cluster.submit(spec(500), "j1")
+    cluster.advance(40)
+    cluster.node("n1", incarnation=2)
+    cluster.settle()
+    placed_ns = cluster.now
+    behind = e.CheckpointFailed(
+        id="f",
+        at_ns=placed_ns - 9 * SECOND,
+        tenant="t",
+        job="j1",
+        attempt=1,
+        stage="save",
+        reason=e.Reason(code="Disk"),
+    )
+    phase = e.PhaseChanged(
+        id="p", at_ns=placed_ns - 9 * SECOND, tenant="t", job="j1", attempt=1, rank=0, phase="sampling"
+    )
+    cluster.append("node", "n1", behind, phase)
+    cluster.exit("j1", "completed")
+    found = by_name(derived(cluster.frames), "j1")
+    assert seconds(one(found["queue"])) == 40
+    failed = one(found["save"])
+    assert (failed.start_ns, failed.status, attribute(failed, "fault")) == (placed_ns, "error", "job")
+    assert one(found["phase sampling"]).start_ns == placed_ns

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -17,7 +16,8 @@ import msgspec
 from tidegate_local import plan
 from tidegate_local.commands import EXIT_FAILED
 from tidegate_local.demo.checks import Check, check_all
-from tidegate_local.demo.observed import CommandRun, JsonObject, Observed
+from tidegate_local.demo.observed import Observed
+from tidegate_local.demo.reading import read_back
 from tidegate_local.demo.report import Reporter, line
 from tidegate_local.demo.scenario import Scenario, ScenarioError, Stage
 from tidegate_local.home import Home
@@ -27,7 +27,6 @@ EXIT_INTERRUPTED = 130
 MARKER = "made-by-the-demo"
 # What the node offers whatever the machine has, so that both jobs never fit beside each other.
 NODE_CPU_MILLIS = 2000
-COMMAND_SECONDS_MAX = 60.0
 
 
 class _Refused(Exception):
@@ -61,7 +60,7 @@ class _Demo:
 
     def up(self) -> None:
         """Start the stack. Raises _Refused with the exit code of `tidegate up`."""
-        self.reporter.say("starting the stack: bus, gateway, scheduler, node agent, checkpoint service")
+        self.reporter.say("starting the stack: bus, database, and every service as its own process")
         argv = ["up", "--home", str(self._home.root), "--cpu-millis", str(NODE_CPU_MILLIS)]
         argv += ["--unisolated"] if self._unisolated else []
         began = time.monotonic()
@@ -87,10 +86,8 @@ class _Demo:
             scenario.run()
         finally:
             scenario.close()
-        self.reporter.say("both ended; verifying history and the command line")
-        self.seen.verification = self._verify()
-        for argv in _commands(self.seen.low):
-            self.seen.commands.append(self._command(argv))
+        self.reporter.say("both ended; verifying history, read models, traces and the command line")
+        read_back(self._home, self.seen)
 
     def down(self) -> list[Leftover]:
         """End the stack and return what is left of it."""
@@ -109,41 +106,9 @@ class _Demo:
         """Remove the data directory."""
         shutil.rmtree(self._home.root)
 
-    def _verify(self) -> JsonObject:
-        run = self._command(("tidegate", "history", "verify", "--json"))
-        self.seen.commands.append(run)
-        try:
-            report: JsonObject = json.loads(run.output)
-        except ValueError:
-            return {"ok": False}
-        return report
-
-    def _command(self, argv: tuple[str, ...]) -> CommandRun:
-        env = {**os.environ, "TIDEGATE_HOME": str(self._home.root)}
-        process = subprocess.run(
-            [plan.console_script(argv[0]), *argv[1:]],
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            timeout=COMMAND_SECONDS_MAX,
-            check=False,
-        )
-        return CommandRun(argv=argv, exit_code=process.returncode, output=process.stdout.decode(errors="replace"))
-
 
 def _tidegate(argv: list[str]) -> list[str]:
     return [plan.console_script("tidegate"), *argv]
-
-
-def _commands(job: str) -> list[tuple[str, ...]]:
-    return [
-        ("tidegate", "status"),
-        ("tidegate", "nodes", "--json"),
-        ("tidegate", "jobs", "--json"),
-        ("tidegate", "job", job, "--json"),
-        ("tidegate", "logs", job),
-        ("tidegate", "checkpoint", "ls", job, "--json"),
-    ]
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from tidegate_local.demo.observed import Entry, Observed
+from tidegate_local.demo.observed import Entry, Observed, TraceSeen
 
 SOLVED_RETURN = 195.0
 EVALUATION_EPISODES_MIN = 100
+HIGH_SPANS = frozenset({"submit", "queue", "attempt", "start", "sandbox", "phase sampling", "phase learning", "end"})
+LOW_SPANS = HIGH_SPANS | {"preempt", "save", "suspend", "resume", "restore"}
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +36,9 @@ def check_all(seen: Observed) -> list[Check]:
         *([_kernel_obeyed(seen)] if seen.level != "unisolated" else []),
         _isolated_as_asked(seen),
         _history_verified(seen),
+        _read_models_followed(seen),
+        _traced(seen, seen.low, "low", LOW_SPANS),
+        _traced(seen, seen.high, "high", HIGH_SPANS),
         *_commands_worked(seen),
     ]
 
@@ -163,6 +168,21 @@ def _commands_worked(seen: Observed) -> list[Check]:
         Check(claim=f"`{' '.join(run.argv)}` works", ok=run.exit_code == 0, detail=f"exit code {run.exit_code}")
         for run in seen.commands
     ]
+
+
+def _read_models_followed(seen: Observed) -> Check:
+    models = seen.read_models
+    newest = max((entry.seq for entry in seen.events), default=0)
+    ok = models.lag_frames == 0 and models.seq >= newest > 0
+    detail = f"generation {models.generation} is at frame {models.seq} of {models.head_seq}"
+    return Check(claim="the read models in PostgreSQL followed to the last event", ok=ok, detail=detail)
+
+
+def _traced(seen: Observed, job: str, name: str, expected: frozenset[str]) -> Check:
+    trace = seen.traces.get(job, TraceSeen(names={}, roots=0))
+    missing = sorted(expected - set(trace.names))
+    detail = f"{trace.spans} spans, {trace.roots} of them roots" + (f", none of {missing}" if missing else "")
+    return Check(claim=f"the {name} job's whole life is one trace", ok=not missing and trace.roots == 1, detail=detail)
 
 
 def _at(entry: Entry) -> tuple[int, int]:

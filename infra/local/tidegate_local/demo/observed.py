@@ -39,17 +39,42 @@ class CommandRun(msgspec.Struct, frozen=True, kw_only=True):
     output: str
 
 
+class TraceSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """A job's trace as the read models hold it: how often each name occurs, and the whole as a tree for people."""
+
+    names: dict[str, int]
+    roots: int
+    tree: str = ""
+
+    @property
+    def spans(self) -> int:
+        """Return how many spans there are."""
+        return sum(self.names.values())
+
+
+class ReadModels(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the projector is; `head_seq` is the journal's end as it last saw it."""
+
+    generation: int = 0
+    seq: int = 0
+    head_seq: int = 0
+    lag_frames: int = -1
+
+
 class Observed(msgspec.Struct, kw_only=True):
     """All of one run. `low` and `high` are job ids."""
 
     level: str
     low: str
     high: str
+    gateway_url: str = ""
     jobs: dict[str, JsonObject] = {}
     events: list[Entry] = []
     kernel: dict[str, set[KernelQuota]] = {}
     commands: list[CommandRun] = []
     verification: JsonObject = {}
+    traces: dict[str, TraceSeen] = {}
+    read_models: ReadModels = ReadModels()
     wall_seconds: float = 0.0
 
     def of(self, job: str, *kinds: str) -> list[Entry]:

@@ -23,6 +23,7 @@ SHOWN_LIVE = frozenset(
     }
 )  # fmt: skip
 TIMELINE_ROWS_MAX = 120
+TRACE_ROWS_MAX = 36
 
 
 class JobLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +83,8 @@ class Reporter:
         """Print the timeline of both jobs, every check, and what was left behind."""
         for job in (seen.low, seen.high):
             self._console.print(self._timeline(seen, job))
+        for job in (seen.low, seen.high):
+            self._show_trace(seen, job)
         table = Table(title=f"{self._label}What was checked", title_justify="left")
         for column in ("", "claim", "seen"):
             table.add_column(column, overflow="fold")
@@ -93,6 +96,24 @@ class Reporter:
             "; ".join(f"{item.kind} {item.what}" for item in left) or "0 leftovers",
         )
         self._console.print(table)
+
+    def _show_trace(self, seen: Observed, job: str) -> None:
+        trace = seen.traces.get(job)
+        if trace is None or not trace.tree:
+            return
+        title = f"{self._name(job)}: where its time went, trace {seen.jobs[job]['trace_id']}, {trace.spans} spans"
+        self._console.print(f"{self._label}[bold]{title}[/]")
+        rows = [row.rstrip() for row in trace.tree.splitlines() if row.startswith((" ", "+"))]
+        for row in rows[:TRACE_ROWS_MAX]:
+            self._console.print(row, markup=False, no_wrap=True, overflow="ellipsis")
+        if len(rows) > TRACE_ROWS_MAX:
+            self._console.print(f"  ... {len(rows) - TRACE_ROWS_MAX} more rows")
+        for how in (
+            f"tidegate trace {job}",
+            f"tidegate timeline {job} --perfetto FILE",
+            f"{seen.gateway_url}/api/v3/traces/{seen.jobs[job]['trace_id']}, which answers as Jaeger does",
+        ):
+            self._console.print(f"{self._label}[dim]while its stack runs: {how}[/]", soft_wrap=True)
 
     def _timeline(self, seen: Observed, job: str) -> Table:
         detail = seen.jobs[job]

@@ -53,7 +53,7 @@ class Scenario:
         self._cursor = "0"
         self._began = time.monotonic()
         self._told_at = self._began
-        self.observed = Observed(level=stage.level, low="", high="")
+        self.observed = Observed(level=stage.level, low="", high="", gateway_url=stage.gateway_url)
 
     def run(self) -> Observed:
         """Play it to the end. Raises ScenarioError when it does not get there in time."""

@@ -22,10 +22,10 @@ def start(waiting: dict[str, Any], now_ns: int) -> str:
     at_ns = waiting.get("starts_at_ns")
     if at_ns is None:
         return UNKNOWN
-    seconds = (at_ns - now_ns) / NS_PER_SECOND
-    if seconds < 1:
+    basis = waiting.get("starts_basis") or ""
+    if basis == "now":
         return "now"
-    return f"{_SIGNS.get(waiting.get('starts_basis') or '', '')}in {text.span(seconds)}"
+    return f"{_SIGNS.get(basis, '')}in {text.span((at_ns - now_ns) / NS_PER_SECOND)}"
 
 
 _SIGNS = {"deadline": "≤", "expected": "~", "limit": "~"}
@@ -40,7 +40,7 @@ def start_in_words(waiting: dict[str, Any], now_ns: int) -> str:
     at_ns = waiting.get("starts_at_ns")
     if at_ns is None:
         return "earliest start unknown"
-    seconds = (at_ns - now_ns) / NS_PER_SECOND
-    when = "now" if seconds < 1 else f"in {text.span(seconds)}"
-    basis = _BASES.get(waiting.get("starts_basis") or "", "")
-    return f"may start {when}" + (f", {basis}" if basis else "")
+    basis = waiting.get("starts_basis") or ""
+    when = "now" if basis == "now" else f"in {text.span((at_ns - now_ns) / NS_PER_SECOND)}"
+    why = _BASES.get(basis, "")
+    return f"may start {when}" + (f", {why}" if why else "")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.status import Status
     from rich.table import Table
+    from rich.text import Text
 
 JSON_KEY = "tidegate.json"
 PIPE_WIDTH_CHARS = 400
@@ -71,6 +72,13 @@ def table() -> Table:
     from rich.table import Table  # noqa: PLC0415
 
     return Table(box=None, pad_edge=False, header_style="bold")
+
+
+def one_line(text: str) -> Text:
+    """Return a cell that gives room to others first, and is cut rather than wrapped."""
+    from rich.text import Text  # noqa: PLC0415
+
+    return Text(text, no_wrap=True, overflow="ellipsis")
 
 
 def show(*renderables: RenderableType) -> None:

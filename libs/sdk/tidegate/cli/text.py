@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 NS_PER_SECOND = 1_000_000_000
@@ -64,14 +65,37 @@ def size(count: int) -> str:
 
 
 def reason(found: dict[str, Any]) -> str:
-    """Return a reason as a sentence part: its code, what it says, and the numbers behind it."""
-    numbers = ", ".join(f"{name} {value}" for name, value in (found.get("numbers") or {}).items())
+    """Return a reason as a sentence part: its code, what it says, what is short, and the other numbers behind it."""
+    numbers = dict(found.get("numbers") or {})
+    said = [found["detail"]] if found.get("detail") else []
+    said += _short(numbers)
+    rest = ", ".join(f"{name} {value}" for name, value in numbers.items())
     parts = [found["code"]]
-    if found.get("detail"):
-        parts.append(f": {found['detail']}")
-    if numbers:
-        parts.append(f" ({numbers})")
+    if said:
+        parts.append(f": {'; '.join(said)}")
+    if rest:
+        parts.append(f" ({rest})")
     return "".join(parts)
+
+
+_AMOUNTS: dict[str, tuple[str, Callable[[int], str]]] = {
+    "cpu_millis": ("CPU", cpus),
+    "memory_mib": ("memory", mib),
+    "gpus": ("GPU", str),
+}
+
+
+def _short(numbers: dict[str, int]) -> list[str]:
+    """Take the pairs needed and free out of `numbers`; return in words those of which too little is free."""
+    pairs: list[tuple[bool, str]] = []
+    for name, (unit, show) in _AMOUNTS.items():
+        needed, free = numbers.get(f"{name}_needed"), numbers.get(f"{name}_free")
+        if needed is None or free is None:
+            continue
+        del numbers[f"{name}_needed"], numbers[f"{name}_free"]
+        pairs.append((needed > free, f"needs {show(needed)} {unit}, {show(free)} free"))
+    short = [words for is_short, words in pairs if is_short]
+    return short or [words for _, words in pairs]
 
 
 def reasons(found: list[dict[str, Any]] | None) -> str:

@@ -69,6 +69,9 @@ AWAY = (
 )
 """What says that trying again can help; everything else is a fault that a retry would only repeat."""
 
+_GONE = (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError)
+"""What a reader meets whose tables were dropped under it."""
+
 
 class DatabaseAwayError(Exception):
     """PostgreSQL did not do it within the bound. Retriable."""
@@ -116,10 +119,17 @@ class Database:
     @asynccontextmanager
     async def transaction(self, *, read_only: bool = False) -> AsyncGenerator[Connection, None]:
         """Give a connection within one transaction, of one snapshot when `read_only`. Raises DatabaseAwayError."""
-        async with self.connection() as connection:
-            isolation = "repeatable_read" if read_only else "read_committed"
-            async with connection.transaction(isolation=isolation, readonly=read_only):
+        isolation = "repeatable_read" if read_only else "read_committed"
+        try:
+            async with (
+                self.connection() as connection,
+                connection.transaction(isolation=isolation, readonly=read_only),
+            ):
                 yield connection
+        except _GONE as error:
+            if not read_only:
+                raise
+            raise DatabaseAwayError(f"the tables are being made anew: {_why(error)}") from error
 
     @asynccontextmanager
     async def connection(self) -> AsyncGenerator[Connection, None]:

@@ -6,6 +6,8 @@ old tables or the new ones, and never a part.
 
 from __future__ import annotations
 
+import asyncio
+
 import asyncpg
 import msgspec
 import structlog
@@ -17,6 +19,10 @@ FOLD_VERSION = 1
 """Raised with whatever makes the same journal give other rows: the projector then projects history again."""
 RETIRED_SECONDS_MIN = 30
 """How long the old generation stays after a switch: longer than any reader's transaction may take."""
+SWITCH_LOCK_MS_MAX = 100
+"""Well below PostgreSQL's deadlock_timeout (1 s), after which it would fail one of the two."""
+SWITCH_TRIES_MAX = 20
+SWITCH_PAUSE_SECONDS = 0.02
 _SCHEMA_VIEWS = "tidegate"
 
 log = structlog.get_logger()
@@ -45,7 +51,10 @@ class NotActiveError(Exception):
 
 
 async def active(connection: Connection) -> Generation | None:
-    """Return the active generation whose tables are there, None where there is none."""
+    """Return the active generation whose tables are there, None where there is none.
+
+    Who reads with more than one statement reads the tables of `schema`, not the views: those may be switched between.
+    """
     if not await connection.fetchval("SELECT to_regclass('tidegate.generations') IS NOT NULL"):
         return None
     found = await _one(connection, "state = 'active'")
@@ -80,7 +89,10 @@ async def building(connection: Connection) -> Generation:
 
 
 async def activate(connection: Connection, generation: Generation) -> bool:
-    """Put a built generation into the active one's place, unless it is still behind it; say whether that was done."""
+    """Put a built generation into the active one's place, unless it is still behind it; say whether that was done.
+
+    Raises asyncpg.LockNotAvailableError if readers left no gap, and then nothing has changed.
+    """
     async with connection.transaction():
         await lock(connection)
         # The projector of the active generation holds this row while it writes: from here on it cannot move.
@@ -95,15 +107,19 @@ async def activate(connection: Connection, generation: Generation) -> bool:
             "UPDATE tidegate.generations SET state = 'active', activated_at = now() WHERE generation = $1",
             generation.number,
         )
-        await _show(connection, generation)
+        await _show_between_readers(connection, generation)
     log.info("generation_activated", generation=generation.number, before=old.number if old else None)
     return True
 
 
 async def drop_retired(connection: Connection, *, after_seconds: float = RETIRED_SECONDS_MIN) -> list[int]:
-    """Drop the generations that were retired so long ago; return their numbers."""
+    """Drop the generations that were retired so long ago; return their numbers.
+
+    Raises asyncpg.LockNotAvailableError while somebody still reads one.
+    """
     async with connection.transaction():
         await lock(connection)
+        await connection.execute(f"SET LOCAL lock_timeout = {SWITCH_LOCK_MS_MAX}")
         rows = await connection.fetch(
             "SELECT generation, state, fold_version FROM tidegate.generations WHERE state = 'retired'"
             " AND retired_at < now() - make_interval(secs => $1)",
@@ -136,7 +152,7 @@ def _generation(row: asyncpg.Record) -> Generation:
 
 
 async def _make(connection: Connection, state: str) -> Generation:
-    number = await connection.fetchval("SELECT coalesce(max(generation), 0) + 1 FROM tidegate.generations")
+    number = await connection.fetchval("SELECT nextval('tidegate.generation_numbers')")
     made = Generation(number, state, FOLD_VERSION)
     await connection.execute(f"DROP SCHEMA IF EXISTS {made.schema} CASCADE")
     await connection.execute(f"CREATE SCHEMA {made.schema}")
@@ -157,6 +173,24 @@ async def _drop(connection: Connection, generation: Generation) -> None:
 
 async def _position(connection: Connection, generation: Generation) -> int:
     return int(await connection.fetchval(f"SELECT seq FROM {generation.schema}.position"))
+
+
+async def _show_between_readers(connection: Connection, generation: Generation) -> None:
+    """Point the views at a generation as soon as no reader is in the way.
+
+    Readers lock views in any order, so to wait for one view while holding another can only end in a deadlock, which
+    would fail a reader. Instead all are let go after a moment, and it is tried again.
+    """
+    for number in range(1, SWITCH_TRIES_MAX + 1):
+        try:
+            async with connection.transaction():
+                await connection.execute(f"SET LOCAL lock_timeout = {SWITCH_LOCK_MS_MAX}")
+                await _show(connection, generation)
+            return
+        except asyncpg.LockNotAvailableError:
+            if number == SWITCH_TRIES_MAX:
+                raise
+        await asyncio.sleep(SWITCH_PAUSE_SECONDS)
 
 
 async def _show(connection: Connection, generation: Generation) -> None:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from typing import Any
 
 import msgspec
+from tidegate_events.events import JobSubmitted
 from tidegate_events.resources import Resources
 
 from tidegate_gateway.database import documents
@@ -96,7 +97,7 @@ async def _jobs(
     attempts = await _attempts(connection, schema, names)
     checkpoints = await _checkpoints(connection, schema, names)
     jobs = [documents.job_of(row, attempts[row["job_id"]], checkpoints[row["job_id"]], Timeline()) for row in rows]
-    wanted = [job.id for job in jobs if with_timelines and (also_ended or not job.ended)]
+    wanted = [job for job in jobs if with_timelines and (also_ended or not job.ended)]
     entries = await _entries(connection, schema, wanted)
     for job in jobs:
         first = entries[job.id][:TIMELINE_FIRST_MAX]
@@ -138,24 +139,32 @@ async def _checkpoints(connection: Connection, schema: str, jobs: list[str]) -> 
     return found
 
 
-async def _entries(connection: Connection, schema: str, jobs: list[str]) -> dict[str, list[Entry]]:
-    """Return the first and the newest events of each job, in order."""
+async def _entries(connection: Connection, schema: str, jobs: list[Job]) -> dict[str, list[Entry]]:
+    """Return the first and the newest events of each job, in order, its submission the first of them.
+
+    What came before that (a cancellation of a job that was not there yet) is history, but not the job's.
+    """
     rows = await connection.fetch(
         f"""
         SELECT DISTINCT ON (wanted.job_id, e.seq, e.index) wanted.job_id, e.*
-        FROM unnest($1::text[]) AS wanted (job_id) CROSS JOIN LATERAL (
-            (SELECT {EVENT_COLUMNS} FROM {schema}.events WHERE events.job_id = wanted.job_id
+        FROM unnest($1::text[], $2::bigint[]) AS wanted (job_id, since) CROSS JOIN LATERAL (
+            (SELECT {EVENT_COLUMNS} FROM {schema}.events
+             WHERE events.job_id = wanted.job_id AND events.seq >= wanted.since
              ORDER BY seq, index LIMIT {TIMELINE_FIRST_MAX})
             UNION ALL
-            (SELECT {EVENT_COLUMNS} FROM {schema}.events WHERE events.job_id = wanted.job_id
+            (SELECT {EVENT_COLUMNS} FROM {schema}.events
+             WHERE events.job_id = wanted.job_id AND events.seq >= wanted.since
              ORDER BY seq DESC, index DESC LIMIT {TIMELINE_NEWEST_MAX})
         ) AS e ORDER BY wanted.job_id, e.seq, e.index
         """,
-        jobs,
+        [job.id for job in jobs],
+        [job.submitted_seq for job in jobs],
     )
     found: dict[str, list[Entry]] = defaultdict(list)
     for row in rows:
-        found[row["job_id"]].append(documents.entry_of(row))
+        entry = documents.entry_of(row)
+        if found[row["job_id"]] or (isinstance(entry.event, JobSubmitted) and not entry.void):
+            found[row["job_id"]].append(entry)
     return found
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from tidegate_gateway.database.connection import Connection
 from tidegate_gateway.database.documents import entry_of
 from tidegate_gateway.database.loader import EVENT_COLUMNS
 from tidegate_gateway.history.query import PAST_FRAME, Cursor, Page, Query
 from tidegate_gateway.view.model import Entry
 
-ACTIVE = "tidegate"
-"""The schema whose views show the active generation."""
 BLOCK_FRAMES = 1024
 """As in the migration: how many frames share one row of `event_blocks`."""
 RUNS_MAX = 100
@@ -25,12 +25,12 @@ Run = tuple[int, int]
 """Frames from, and up to but without."""
 
 
-async def read(connection: Connection, query: Query) -> Page:
-    """Return what matches up to the projection's position; to be called in a transaction of one snapshot."""
-    end = int(await connection.fetchval(f"SELECT seq FROM {ACTIVE}.position"))
+async def read(connection: Connection, schema: str, query: Query) -> Page:
+    """Return what matches up to a generation's position; to be called in a transaction of one snapshot."""
+    end = int(await connection.fetchval(f"SELECT seq FROM {schema}.position"))
     newest_first = query.last is not None
     wanted = query.limit + 1 if query.last is None else query.last
-    runs = await _runs(connection, query, end)
+    runs = await _runs(connection, schema, query, end)
     if newest_first:
         runs.reverse()
     looked_at = runs[:RUNS_MAX]
@@ -38,7 +38,7 @@ async def read(connection: Connection, query: Query) -> Page:
     for run in looked_at:
         if len(found) >= wanted:
             break
-        found += await _read_run(connection, query, run, wanted - len(found))
+        found += await _read_run(connection, schema, _Part(query, run, wanted - len(found)))
     if newest_first:
         complete = len(found) >= wanted or len(looked_at) == len(runs)
         entries = tuple(reversed(found))
@@ -59,13 +59,17 @@ def _looked_up_to(query: Query, runs: list[Run], looked_at: list[Run], end: int)
     return (min(end, looked_at[-1][1] - 1), PAST_FRAME)
 
 
-async def _runs(connection: Connection, query: Query, end: int) -> list[Run]:
+async def _runs(connection: Connection, schema: str, query: Query, end: int) -> list[Run]:
     """Return the runs of frames that can hold what is asked for, in order."""
     first = query.after[0] if query.last is None else 0
-    if query.job is not None or (query.since_ns is None and query.until_ns is None):
+    if query.job is not None:
+        # What was said about a job before it was there is history, but not the job's.
+        submitted = await connection.fetchval(f"SELECT submitted_seq FROM {schema}.jobs WHERE job_id = $1", query.job)
+        return [(max(first, submitted or 0), end + 1)]
+    if query.since_ns is None and query.until_ns is None:
         return [(first, end + 1)]
     rows = await connection.fetch(
-        f"SELECT block FROM {ACTIVE}.event_blocks WHERE block >= $1 AND ($2::bigint IS NULL OR at_ns_max >= $2)"
+        f"SELECT block FROM {schema}.event_blocks WHERE block >= $1 AND ($2::bigint IS NULL OR at_ns_max >= $2)"
         " AND ($3::bigint IS NULL OR at_ns_min < $3) ORDER BY block",
         *(first // BLOCK_FRAMES, query.since_ns, query.until_ns),
     )
@@ -80,14 +84,23 @@ async def _runs(connection: Connection, query: Query, end: int) -> list[Run]:
     return runs
 
 
-async def _read_run(connection: Connection, query: Query, run: Run, limit: int) -> list[Entry]:
+class _Part(msgspec.Struct, frozen=True):
+    """What is looked for in one run of frames."""
+
+    query: Query
+    run: Run
+    limit: int
+
+
+async def _read_run(connection: Connection, schema: str, part: _Part) -> list[Entry]:
+    query = part.query
     direction = "ASC" if query.last is None else "DESC"
-    where = _Where(query, run)
+    where = _Where(query, part.run)
     by_kind = bool(query.kinds) and query.job is None
     if query.kinds and not by_kind:
         where.add("kind = ANY({}::text[])", sorted(query.kinds))
-    select = f"SELECT {EVENT_COLUMNS} FROM {ACTIVE}.events WHERE {where.text}"
-    order = f"ORDER BY seq {direction}, index {direction} LIMIT {int(limit)}"
+    select = f"SELECT {EVENT_COLUMNS} FROM {schema}.events WHERE {where.text}"
+    order = f"ORDER BY seq {direction}, index {direction} LIMIT {part.limit}"
     if by_kind:
         # One ordered look into the index for each kind, instead of sorting all events of several kinds.
         each = f"SELECT e.* FROM unnest({where.value(sorted(query.kinds))}::text[]) AS wanted (kind)"
@@ -102,10 +115,10 @@ class _Where:
     def __init__(self, query: Query, run: Run) -> None:
         self.values: list[Any] = []
         self._conditions: list[str] = []
-        self.add("seq >= {}", run[0])
+        # One lower bound for the index to start at: beside a second one it might begin at the weaker.
+        after = (run[0], -1) if query.last is not None else max(query.after, (run[0], -1))
+        self._conditions.append(f"(seq, index) > ({self.value(after[0])}::bigint, {self.value(after[1])}::integer)")
         self.add("seq < {}", run[1])
-        if query.last is None:
-            self._conditions.append(f"(seq, index) > ({self.value(query.after[0])}, {self.value(query.after[1])})")
         if query.job is not None:
             self.add("job_id = {}", query.job)
         if query.tenant is not None:

@@ -143,9 +143,8 @@ async def _from_database(gateway: Gateway, query: Query) -> Page | None:
     if gateway.database is None:
         return None
     async with gateway.database.transaction(read_only=True) as connection:
-        if await generations.active(connection) is None:
-            return None
-        return await database_history.read(connection, query)
+        generation = await generations.active(connection)
+        return None if generation is None else await database_history.read(connection, generation.schema, query)
 
 
 def _shown(page: Page, query: Query) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from tidegate_events import trace
 from tidegate_gateway.database import generations
 from tidegate_gateway.database.connection import Database, DatabaseAwayError
 from tidegate_gateway.database.loader import JobQuery, load_forgotten
-from tidegate_gateway.history.database import ACTIVE
 from tidegate_gateway.http import queue
 from tidegate_gateway.http.errors import json_response
 from tidegate_gateway.http.params import Parameters
@@ -70,9 +69,8 @@ async def _forgotten(database: Database, query: JobQuery) -> list[Job] | None:
     """Return jobs that are in the database alone, None while it is away: what is recent is shown without it."""
     try:
         async with database.transaction(read_only=True) as connection:
-            if await generations.active(connection) is None:
-                return None
-            return await load_forgotten(connection, ACTIVE, query)
+            generation = await generations.active(connection)
+            return None if generation is None else await load_forgotten(connection, generation.schema, query)
     except DatabaseAwayError as error:
         log.info("jobs_without_database", why=str(error))
         return None

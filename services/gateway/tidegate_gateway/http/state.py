@@ -19,7 +19,6 @@ from tidegate_gateway.database.connection import Database
 from tidegate_gateway.database.loader import load_job
 from tidegate_gateway.desk import Desk
 from tidegate_gateway.fold import Fold
-from tidegate_gateway.history.database import ACTIVE
 from tidegate_gateway.http.errors import ApiError, unknown_job
 from tidegate_gateway.live import Live
 from tidegate_gateway.settings import Settings
@@ -104,9 +103,8 @@ async def _kept_job(gateway: Gateway, job_id: str) -> Job | None:
     if gateway.database is None:
         return None
     async with gateway.database.transaction(read_only=True) as connection:
-        if await generations.active(connection) is None:
-            return None
-        return await load_job(connection, ACTIVE, job_id)
+        generation = await generations.active(connection)
+        return None if generation is None else await load_job(connection, generation.schema, job_id)
 
 
 def trace_headers(job_id: str) -> dict[str, str]:

@@ -8,7 +8,6 @@ import sys
 import structlog
 from tidegate_events.process import log_as, run_until_signalled
 
-from tidegate_gateway import library_logs
 from tidegate_gateway.projector import commands, shell
 from tidegate_gateway.projector.settings import ProjectorSettingsError, from_environment
 from tidegate_gateway.traces.export import OtlpSettingsError
@@ -28,7 +27,6 @@ def main() -> None:
         print(f"tidegate-projector: {error}", file=sys.stderr)
         sys.exit(EXIT_USAGE)
     log_as("projector", settings.instance)
-    library_logs.forward()
     log, code = structlog.get_logger(), 0
     try:
         run_until_signalled(lambda: shell.run(settings))

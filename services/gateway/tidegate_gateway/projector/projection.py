@@ -14,6 +14,7 @@ from tidegate_events.journal.base import Recorded
 from tidegate_gateway.database.connection import Connection, Database
 from tidegate_gateway.database.generations import Generation, hold
 from tidegate_gateway.database.loader import load_view
+from tidegate_gateway.database.migrations import is_whole
 from tidegate_gateway.database.origin import mark
 from tidegate_gateway.projector import store
 from tidegate_gateway.projector.changes import Changes, Held
@@ -84,6 +85,8 @@ class Projection:
         """Note that this projector lives and how far the journal goes. Raises as `write` does."""
         async with self._writing() as connection:
             await hold(connection, self.generation)
+            if not await is_whole(connection, self.generation.number):
+                raise MovedError(f"tables of generation {self.generation.number} were dropped")
             await store.beat(connection, self.generation, self._view.seq, head)
 
     @asynccontextmanager

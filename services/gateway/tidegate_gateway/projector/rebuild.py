@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncpg
 import msgspec
 import structlog
 from tidegate_events.journal.base import Journal
@@ -46,10 +47,19 @@ async def rebuild(database: Database, journal: Journal, name: str) -> Rebuilt:
     log.info("rebuild_begun", generation=generation.number, after=begun)
     for _ in range(SWITCHES_MAX):
         await Follower(journal, projection, name).run(to_end=True)
-        async with database.connection() as connection:
-            if await generations.activate(connection, generation):
-                return Rebuilt(generation.number, projection.seq, begun)
+        if await _switch(database, generation):
+            return Rebuilt(generation.number, projection.seq, begun)
     raise RebuildRunsError(f"the active generation stayed ahead of generation {generation.number}; run it again")
+
+
+async def _switch(database: Database, generation: Generation) -> bool:
+    """Make the generation the active one; say whether that was possible now."""
+    async with database.connection() as connection:
+        try:
+            return await generations.activate(connection, generation)
+        except asyncpg.LockNotAvailableError:
+            log.info("switch_put_off", generation=generation.number, why="readers left no gap")
+            return False
 
 
 async def _refuse_second(connection: Connection, generation: Generation, name: str) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Literal
 from urllib.parse import unquote
 
+import asyncpg
 import httpx
 import msgspec
 import structlog
@@ -109,6 +110,8 @@ class Exporter:
                 except DatabaseAwayError as error:
                     log.warning("span_export_waits", error=str(error))
                     more = False
+                except asyncpg.UndefinedTableError:
+                    more = False  # a fresh database: the projector, in this same process, is about to make the tables
                 if not more:
                     await self._wait(POLL_SECONDS)
 

@@ -13,7 +13,6 @@ from tidegate.cli.states import styled
 
 _WAITING_STATES = frozenset({"pending", "suspended"})
 _REASON_STATES = frozenset({"pending", "suspended", "suspending", "stopping", "failed", "cancelled", "rejected"})
-_REASON_CHARS_MAX = 60
 
 
 def jobs(
@@ -87,64 +86,70 @@ def _show_line(waiting: dict[str, Any], *, as_json: bool) -> None:
 
 def line_table(queue: list[dict[str, Any]], now_ns: int) -> Any:
     """Return the line of jobs that wait as a table."""
+    return _wide_enough(
+        _LINE_COLUMNS,
+        [
+            {
+                "POSITION": str(one["position"]),
+                "JOB": one["job_id"],
+                "NAME": text.cell(one["name"]),
+                "TENANT": one["tenant"],
+                "PRIO": str(one["priority"]),
+                "STATE": styled(one["state"]),
+                "WAITS": text.since(one["submitted_at_ns"], now_ns),
+                "START": line.start(one, now_ns),
+                "REASON": text.reasons(one["reasons"]) or text.NOTHING,
+            }
+            for one in queue
+        ],
+        wrapping="REASON",
+    )
+
+
+def _wide_enough(columns: tuple[str, ...], rows: list[dict[str, Any]], wrapping: str = "") -> Any:
+    """Return a table of the columns for which the terminal is wide enough; the column `wrapping` takes many lines."""
+    width = output.console().width
+    names = [name for name in columns if width >= _SHOWN_FROM_CHARS.get(name, 0)]
     table = output.table()
-    table.add_column("POSITION", justify="right")
-    table.add_column("JOB", no_wrap=True)
-    for name in ("NAME", "TENANT"):
-        table.add_column(name, overflow="ellipsis", no_wrap=True, max_width=24)
-    table.add_column("PRIO", justify="right")
-    table.add_column("STATE", no_wrap=True)
-    table.add_column("WAITS", justify="right", no_wrap=True)
-    table.add_column("START", justify="right", no_wrap=True)
-    table.add_column("REASON", overflow="fold")
-    for one in queue:
-        table.add_row(
-            str(one["position"]),
-            one["job_id"],
-            text.cell(one["name"]),
-            one["tenant"],
-            str(one["priority"]),
-            styled(one["state"]),
-            text.since(one["submitted_at_ns"], now_ns),
-            line.start(one, now_ns),
-            text.reasons(one["reasons"]) or text.NOTHING,
-        )
+    for name in names:
+        table.add_column(name, justify="right" if name in _NUMBERS else "left", no_wrap=name not in _YIELDING)
+    for row in rows:
+        cut = _YIELDING - {wrapping}
+        table.add_row(*(output.one_line(row[name]) if name in cut else row[name] for name in names))
     return table
 
 
 def _table(found: list[dict[str, Any]], in_line: dict[str, dict[str, Any]], now_ns: int) -> Any:
-    table = output.table()
-    table.add_column("JOB", no_wrap=True)
-    for name in ("NAME", "TENANT"):
-        table.add_column(name, overflow="ellipsis", no_wrap=True, max_width=24)
-    table.add_column("PRIO", justify="right")
-    table.add_column("STATE", no_wrap=True)
-    table.add_column("ATTEMPT", justify="right")
-    for name in ("NODE", "PHASE"):
-        table.add_column(name, overflow="ellipsis", no_wrap=True)
-    table.add_column("STEP", justify="right", no_wrap=True)
-    table.add_column("AGE", justify="right", no_wrap=True)
-    for name in ("POSITION", "START"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("REASON", overflow="ellipsis", no_wrap=True)
-    for job in found:
-        waiting = in_line.get(job["job_id"])
-        table.add_row(
-            job["job_id"],
-            text.cell(job["name"]),
-            job["tenant"],
-            str(job["priority"]),
-            styled(job["state"]),
-            str(job["attempt"]),
-            text.cell(nodes(job["nodes"])),
-            text.cell(job["phase"]),
-            text.cell(job["step"]),
-            text.since(job["submitted_at_ns"], now_ns),
-            text.cell(waiting and waiting["position"]),
-            line.start(waiting, now_ns) if waiting else text.NOTHING,
-            _reason(job, waiting),
-        )
-    return table
+    return _wide_enough(_COLUMNS, [_cells(job, in_line.get(job["job_id"]), now_ns) for job in found])
+
+
+_COLUMNS = (
+    *("JOB", "NAME", "TENANT", "PRIO", "STATE", "ATTEMPT", "NODE", "PHASE", "STEP", "AGE"),
+    *("POSITION", "START", "REASON"),
+)
+_LINE_COLUMNS = ("POSITION", "JOB", "NAME", "TENANT", "PRIO", "STATE", "WAITS", "START", "REASON")
+_SHOWN_FROM_CHARS = {"TENANT": 140, "ATTEMPT": 140, "STEP": 140, "PRIO": 100, "PHASE": 100}
+"""How wide a terminal must be to show a column that the others matter more than."""
+_NUMBERS = frozenset({"PRIO", "ATTEMPT", "STEP", "AGE", "WAITS", "POSITION", "START"})
+_YIELDING = frozenset({"NAME", "TENANT", "NODE", "REASON"})
+
+
+def _cells(job: dict[str, Any], waiting: dict[str, Any] | None, now_ns: int) -> dict[str, Any]:
+    return {
+        "JOB": job["job_id"],
+        "NAME": text.cell(job["name"]),
+        "TENANT": job["tenant"],
+        "PRIO": str(job["priority"]),
+        "STATE": styled(job["state"]),
+        "ATTEMPT": str(job["attempt"]),
+        "NODE": text.cell(nodes(job["nodes"])),
+        "PHASE": text.cell(job["phase"]),
+        "STEP": text.cell(job["step"]),
+        "AGE": text.since(job["submitted_at_ns"], now_ns),
+        "POSITION": text.cell(waiting and waiting["position"]),
+        "START": line.start(waiting, now_ns) if waiting else text.NOTHING,
+        "REASON": _reason(job, waiting),
+    }
 
 
 def nodes(names: list[str]) -> str:
@@ -157,5 +162,4 @@ def _reason(job: dict[str, Any], waiting: dict[str, Any] | None) -> str:
     reasons = (waiting or job)["reasons"]
     if job["state"] not in _REASON_STATES or not reasons:
         return text.NOTHING
-    said = text.reason(reasons[0])
-    return said if len(said) <= _REASON_CHARS_MAX else said[: _REASON_CHARS_MAX - 1] + "…"
+    return text.reason(reasons[0])

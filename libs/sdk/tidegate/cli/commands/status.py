@@ -6,12 +6,14 @@ from typing import Any
 
 import typer
 
-from tidegate.cli import exits, output, text
+from tidegate.cli import exits, local_stack, output, text
 from tidegate.cli.connect import connect
 
 
 def status(as_json: output.JsonFlag = False) -> None:
     """Show the journal, the leader, the services, and how many jobs and nodes are in which state.
+
+    Of a local stack also its processes, its database and where its metrics are.
 
     Exits with 1 where the gateway is not ready or nobody leads.
 
@@ -23,10 +25,13 @@ def status(as_json: output.JsonFlag = False) -> None:
     with connect() as client, output.Progress("Asking for the status"):
         found = client.status()
         url = client.url
+    stack = local_stack.read(url)
     if as_json:
-        output.print_document({**found, "gateway_url": url})
+        output.print_document({**found, "gateway_url": url, "stack": stack})
     else:
         _show(found, url)
+        if stack is not None:
+            _show_stack(stack)
     if not found["ready"] or found["leader"] is None:
         raise typer.Exit(exits.FAILED)
 
@@ -53,6 +58,23 @@ def _show(found: dict[str, Any], url: str) -> None:
         ago = text.since(service["last_at_ns"], now_ns)
         services.add_row(service["service"], service["instance"], text.cell(service["epoch"]), f"{ago} ago")
     output.show(facts, "", services)
+
+
+def _show_stack(stack: dict[str, Any]) -> None:
+    from rich.table import Table  # noqa: PLC0415
+
+    facts = Table(box=None, show_header=False, pad_edge=False)
+    facts.add_column(style="bold")
+    facts.add_column()
+    for name in ("home", "database", "metrics_url"):
+        if stack[name]:
+            facts.add_row(name.removesuffix("_url"), stack[name])
+    processes = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("PROCESS", "PID", "READY", "RESTARTS"):
+        processes.add_column(name)
+    for name, process in stack["processes"].items():
+        processes.add_row(name, str(process["pid"]), "yes" if process["ready"] else "NO", str(process["restarts"]))
+    output.show("", facts, "", processes)
 
 
 def _journal(journal: dict[str, Any]) -> str:
