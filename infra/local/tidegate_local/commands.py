@@ -44,7 +44,7 @@ def up(  # noqa: PLR0917 - typer calls it by name, one argument for each option
     memory_mib: Annotated[int | None, typer.Option(min=64, help="Offer this much memory, not all of it.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Start the local stack: bus and database, gateway, scheduler, one node agent, checkpoints, read models, metrics."""
+    """Start the local stack: bus, database, gateway, scheduler, one node agent, checkpoints, read models, metrics."""
     options = StackOptions(
         home=(Home(home) if home else Home.default()).root,
         unisolated=unisolated,

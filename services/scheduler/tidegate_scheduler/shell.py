@@ -13,8 +13,8 @@ import msgspec
 import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from tidegate_events import subjects
 from tidegate_events import orders as wire
+from tidegate_events import subjects
 from tidegate_events.cancellation import honour_cancellation
 from tidegate_events.clock import Clock
 from tidegate_events.events import AnyEvent, Decision, QuotaChanged, Reason
