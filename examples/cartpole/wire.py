@@ -89,6 +89,8 @@ def socket_path(replica: int) -> Path:
     base = os.environ.get("CARTPOLE_RUNTIME_DIR") or tempfile.gettempdir()
     path = Path(base) / f"cartpole-{job}-{attempt}-{rank}" / f"sim-{replica}.sock"
     if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
+        path = Path(os.path.relpath(path))  # both sides have the same working directory, which is usually near
+    if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
         raise WireError(
             f"socket path {path} refused: longer than {SOCKET_PATH_BYTES_MAX} bytes; "
             "set CARTPOLE_RUNTIME_DIR to a folder with a shorter name"

@@ -21,7 +21,7 @@ from tidegate_events.journal.base import Appended, Conflict, Journal, JournalFul
 from tidegate_events.journal.memory import MemoryJournal
 from tidegate_events.subjects import fact
 
-from tests.checkpoint.saving import Job, frames
+from tests.checkpoint.saving import Job, frames, verified
 
 SECONDS_MAX = 30
 WRITERS = frames()
@@ -231,3 +231,19 @@ async def test_ready_means_caught_up(job: Job, tmp_path: Path, monkeypatch: pyte
     async with running(job, journal):
         await until(journal, 1)
         assert ready.exists()
+
+
+async def test_a_clock_that_went_back_makes_no_verdict_a_late_duplicate(job: Job) -> None:
+    journal = MemoryJournal()
+    ahead = SystemClock().now_ns() + 3600 * 10**9
+    first, second = job.save(1), job.save(2)
+    await report(journal, first)
+    await journal.append(OWN, Frame(Writer("checkpoint", "c1", ahead, 1), (verified(first),)))
+    async with running(job, journal):
+        await report(journal, second)
+        async with asyncio.timeout(SECONDS_MAX):
+            async with aclosing(journal.follow(2)) as recorded_frames:
+                async for recorded in recorded_frames:
+                    if recorded.subject == OWN:
+                        break
+    assert recorded.frame.writer.epoch > ahead

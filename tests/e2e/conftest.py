@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,11 +11,22 @@ from tests.e2e.running import RunningStack
 
 
 @pytest.fixture
-def stack(tmp_path: Path) -> Iterator[RunningStack]:
-    """Yield a running stack of its own; afterwards nothing of it may be left."""
-    running = RunningStack.start(tmp_path / "home")
+def start(tmp_path: Path) -> Iterator[Callable[[], RunningStack]]:
+    """Yield how to start the stack of this test's home; one that the test did not end is ended after it."""
+    started: list[RunningStack] = []
+
+    def bring_up() -> RunningStack:
+        started.append(RunningStack.start(tmp_path / "home"))
+        return started[-1]
+
     try:
-        yield running
+        yield bring_up
     finally:
-        left = running.end()
+        left = [leftover for stack in started if not stack.ended for leftover in stack.end()]
     assert left == []
+
+
+@pytest.fixture
+def stack(start: Callable[[], RunningStack]) -> RunningStack:
+    """Return a running stack; afterwards nothing of it may be left."""
+    return start()

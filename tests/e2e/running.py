@@ -25,6 +25,7 @@ POLL_SECONDS = 0.1
 # Both jobs need 1100 thousandths of a CPU, so they never fit beside each other, whatever the machine has.
 NODE_CPU_MILLIS = 2000
 PAGE = 1000
+LOG_LINES = 15
 
 JsonObject = dict[str, Any]
 
@@ -51,7 +52,8 @@ def logs(home: Home) -> str:
     """Return the end of every log, for the message of a test that fails."""
     ends = []
     for file in sorted(home.logs_dir.glob("*.log")):
-        ends.append(f"--- {file.name}\n" + "\n".join(file.read_text(errors="replace").splitlines()[-25:]))
+        lines = [line for line in file.read_text(errors="replace").splitlines() if '"event": "request"' not in line]
+        ends.append(f"--- {file.name}\n" + "\n".join(lines[-LOG_LINES:]))
     return "\n".join(ends)
 
 
@@ -60,6 +62,7 @@ class RunningStack:
 
     def __init__(self, home: Home) -> None:
         self.home = home
+        self.ended = False
         self.client = Client(self.record.gateway_url)
 
     @classmethod
@@ -79,6 +82,7 @@ class RunningStack:
 
     def end(self) -> list[JsonObject]:
         """Take the stack down and return what is left of it."""
+        self.ended = True
         self.client.close()
         done = command(self.home, "tidegate", "down", "--home", str(self.home.root), "--json", check=False)
         left: list[JsonObject] = json.loads(done.stdout)["leftovers"]
@@ -98,7 +102,7 @@ class RunningStack:
         spec["isolation"] = self.record.level
         return self.client.submit({**spec, **changes}, workdir=EXAMPLE).job_id
 
-    def until(self, condition: Callable[[], object], what: str, seconds: float = 120.0) -> None:
+    def until(self, condition: Callable[[], object], what: str, seconds: float = 240.0) -> None:
         """Wait until `condition` holds; while a service is away it does not."""
         deadline = time.monotonic() + seconds
         while True:

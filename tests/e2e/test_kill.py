@@ -6,22 +6,23 @@ import pytest
 
 from tests.e2e.running import RunningStack
 
-pytestmark = [pytest.mark.e2e, pytest.mark.isolation]
+pytestmark = [pytest.mark.e2e, pytest.mark.isolation, pytest.mark.timeout(600)]
 
-UPDATES = 8
+UPDATES = 6
+HIGH_UPDATES = 1
 
 
 def main_job(stack: RunningStack) -> tuple[str, str]:
     """Submit the low job, and once it has learnt something the high one, which does not fit beside it."""
     low = stack.submit("job.json", UPDATES)
     stack.until(lambda: stack.step(low) >= 2, "the low job's second update")
-    return low, stack.submit("job-high.json", 2)
+    return low, stack.submit("job-high.json", HIGH_UPDATES)
 
 
 def assert_ended_well(stack: RunningStack, low: str, high: str) -> None:
     ended_low, ended_high = stack.completed(low, high)
     assert ended_low["result"]["updates"] == UPDATES
-    assert ended_high["result"]["updates"] == 2
+    assert ended_high["result"]["updates"] == HIGH_UPDATES
     assert ended_low["preemptions"] == 1
     assert ended_low["lost_steps"] == 0
     stack.assert_nothing_ran_twice()

@@ -6,7 +6,7 @@ import pytest
 
 from tests.e2e.running import RunningStack
 
-pytestmark = [pytest.mark.e2e, pytest.mark.isolation]
+pytestmark = [pytest.mark.e2e, pytest.mark.isolation, pytest.mark.timeout(600)]
 
 UPDATES = 6
 

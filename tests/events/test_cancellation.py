@@ -1,34 +1,80 @@
-"""A cancellation that something below swallowed still ends a loop that obeys."""
+"""A cancellation that comes together with an answer still ends who waits: what awaits inside may swallow it."""
 
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from tidegate_events import cancellation
+from tidegate_events.cancellation import honour_cancellation
+from tidegate_events.journal.nats import NatsJournal
+
+WAIT_SECONDS = 5
 
 
-async def test_a_swallowed_cancellation_ends_the_loop() -> None:
-    rounds = 0
+async def swallow() -> None:
+    """What asyncio.wait_for of Python 3.11 does where the answer comes at the same moment."""
+    try:
+        await asyncio.sleep(WAIT_SECONDS)
+    except asyncio.CancelledError:
+        return
 
-    async def loop() -> None:
-        nonlocal rounds
-        while True:
-            cancellation.obey()
-            rounds += 1
-            try:
-                await asyncio.sleep(30)
-            except asyncio.CancelledError:
-                continue  # as wait_for of Python 3.11 does
 
-    async with asyncio.timeout(20):
-        task = asyncio.ensure_future(loop())
+class _Subscription:
+    async def next_msg(self, timeout: float) -> Any:
+        await swallow()
+        return SimpleNamespace(reply="", headers=None)
+
+    async def unsubscribe(self) -> None:
+        """Nothing is subscribed."""
+
+
+class _Client:
+    is_closed = False
+
+    def new_inbox(self) -> str:
+        return "_INBOX.x"
+
+    async def subscribe(self, _inbox: str) -> _Subscription:
+        return _Subscription()
+
+    async def request(self, *_args: Any, **_options: Any) -> Any:
+        return SimpleNamespace(data=b"{}")
+
+
+async def cancel(task: asyncio.Task[None]) -> None:
+    for _ in range(5):
         await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-    assert rounds == 1
+    task.cancel()
+    done, _ = await asyncio.wait([task], timeout=WAIT_SECONDS / 2)
+    assert done, "it lives on"
+    with pytest.raises(asyncio.CancelledError):
+        task.result()
 
 
-async def test_nothing_happens_to_a_task_that_nobody_cancelled() -> None:
-    cancellation.obey()
+async def test_a_swallowed_cancellation_is_honoured() -> None:
+    async def work() -> None:
+        while True:
+            honour_cancellation()
+            await swallow()
+
+    await cancel(asyncio.create_task(work()))
+
+
+async def test_following_the_journal_ends_though_the_client_swallows() -> None:
+    async def follow() -> None:
+        async for _ in NatsJournal(_Client()).follow(0):  # type: ignore[arg-type]
+            pass
+
+    await cancel(asyncio.create_task(follow()))
+
+
+async def test_a_timeout_around_is_still_a_timeout() -> None:
+    async def work() -> None:
+        async with asyncio.timeout(0.01):
+            await swallow()
+            honour_cancellation()
+
+    with pytest.raises(TimeoutError):
+        await work()

@@ -136,7 +136,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_broken(self) -> None:
-        check(self.cluster.state)
+        check(self.cluster.state, self.cluster.shrunk)
 
     def teardown(self) -> None:
         self._let_everything_end()
@@ -172,7 +172,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         result = decide(self.cluster.state, self.cluster.now) if raced else None
         happen()  # type: ignore[operator]
         if result is not None and result.events:
-            self.cluster.append("scheduler", "s1", *result.events)
+            self.cluster.append("scheduler", self.cluster.leader, *result.events)
 
     def _let_everything_end(self) -> None:
         """With healthy nodes and well-behaved members, every job that fits the cluster must reach an end."""

@@ -16,6 +16,7 @@ from tidegate_events import orders as wire
 from tidegate_events.clock import SystemClock
 from tidegate_events.frame import Frame, Writer
 from tidegate_events.journal.base import Appended
+from tidegate_events.journal.memory import MemoryJournal
 from tidegate_events.journal.nats import NatsJournal
 from tidegate_events.resources import Resources
 from tidegate_scheduler.history import verify
@@ -211,3 +212,20 @@ async def test_a_restarted_scheduler_knows_all_and_places_nothing_twice(bench: B
     async for recorded in bench.journal.read(0, await bench.journal.end()):
         placed += sum(isinstance(event, e.JobPlaced) for event in recorded.frame.events)
     assert placed == 1
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_a_scheduler_ends_though_something_changes_at_that_moment(turns: int) -> None:
+    """It lived on with a fold that was dead already, held the lead and decided nothing."""
+    settings = Settings(bus=bus.BusSettings())
+    scheduler = Scheduler(settings, Client(), MemoryJournal(), SystemClock())
+    waiting = asyncio.create_task(scheduler._await_change())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    scheduler._fold.changed.set()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    if not waiting.done():
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting

@@ -108,6 +108,8 @@ def test_exit_suspended_exits_with_75(job: Any, tmp_path: Path) -> None:
 CASES: list[tuple[Any, type[errors.TidegateError], str]] = [
     (lambda job: job.phase("Sampling").__enter__(), errors.InvalidNameError, "lower-case name"),
     (lambda job: job.report({"loss": "low"}), errors.InvalidReportError, "'loss' was refused: str is not one number"),
+    (lambda job: job.report([1.0]), errors.InvalidReportError, "a report of a list was refused: a dict"),
+    (lambda job: job.report(None), errors.InvalidReportError, "a report of a NoneType was refused"),
     (lambda job: job.report({"bad name": 1.0}), errors.InvalidNameError, "'bad name' was refused"),
     (lambda job: job.report({f"m{n}": 1.0 for n in range(65)}), errors.InvalidReportError, "64 are accepted"),
     (lambda job: job.report({}, progress=1.5), errors.InvalidReportError, "a fraction from 0 to 1"),

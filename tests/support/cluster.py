@@ -17,10 +17,10 @@ from tidegate_scheduler.policy.parameters import Parameters, as_values
 from tidegate_scheduler.state import Job, Member, State
 from tidegate_scheduler.version import POLICY_VERSION
 
-from tests.support.invariants import check
+from tests.support.invariants import check, overfull
 
 SECOND = 1_000_000_000
-PASSES_MAX = 50
+PASSES_MAX = 200
 
 
 def spec(
@@ -60,28 +60,38 @@ class Cluster:
         self.now = 1_700_000_000 * SECOND
         self.wake_at: int | None = None
         self.waiting: dict[str, e.Reason] = {}
-        self._next_seq: dict[str, int] = {}
+        self.epoch = 0
+        self.leader = "s1"
+        self.shrunk: frozenset[str] = frozenset()
+        self._next_seq: dict[tuple[str, int], int] = {}
         self._jobs = 0
-        elected = e.LeaderElected(id="1-leader", at_ns=self.now, epoch=1, instance="s1")
-        self.append("scheduler", "s1", elected)
+        self.elect("s1")
         changed = e.PolicyChanged(
             id="1-policy", at_ns=self.now, policy=POLICY_VERSION, parameters=as_values(parameters or Parameters())
         )
         self.append("scheduler", "s1", changed)
 
-    def append(self, service: str, instance: str, *events: e.AnyEvent, writer_seq: int | None = None) -> Recorded:
+    def elect(self, instance: str) -> None:
+        """Another term begins, of this scheduler."""
+        self.epoch += 1
+        self.leader = instance
+        elected = e.LeaderElected(id=f"{self.epoch}-leader", at_ns=self.now, epoch=self.epoch, instance=instance)
+        self.append("scheduler", instance, elected)
+
+    def append(self, service: str, instance: str, *events: e.AnyEvent, epoch: int | None = None) -> Recorded:
         """Append one frame and fold it."""
-        name = f"{service}/{instance}"
-        if writer_seq is None:
-            writer_seq = self._next_seq.get(name, 0)
-            self._next_seq[name] = writer_seq + 1
-        writer = Writer(service, instance, 1, writer_seq)  # type: ignore[arg-type]
+        if epoch is None:
+            epoch = self.epoch if service == "scheduler" else 1
+        key = (f"{service}/{instance}", epoch)
+        writer = Writer(service, instance, epoch, self._next_seq.get(key, 0))  # type: ignore[arg-type]
+        self._next_seq[key] = writer.writer_seq + 1
         subject = DECISION if service == "scheduler" else fact(service, instance)
         frame = decode(encode(Frame(writer, events)))
         recorded = Recorded(len(self.frames) + 1, subject, frame)
         self.frames.append(recorded)
         evolve(self.state, recorded)
-        check(self.state)
+        self.shrunk = frozenset(name for name in self.shrunk if overfull(self.state, self.state.nodes[name]))
+        check(self.state, self.shrunk)
         return recorded
 
     def settle(self) -> list[e.AnyEvent]:
@@ -92,9 +102,17 @@ class Cluster:
             self.waiting, self.wake_at = result.waiting, result.wake_at_ns
             if not result.events:
                 return decided
-            self.append("scheduler", "s1", *result.events)
+            self.append("scheduler", self.leader, *result.events)
+            self._check_that_all_counted(result.events[1:])
             decided.extend(result.events[1:])
         raise AssertionError(f"no rest after {PASSES_MAX} passes; the last decided {decided[-3:]}")
+
+    def _check_that_all_counted(self, decided: Iterable[e.AnyEvent]) -> None:
+        """Nothing came between: a decision that is void at once would be taken again for ever."""
+        for event in decided:
+            if isinstance(event, e.Decision) and not isinstance(event, e.QuotaChanged):
+                job = self.state.jobs.get(event.job)
+                assert job is None or job.revision > event.revision, f"void from the start: {event}"
 
     def advance(self, seconds: float) -> list[e.AnyEvent]:
         """Let time pass, then settle."""
@@ -115,7 +133,14 @@ class Cluster:
         held: Iterable[e.HeldSandbox] = (),
         levels: tuple[str, ...] = ("trusted",),
     ) -> None:
-        """A node joins."""
+        """A node joins; one that has less than before may be overfull until jobs have left."""
+        before = self.state.nodes.get(name)
+        if before is not None and (cpu, memory, gpus) < (
+            before.capacity.cpu_millis,
+            before.capacity.memory_mib,
+            before.capacity.gpus,
+        ):
+            self.shrunk |= {name}
         devices = tuple(GpuDevice(i, f"gpu-{i}", "H", gpu_memory) for i in range(gpus))
         joined = e.NodeJoined(
             id=f"join-{name}-{incarnation}",
@@ -183,7 +208,7 @@ class Cluster:
         """The leader hears the node no more."""
         incarnation = self.state.nodes[node].incarnation
         event = e.NodeUnreachable(id=f"silent-{len(self.frames)}", at_ns=self.now, node=node, incarnation=incarnation)
-        self.append("scheduler", "s1", event)
+        self.append("scheduler", self.leader, event)
 
     def node_fact(
         self, job: str, member: Member, kind: Callable[..., e.AnyEvent], _node: bool = True, **more: Any

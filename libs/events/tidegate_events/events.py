@@ -321,13 +321,13 @@ class QuotaChanged(Decision, frozen=True, kw_only=True):
 
 
 class RoomReserved(Decision, frozen=True, kw_only=True):
-    """Room on these nodes belongs to the job until it is placed or ends."""
+    """Room on these nodes (none: no more) belongs to the job until it is placed or ends."""
 
     nodes: tuple[str, ...]
 
 
 class PreemptRequested(Decision, frozen=True, kw_only=True):
-    """The job shall save a checkpoint and leave before `deadline_ns`, for the sake of `for_job`."""
+    """The job shall save a checkpoint and leave before `deadline_ns`, for `for_job` (empty: its node shrank)."""
 
     attempt: int
     grace_seconds: int

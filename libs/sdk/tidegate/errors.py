@@ -27,6 +27,10 @@ class AlreadyFinishedError(JobClosedError):
     """`finish()` was called twice."""
 
 
+class NotStoppingError(UsageError):
+    """The job acknowledged a stop that nobody ordered."""
+
+
 class NestedPhaseError(UsageError):
     """A phase was entered while another one of the same job is open."""
 

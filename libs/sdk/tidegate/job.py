@@ -22,6 +22,7 @@ from tidegate.errors import (
     AlreadyFinishedError,
     JobClosedError,
     NestedPhaseError,
+    NotStoppingError,
     PublishRateError,
     SaveFailedError,
     UsageError,
@@ -193,7 +194,7 @@ class Job:
             self._step = step
         if progress is not None and (progress.__class__ is not float or not 0.0 <= progress <= 1.0):
             progress = validation.progress(progress)
-        if metrics.keys() != self._metric_names:
+        if not isinstance(metrics, dict) or metrics.keys() != self._metric_names:
             metrics = validation.metrics(metrics)
             self._link.report_names_change()
             self._metric_names = frozenset(metrics)
@@ -359,6 +360,11 @@ class Job:
     def acknowledge_suspension(self) -> None:
         """Do what exit_suspended() does, except for the exit, which is then the caller's to make (code 75)."""
         self._check_open("exit_suspended")
+        if not (self.local or self.stop_ordered):
+            raise NotStoppingError(
+                "exit_suspended() acknowledges a stop, and none was ordered: ask should_stop() first; "
+                "to end the work call finish(), to leave without a statement close()"
+            )
         self._saver.wait()
         saved = self._last_saved
         seq = self._link.control(

@@ -42,10 +42,10 @@ REPORTS_PER_SECOND, REPORTS_BURST = 20, 40
 
 LAYERS = ("model", "optimizer", "experience", "state")
 
-PHASE_NAME = re.compile(r"^[a-z][a-z0-9_-]{0,31}$")
-METRIC_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_./:-]{0,63}$")
-EVENT_KIND = re.compile(r"^[A-Z][A-Za-z0-9]{0,63}$")
-STOP_GROUP = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_./-]{0,63}$")
+PHASE_NAME = re.compile(r"^[a-z][a-z0-9_-]{0,31}\Z")
+METRIC_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_./:-]{0,63}\Z")
+EVENT_KIND = re.compile(r"^[A-Z][A-Za-z0-9]{0,63}\Z")
+STOP_GROUP = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_./-]{0,63}\Z")
 
 RESERVED_EVENT_KINDS = frozenset(
     {

@@ -22,6 +22,10 @@ _PROGRESS_SLACK = 1e-6
 
 def metrics(values: Mapping[str, Any]) -> Dict[str, float]:
     """Return the metrics as plain floats."""
+    if not isinstance(values, Mapping):
+        raise InvalidReportError(
+            f"a report of a {type(values).__name__} was refused: a dict from metric names to numbers is accepted"
+        )
     checked = {}
     for name, value in values.items():
         _check_metric_name(name)

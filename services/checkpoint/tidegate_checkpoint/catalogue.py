@@ -65,11 +65,15 @@ class JobRecord(msgspec.Struct):
 
 
 class Catalogue:
-    """All that the journal says about checkpoints, up to frame `seq`; `last_by_subject` is of this service's own."""
+    """All that the journal says about checkpoints, up to frame `seq`.
+
+    `last_by_subject` and `epoch_by_subject` are the last frame and the highest epoch on this service's own subjects.
+    """
 
     def __init__(self) -> None:
         self.seq = 0
         self.last_by_subject: dict[str, int] = {}
+        self.epoch_by_subject: dict[str, int] = {}
         self._jobs: dict[str, JobRecord] = {}
         self._ended: dict[str, None] = {}
         self._unsettled: dict[tuple[str, str], None] = {}
@@ -82,6 +86,8 @@ class Catalogue:
             self._apply(event, recorded.seq, index)
         if recorded.subject.startswith(OWN_SUBJECTS):
             self.last_by_subject[recorded.subject] = recorded.seq
+            epoch = recorded.frame.writer.epoch
+            self.epoch_by_subject[recorded.subject] = max(epoch, self.epoch_by_subject.get(recorded.subject, 0))
         self.seq = recorded.seq
 
     def _apply(self, event: e.Event, seq: int, index: int) -> None:

@@ -11,6 +11,7 @@ import asyncio
 
 import structlog
 from tidegate_events import subjects
+from tidegate_events.cancellation import honour_cancellation
 from tidegate_events.clock import Clock
 from tidegate_events.events import CheckpointFailed, CheckpointVerified, Reason
 from tidegate_events.frame import Frame, Writer
@@ -27,7 +28,7 @@ log = structlog.get_logger()
 
 
 class Verdicts:
-    """The service's pen. `epoch` tells its processes apart: the time at which this one began."""
+    """The service's pen. Its epoch tells its processes apart: the time at which this one began to write."""
 
     def __init__(self, journal: Journal, fold: Fold, clock: Clock, instance: str) -> None:
         self._journal = journal
@@ -35,7 +36,7 @@ class Verdicts:
         self._clock = clock
         self._instance = instance
         self._subject = subjects.fact("checkpoint", instance)
-        self._epoch = clock.now_ns()
+        self._epoch = 0
         self._writer_seq = 0
         self._last = 0
         self._one_at_a_time = asyncio.Lock()
@@ -45,15 +46,28 @@ class Verdicts:
         async with self._one_at_a_time:
             frame: Frame | None = None
             while True:
+                honour_cancellation()
                 own_last = self._fold.catalogue.last_by_subject.get(self._subject, 0)
                 if own_last < self._last:
                     await self._fold.reach(self._last)
                     continue
                 if not self._fold.catalogue.is_unsettled(entry):
                     return
-                if frame is None:
+                if frame is None or frame.writer.epoch < self._begin_epoch():
                     frame = self._frame(entry, verdict)
                 await self._append(entry, frame, own_last)
+
+    def _begin_epoch(self) -> int:
+        """Return this process's epoch, above that of every other that wrote here, whatever the clock said.
+
+        A frame of an older epoch counts as a late duplicate: it would be acknowledged, and be void.
+        """
+        before = self._fold.catalogue.epoch_by_subject.get(self._subject, 0)
+        if self._epoch == 0:
+            self._epoch = max(self._clock.now_ns(), before + 1)
+        elif before > self._epoch:
+            self._epoch = before + 1
+        return self._epoch
 
     async def _append(self, entry: Entry, frame: Frame, own_last: int) -> None:
         try:
@@ -76,7 +90,7 @@ class Verdicts:
 
     def _frame(self, entry: Entry, verdict: Verified | Broken) -> Frame:
         self._writer_seq += 1
-        writer = Writer("checkpoint", self._instance, self._epoch, self._writer_seq)
+        writer = Writer("checkpoint", self._instance, self._begin_epoch(), self._writer_seq)
         saved = entry.saved
         common = {
             "id": writer.event_id(0),

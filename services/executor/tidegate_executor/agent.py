@@ -101,9 +101,14 @@ class NodeAgent:
         for key, leftover in found.items():
             if key not in self._runners:
                 await self._destroy(leftover.sandbox)
+        # An earlier incarnation may have been killed after the end of a sandbox, before what lay beside it was removed.
+        for name in await asyncio.to_thread(preparation.leftovers, self._context) - set(self._runners):
+            await asyncio.to_thread(preparation.clean, self._context, name)
 
     async def _lose(self, memory: AttemptMemory, here: FoundSandbox | None) -> None:
         why = "its sandbox broke down" if here is not None else "its sandbox is gone"
+        if here is not None:
+            await self._destroy(here.sandbox)  # first: its room is free when nothing of it runs any more
         memory.change(
             transitions.fail(memory.state, "infrastructure", f"{why}, found at the start of the node's agent")
         )
@@ -115,7 +120,7 @@ class NodeAgent:
     async def _destroy(self, sandbox: Sandbox) -> None:
         try:
             await sandbox.destroy()
-        except InfrastructureError as error:
+        except (InfrastructureError, OSError) as error:
             log.error("leftover_not_removed", sandbox=sandbox.id, why=str(error))
 
     async def join(self, offer: Offer) -> None:
@@ -199,7 +204,14 @@ class NodeAgent:
     async def _attend(self, attempt_runner: AttemptRunner) -> None:
         # The task is this attempt's own: whatever it logs, deep down too, is about it.
         structlog.contextvars.bind_contextvars(sandbox=attempt_runner.memory.state.id)
-        await attempt_runner.run()
+        try:
+            await attempt_runner.run()
+        except Exception as error:
+            if self._context.spool.broken or _is_of_the_node(error):
+                raise  # the agent ends, and its sandboxes run on: the next start may find the node in a better state
+            # One member must not take the node's other ones along, nor again at each start of the agent.
+            log.exception("attempt_fault")
+            await attempt_runner.give_up(error)
         del self._runners[attempt_runner.memory.state.id]
         self._remember(attempt_runner.memory)
 
@@ -221,3 +233,10 @@ class NodeAgent:
 
 def _workdirs_in_use(runners: Iterable[AttemptRunner]) -> set[str]:
     return {each.memory.order.spec.workdir.removeprefix("sha256:") for each in runners}
+
+
+def _is_of_the_node(error: BaseException) -> bool:
+    """Say whether the system refused something (descriptors, disk), which is no member's fault."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(_is_of_the_node(each) for each in error.exceptions)
+    return isinstance(error, OSError)

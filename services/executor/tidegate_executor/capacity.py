@@ -74,7 +74,13 @@ def gpu_devices() -> tuple[GpuDevice, ...]:
         log.info("no_gpus", why=str(error))
         return ()
     try:
-        return tuple(_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount()))
+        found = []
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            try:
+                found.append(_gpu(pynvml, index))
+            except pynvml.NVMLError as error:  # it fell off the bus, or keeps its memory's size to itself
+                log.error("gpu_not_offered", index=index, why=str(error))
+        return tuple(found)
     finally:
         pynvml.nvmlShutdown()
 

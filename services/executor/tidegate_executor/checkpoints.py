@@ -6,6 +6,7 @@ own reader does both).
 
 from __future__ import annotations
 
+import heapq
 import os
 import re
 from pathlib import Path
@@ -18,6 +19,9 @@ from tidegate_events.events import CheckpointRef, LayerRef
 from tidegate_events.orders import SandboxOrder
 
 from tidegate_executor.attempts.state import AttemptState
+
+LOOKED_AT_MAX = 1000
+UNREPORTED_MAX = 64  # a process keeps three of its checkpoints
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z")
 
@@ -46,27 +50,42 @@ def read(directory: Path, name: str) -> CheckpointRef:
 def unreported(directory: Path, state: AttemptState) -> list[CheckpointRef]:
     """Return what this member committed after its newest reported checkpoint, oldest first.
 
-    So a save is not lost when the process ended, or the agent was away, before it was told.
+    So a save is not lost when the process ended, or the agent was away, before it was told. They fit one frame of the
+    journal, whatever a job put there: only the newest are returned.
     """
-    if not directory.is_dir():
-        return []
     found: list[tuple[int, CheckpointRef]] = []
     reported_ns = -1
-    for entry in os.scandir(directory):
-        if not roots.DIRECTORY_NAME.match(entry.name) or not entry.is_dir(follow_symlinks=False):
-            continue
+    for name in _candidates(directory, state.attempt):
         try:
-            root = roots.read_root(Path(entry.path))
+            root = roots.read_root(directory / name)
         except CorruptCheckpointError:
             continue  # damaged or not ours to judge: the checkpoint service reports it, nobody resumes from it
         if (root.stamp.job, root.stamp.attempt, root.stamp.rank) != (state.job, state.attempt, state.rank):
             continue
-        if state.saved is not None and entry.name == state.saved.directory:
+        if state.saved is not None and name == state.saved.directory:
             reported_ns = root.created_ns
-        found.append((root.created_ns, reference(root, entry.name)))
+        found.append((root.created_ns, reference(root, name)))
     if reported_ns < 0 and state.saved is not None:
         found = [(created, ref) for created, ref in found if ref.step > state.saved.step]
-    return [ref for created, ref in sorted(found, key=lambda item: item[0]) if created > reported_ns]
+    newer = [ref for created, ref in sorted(found, key=lambda item: item[0]) if created > reported_ns]
+    return newer[-UNREPORTED_MAX:]
+
+
+def _candidates(directory: Path, attempt: int) -> list[str]:
+    """Return the names of an attempt's checkpoints, those of the largest steps where a job made more than is usual."""
+    middle = f"-{attempt}-"
+    try:
+        with os.scandir(directory) as entries:
+            names = [
+                entry.name
+                for entry in entries
+                if middle in entry.name
+                and roots.DIRECTORY_NAME.match(entry.name)
+                and entry.is_dir(follow_symlinks=False)
+            ]
+    except FileNotFoundError:
+        return []
+    return heapq.nlargest(LOOKED_AT_MAX, names)
 
 
 def adopt(declared: Path, directory: Path, order: SandboxOrder) -> CheckpointRef | None:

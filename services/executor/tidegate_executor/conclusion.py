@@ -39,7 +39,7 @@ async def conclude(
     server, prepared = made
     await _hear_last_words(server)
     server.close()
-    saved = await _unreported(context, memory)
+    saved = await _unreported(context, memory, log)
     adopted = await _adopt(context, memory, prepared)
     await report(context, memory, (*saved, *adopted), log)
 
@@ -56,16 +56,16 @@ async def report(context: Context, memory: AttemptMemory, before: Sequence[AnyEv
 
 async def report_lost(context: Context, memory: AttemptMemory, log: Any) -> None:
     """Report the end of a sandbox that is gone, and before it what it had saved."""
-    await report(context, memory, await _unreported(context, memory), log)
+    await report(context, memory, await _unreported(context, memory, log), log)
 
 
 async def remove(context: Context, memory: AttemptMemory, sandbox: Sandbox, log: Any) -> None:
     """Remove the sandbox, whose exit is reported; what cannot be removed now is tried again at the next start."""
     try:
         await sandbox.destroy()
-    except InfrastructureError as error:
+        await asyncio.to_thread(preparation.clean, context, memory.state.id)
+    except (InfrastructureError, OSError) as error:
         log.error("sandbox_not_removed", why=str(error))
-    await asyncio.to_thread(preparation.clean, context, memory.state.id)
 
 
 async def _hear_last_words(server: ChannelServer) -> None:
@@ -75,11 +75,16 @@ async def _hear_last_words(server: ChannelServer) -> None:
         await asyncio.sleep(_POLL_SECONDS)
 
 
-async def _unreported(context: Context, memory: AttemptMemory) -> list[AnyEvent]:
+async def _unreported(context: Context, memory: AttemptMemory, log: Any) -> list[AnyEvent]:
     state = memory.state
     hot = checkpoints.job_directory(Path(context.settings.hot_dir), state.tenant, state.job)
     events: list[AnyEvent] = []
-    for reference in await asyncio.to_thread(checkpoints.unreported, hot, state):
+    try:
+        found = await asyncio.to_thread(checkpoints.unreported, hot, state)
+    except OSError as error:  # without root, a job may close its own directory
+        log.error("hot_directory_unreadable", why=str(error))
+        return []
+    for reference in found:
         memory.change(transitions.saved(memory.state, reference.directory, reference.step))
         events.append(facts.checkpoint_saved(memory.state, context.node, reference, context.clock.now_ns()))
     return events

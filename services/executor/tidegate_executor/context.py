@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tidegate_events.clock import Clock
 
+from tidegate_executor.attempts.state import Failure
 from tidegate_executor.channel.stop_group import StopGroup
 from tidegate_executor.images import Image
 from tidegate_executor.sampling.reports import ProcessReports
@@ -23,6 +24,7 @@ class StopGroups:
     """The stop votes of this node: one for each (job, attempt), shared by the ranks that run here."""
 
     _groups: dict[tuple[str, int], tuple[StopGroup, int]] = field(default_factory=dict)
+    _anomalies: dict[tuple[str, int], Failure] = field(default_factory=dict)
 
     def take(self, job: str, attempt: int) -> StopGroup:
         """Return the group, which is kept until it is given back as often as it was taken."""
@@ -37,6 +39,15 @@ class StopGroups:
             self._groups[job, attempt] = (group, users - 1)
         else:
             group.close()
+            self._anomalies.pop((job, attempt), None)
+
+    def on_anomaly(self, job: str, attempt: int, failure: Failure) -> None:
+        """Remember why one member has all of them asked to leave, without an order; the first reason counts."""
+        self._anomalies.setdefault((job, attempt), failure)
+
+    def anomaly(self, job: str, attempt: int) -> Failure | None:
+        """Return that reason."""
+        return self._anomalies.get((job, attempt))
 
 
 @dataclass

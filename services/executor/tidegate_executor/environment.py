@@ -48,6 +48,8 @@ def of_process(order: SandboxOrder, component: Component, replica: int, places: 
         **own,
         "HOME": places.home,
         "PYTHONPATH": ":".join(python_path),
+        # By the driver's order, as the agent counts them; CUDA's own default is the fastest first.
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": ",".join(str(index) for index in order.gpu_indices),
         "RANK": str(order.rank),
         "WORLD_SIZE": str(spec.gang_size),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,20 @@ from tidegate_executor.attempt_memory import AttemptMemory
 from tidegate_executor.attempts import facts, phases, transitions
 from tidegate_executor.attempts.state import AttemptState
 from tidegate_executor.channel import messages
-from tidegate_executor.channel.handler import ClientInfo, HandlerUnavailable, MessageRefused, Origin
+from tidegate_executor.channel.handler import ClientInfo, HandlerBusy, HandlerUnavailable, MessageRefused, Origin
+from tidegate_executor.channel.rate import Bucket
 from tidegate_executor.context import Context
 from tidegate_executor.spool.records import UserMessage
 from tidegate_executor.spool.spool import SpoolFullError
 
 log = structlog.get_logger()
 _replace = msgspec.structs.replace
+
+
+SAVES_PER_SECOND, SAVES_BURST = 2.0, 60
+FAILURES_PER_SECOND, FAILURES_BURST = 0.1, 20
+TOLD_MAX = 256
+"""One job can never fill the journal: how many facts about checkpoints a member may cause."""
 
 
 class JobVoice:
@@ -36,6 +44,11 @@ class JobVoice:
         self._hot = checkpoints.job_directory(Path(context.settings.hot_dir), memory.order.tenant, memory.order.job)
         self.newest: str | None = memory.order.resume.id if memory.order.resume else None
         self.user_events_dropped = 0
+        self.failures_dropped = 0
+        self._saves = Bucket(SAVES_PER_SECOND, SAVES_BURST)
+        self._failures = Bucket(FAILURES_PER_SECOND, FAILURES_BURST)
+        self._told: deque[str] = deque(maxlen=TOLD_MAX)
+        self._unusable_told = False
 
     def high_water(self, client: str) -> int:
         """Return the client's newest message that is on disk."""
@@ -46,7 +59,9 @@ class JobVoice:
         self._check_open()
         origin = client.origin
         log.info("process_connected", sandbox=self._memory.state.id, component=origin.component, sdk=client.sdk)
-        await self._memory.commit(state=transitions.connect(self._memory.state, origin.component, origin.replica))
+        state = transitions.connect(self._memory.state, origin.component, origin.replica)
+        if state != self._memory.state:  # a process may come back as often as it likes
+            await self._memory.commit(state=state)
 
     async def on_phase(self, origin: Origin, message: messages.Phase) -> None:
         """Remember the phase; it becomes a fact now, or when the dwell is over."""
@@ -107,6 +122,12 @@ class JobVoice:
             raise MessageRefused("no_such_checkpoint", str(error)) from error
         if found.id != message.id:
             raise MessageRefused("no_such_checkpoint", f"{message.directory} holds another checkpoint")
+        if found.id in self._told:
+            await self._durably(origin, self._memory.commit(state=self._marked(origin)))
+            return
+        if retry_after_ms := self._saves.take(asyncio.get_running_loop().time()):
+            raise HandlerBusy(retry_after_ms)
+        self._told.append(found.id)
         state = transitions.saved(self._marked(origin), message.directory, found.step)
         fact = facts.checkpoint_saved(state, self._context.node, found, self._context.clock.now_ns())
         self.newest = found.id
@@ -114,8 +135,13 @@ class JobVoice:
         self._context.reports.saved(state, origin, message, self._context.clock.now_ns())
 
     async def on_save_failed(self, origin: Origin, message: messages.SaveFailed) -> None:
-        """Report that a save did not become durable."""
+        """Report that a save did not become durable; a job that reports nothing else is not journaled each time."""
         state = self._marked(origin)
+        if self._failures.take(asyncio.get_running_loop().time()):
+            self.failures_dropped += 1
+            log.warning("save_failure_dropped", sandbox=state.id, dropped=self.failures_dropped)
+            await self._durably(origin, self._memory.commit(state=state))
+            return
         fact = facts.checkpoint_failed(state, message.step, message.error, self._context.clock.now_ns())
         await self._durably(origin, self._memory.commit([fact], state=state))
 
@@ -124,7 +150,8 @@ class JobVoice:
         state = transitions.step_seen(self._marked(origin), message.step)
         resume = self._memory.order.resume
         events: list[AnyEvent] = []
-        if resume is not None and message.id != resume.id and message.skipped:
+        if resume is not None and message.id != resume.id and message.skipped and not self._unusable_told:
+            self._unusable_told = True
             events.append(
                 facts.checkpoint_unusable(
                     state, resume, message.why or "refused by the job", self._context.clock.now_ns()

@@ -8,17 +8,17 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import shutil
 from pathlib import Path
 
 import msgspec
-from tidegate.errors import CorruptCheckpointError
+from tidegate.errors import TidegateError
 from tidegate_events.events import Quota, Reason
 from tidegate_events.orders import SandboxOrder
 from tidegate_events.spec import Component, PathBinding
 
 from tidegate_executor import checkpoints, environment, secret_store
 from tidegate_executor.attempts.state import AttemptState
+from tidegate_executor.attempts.wording import plain
 from tidegate_executor.context import Context
 from tidegate_executor.images import Image, find
 from tidegate_executor.sandbox.base import (
@@ -29,10 +29,12 @@ from tidegate_executor.sandbox.base import (
     Mount,
     SandboxSpec,
 )
+from tidegate_executor.sandbox.state import remove_tree
 from tidegate_executor.workdirs import WorkdirError
 
 PIDS_PER_REPLICA = 1024
 HOSTNAME_CHARS_MAX = 63
+REFUSAL_CHARS_MAX = 1000
 WORKSPACE = "/workspace"
 AGENT_DIR = "/run/tidegate/agent"
 SOCKET_NAME = "agent.sock"
@@ -45,7 +47,7 @@ class RefusedError(Exception):
 
     def __init__(self, code: str, detail: str) -> None:
         super().__init__(detail)
-        self.reason = Reason(code=code, detail=detail[:1000])
+        self.reason = Reason(code=code, detail=plain(detail, REFUSAL_CHARS_MAX))
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +69,7 @@ def channel_directory(context: Context, sandbox: str) -> Path:
 
 async def prepare(context: Context, order: SandboxOrder, state: AttemptState) -> Prepared:
     """Return what the sandbox needs, fetched and made. Safe to repeat. Raises RefusedError."""
-    image = find(await context.images, order.spec.image)
+    image = find(await asyncio.shield(context.images), order.spec.image)
     if image is None:
         raise RefusedError("ImageMissing", f"image {order.spec.image} is not on this node")
     workdir = await _workdir(context, order)
@@ -101,9 +103,9 @@ def _assemble(
     channel.mkdir(exist_ok=True, mode=0o711)
     declared_target = _declared_target(order)
     mounts = [
-        Mount(source=str(context.sdk_dir), target=SDK),
-        Mount(source=str(channel), target=AGENT_DIR),
-        Mount(source=str(hot), target=CHECKPOINTS, writable=True, take_ownership=True),
+        Mount(source=os.path.realpath(context.sdk_dir), target=SDK),
+        Mount(source=os.path.realpath(channel), target=AGENT_DIR),
+        Mount(source=os.path.realpath(hot), target=CHECKPOINTS, writable=True, take_ownership=True),
         *_bindings(order.spec.inputs, context.settings.input_roots, "/inputs"),
         *_bindings(order.spec.outputs, context.settings.output_roots, "/outputs", writable=True),
     ]
@@ -201,7 +203,7 @@ def _declared_mount(context: Context, state: AttemptState, target: str | None) -
         return None
     source = context.paths.checkpoint_dirs / state.id
     source.mkdir(exist_ok=True, mode=0o755)
-    return Mount(source=str(source), target=target, writable=True, take_ownership=True)
+    return Mount(source=os.path.realpath(source), target=target, writable=True, take_ownership=True)
 
 
 def put_checkpoint_back(prepared: Prepared, order: SandboxOrder) -> None:
@@ -210,15 +212,19 @@ def put_checkpoint_back(prepared: Prepared, order: SandboxOrder) -> None:
         return
     try:
         checkpoints.materialise(prepared.hot, order.resume, prepared.declared)
-    except CorruptCheckpointError as error:
+    except TidegateError as error:
         raise RefusedError("CheckpointDamaged", str(error)) from error
+
+
+def leftovers(context: Context) -> set[str]:
+    """Return the sandboxes of which something that `clean` removes is there. Blocks."""
+    return {path.name for place in (context.paths.channels, context.paths.checkpoint_dirs) for path in place.iterdir()}
 
 
 def clean(context: Context, sandbox: str) -> None:
     """Remove what was made for the sandbox beside it. Blocks."""
     for directory in (channel_directory(context, sandbox), context.paths.checkpoint_dirs / sandbox):
-        if directory.is_dir():
-            shutil.rmtree(directory)
+        remove_tree(directory)
 
 
 def _hostname(order: SandboxOrder) -> str:

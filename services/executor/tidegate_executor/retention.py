@@ -23,12 +23,31 @@ def beyond_bound(ended: Sequence[AttemptState]) -> list[str]:
 
 def trim_logs(directory: Path, keep: Set[str]) -> list[str]:
     """Remove the oldest logs beyond the bounds, but none of `keep`; return whose they were. Blocks."""
-    found = [(path.stat().st_mtime_ns, path) for path in directory.iterdir() if path.is_dir()]
+    # Shims write and drop files here meanwhile: what is gone when it is looked at has no size and no age.
+    found = [(_modified_ns(path), path) for path in directory.iterdir() if path.is_dir()]
     removed: list[str] = []
     room = LOG_BYTES_MAX
     for place, (_, path) in enumerate(sorted(found, key=lambda item: (-item[0], item[1].name))):
-        room -= sum(entry.stat().st_size for entry in os.scandir(path))
+        room -= _size_bytes(path)
         if (place >= LOGS_KEPT_MAX or room < 0) and path.name not in keep:
             shutil.rmtree(path)
             removed.append(path.name)
     return removed
+
+
+def _modified_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+def _size_bytes(directory: Path) -> int:
+    total = 0
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            try:
+                total += entry.stat(follow_symlinks=False).st_size
+            except FileNotFoundError:
+                continue
+    return total

@@ -32,6 +32,7 @@ from tidegate_executor.sandbox.base import (
     ResizeRefusedError,
     Sandbox,
     SandboxLostError,
+    SandboxStoppingError,
 )
 from tidegate_executor.spool.spool import SpoolFullError
 
@@ -53,10 +54,12 @@ class AttemptRunner:
         self._context = context
         self.memory = memory
         self._found = sandbox
+        self._sandbox = sandbox
         self._spec = memory.order.spec
         self._voice = JobVoice(context, memory)
         self.sandbox: Sandbox | None = None
         self._prepared: preparation.Prepared | None = None
+        self._preparing: asyncio.Timeout | None = None
         self._ends_at = float("inf")
         state = memory.state
         self._group = context.stop_groups.take(state.job, state.attempt)
@@ -72,6 +75,9 @@ class AttemptRunner:
     def offer(self, order: SandboxOrder) -> None:
         """Take a newer order for this attempt."""
         self.memory.change(transitions.on_order(self.memory.state, order))
+        preparing = self._preparing
+        if self.memory.state.stop is not None and preparing is not None and not preparing.expired():
+            preparing.reschedule(asyncio.get_running_loop().time())
 
     async def run(self) -> None:
         """Return when the attempt is over and reported."""
@@ -79,6 +85,7 @@ class AttemptRunner:
             sandbox = self._found or await self._make()
             if sandbox is None:
                 return
+            self._sandbox = sandbox
             if self._found is not None:
                 self._open_channel()
             self.sandbox = sandbox
@@ -88,16 +95,26 @@ class AttemptRunner:
             self._server.close()
             self._context.stop_groups.give_back(self.memory.state.job, self.memory.state.attempt)
 
+    async def give_up(self, error: Exception) -> None:
+        """End what runs and report the member as lost: the agent met a fault of its own at it."""
+        self._log.error("attempt_given_up", why=repr(error))
+        if self.memory.state.is_over:
+            return
+        self.memory.change(transitions.fail(self.memory.state, "infrastructure", f"a fault of the agent: {error!r}"))
+        if self._sandbox is not None:
+            await self._sandbox.destroy()
+        await self._conclude_unstarted(None)
+
     # ---- making ----
 
     async def _make(self) -> Sandbox | None:
         """Return the new sandbox; None when the member was refused or lost, which is reported then."""
         await self.memory.commit_first()
         try:
-            self._prepared = await preparation.prepare(self._context, self.memory.order, self.memory.state)
-            await preparation.secrets_of(self._context, self.memory.order)
-            self.memory.change(transitions.prepared(self.memory.state, self._context.clock.now_ns()))
-            if self.memory.state.stop is not None:
+            self._prepared = await self._prepare_unless_stopped()
+            if self._prepared is not None:
+                self.memory.change(transitions.prepared(self.memory.state, self._context.clock.now_ns()))
+            if self._prepared is None or self.memory.state.stop is not None:
                 await self._conclude_unstarted(None)
                 return None
             self._open_channel()
@@ -112,6 +129,23 @@ class AttemptRunner:
         else:
             return sandbox
         return None
+
+    async def _prepare_unless_stopped(self) -> preparation.Prepared | None:
+        """Fetch and make what the sandbox needs; a stop ends that at once, however long it would have taken."""
+        try:
+            async with asyncio.timeout(None) as self._preparing:
+                if self.memory.state.stop is not None:
+                    return None
+                prepared = await preparation.prepare(self._context, self.memory.order, self.memory.state)
+                await preparation.secrets_of(self._context, self.memory.order)
+                return prepared
+        except (TimeoutError, preparation.RefusedError) as error:
+            if self.memory.state.stop is None:
+                raise
+            self._log.info("preparation_ended", why=str(error) or "it is to stop")
+            return None
+        finally:
+            self._preparing = None
 
     async def _put_checkpoint_back(self, *, before: bool) -> None:
         """Before the sandbox is made where the directory is a mount, after it where it lies in the sandbox's state."""
@@ -165,9 +199,13 @@ class AttemptRunner:
         try:
             await self._put_checkpoint_back(before=False)
         except (preparation.RefusedError, OSError) as error:
-            self.memory.change(transitions.fail(self.memory.state, "infrastructure", str(error)))
+            self._fail(str(error))
             return
         await self._start(sandbox, self.memory.state.replicas)
+
+    def _fail(self, detail: str) -> None:
+        now_ns = self._context.clock.now_ns()
+        self.memory.change(transitions.fail(self.memory.state, "infrastructure", detail, at_ns=now_ns))
 
     async def _settle_doubts(self, sandbox: Sandbox) -> None:
         """Find out about starts that were ordered before a crash: the history says, or they were not carried out."""
@@ -186,14 +224,18 @@ class AttemptRunner:
 
     async def _follow(self, sandbox: Sandbox) -> None:
         memory = self.memory
-        try:
-            async for recorded in sandbox.events(memory.state.history_offset):
-                event = recorded.event
-                memory.change(transitions.on_history(memory.state, event, recorded.next_offset, self._spec))
-                self._log.debug("sandbox_event", sandbox_event=type(event).__name__)
-        except SandboxLostError as error:
-            lost = transitions.fail(memory.state, "infrastructure", str(error))
-            memory.change(_replace(lost, sandbox_over=True))
+        while not memory.state.sandbox_over:
+            try:
+                async for recorded in sandbox.events(memory.state.history_offset):
+                    event = recorded.event
+                    memory.change(transitions.on_history(memory.state, event, recorded.next_offset, self._spec))
+                    self._log.debug("sandbox_event", sandbox_event=type(event).__name__)
+            except SandboxLostError as error:
+                lost = transitions.fail(memory.state, "infrastructure", str(error))
+                memory.change(_replace(lost, sandbox_over=True))
+            except InfrastructureError as error:  # something of it still runs: its room is not free before it does not
+                self._log.error("remains_not_ended", why=str(error))
+                await asyncio.sleep(LOOK_SECONDS_MAX)
 
     async def _loop(self, sandbox: Sandbox, tasks: asyncio.TaskGroup) -> None:
         memory = self.memory
@@ -221,13 +263,13 @@ class AttemptRunner:
         elif isinstance(action, planning.Resize):
             await self._resize(sandbox, action.quotas)
         elif isinstance(action, planning.AskToLeave):
-            self._ask_to_leave()
+            self._ask_to_leave(action)
         elif isinstance(action, planning.EndSandbox):
             self._end(sandbox, action.grace_seconds, tasks)
         elif isinstance(action, planning.SayPhase):
             await self._say_phase()
         else:
-            await conclusion.conclude(self._context, self.memory, (self._server, self._prepared), self._log)
+            await self._conclude()
 
     async def _report_started(self, sandbox: Sandbox) -> None:
         now_ns = self._context.clock.now_ns()
@@ -247,20 +289,21 @@ class AttemptRunner:
         await self.memory.commit(events, state=state)
 
     async def _start(self, sandbox: Sandbox, replicas: Iterable[Replica]) -> None:
-        """Start each in the listed order; the first that cannot be started ends the attempt."""
+        """Start each in the listed order; a stop, or the first that cannot be started, ends that."""
         components = {component.name: component for component in self._spec.components}
         for replica in replicas:
             state = self.memory.state
-            if state.failure is not None:
+            if state.failure is not None or state.stop is not None:
                 return
             try:
                 await self._start_one(sandbox, components[replica.component], replica.replica)
+            except SandboxStoppingError:
+                return  # an earlier incarnation was told to end it: its history says how
             except (CommandNotStartableError, RequestRefusedError) as error:
-                self.memory.change(
-                    transitions.not_startable(self.memory.state, replica.component, replica.replica, str(error))
-                )
+                now_ns = self._context.clock.now_ns()
+                self.memory.change(transitions.not_startable(self.memory.state, replica, str(error), now_ns))
             except (InfrastructureError, preparation.RefusedError, OSError) as error:
-                self.memory.change(transitions.fail(self.memory.state, "infrastructure", str(error)))
+                self._fail(str(error))
 
     async def _start_one(self, sandbox: Sandbox, component: Component, number: int) -> None:
         order, state = self.memory.order, self.memory.state
@@ -325,10 +368,18 @@ class AttemptRunner:
         except SpoolFullError as error:
             self._log.warning("phase_waits", why=str(error))
 
-    def _ask_to_leave(self) -> None:
-        stop = self.memory.state.stop
-        assert stop is not None
-        self._server.stop(stop.reason or stop.desired, stop.deadline_ns)
+    def _ask_to_leave(self, request: planning.AskToLeave) -> None:
+        """Ask the processes of every member of the job here: they stop at the same call, or a gang would hang."""
+        state = self.memory.state
+        if state.stop is None and state.failure is not None:
+            self._context.stop_groups.on_anomaly(state.job, state.attempt, state.failure)
+        self._server.stop(request.reason, request.deadline_ns)
+
+    async def _conclude(self) -> None:
+        state = self.memory.state
+        if (failure := self._context.stop_groups.anomaly(state.job, state.attempt)) is not None:
+            self.memory.change(transitions.peer_failed(state, self._spec, failure))
+        await conclusion.conclude(self._context, self.memory, (self._server, self._prepared), self._log)
 
     def _end(self, sandbox: Sandbox, grace_seconds: float, tasks: asyncio.TaskGroup) -> None:
         """Have the shim end the sandbox; asked again only to make it sooner."""
@@ -344,6 +395,7 @@ class AttemptRunner:
             await sandbox.stop(grace_seconds)
         except InfrastructureError as error:
             self._log.warning("sandbox_stop_failed", why=str(error))
+            self._ends_at = float("inf")  # the plan asks again
 
 
 def _seen(quota: Quota, limits: Limits | None) -> Quota:

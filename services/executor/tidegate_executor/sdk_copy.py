@@ -22,7 +22,9 @@ def install(directory: Path) -> Path:
         digest.update(f"{path.relative_to(package)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
     target = directory / digest.hexdigest()[:16]
     if target.is_dir():
-        return target
+        if all(_same(path, target / package.name / path.relative_to(package)) for path in files):
+            return target
+        shutil.rmtree(target)  # a power cut emptied it, so nothing that had it mounted lives
     staging = directory / f".tmp-{os.getpid()}"
     shutil.rmtree(staging, ignore_errors=True)
     for path in files:
@@ -35,3 +37,7 @@ def install(directory: Path) -> Path:
             Path(parent, name).chmod(0o644)
     staging.rename(target)
     return target
+
+
+def _same(path: Path, copy: Path) -> bool:
+    return copy.is_file() and copy.read_bytes() == path.read_bytes()

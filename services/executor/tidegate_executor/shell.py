@@ -17,6 +17,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from tidegate_events import orders, subjects
 from tidegate_events.bus import BusUnreachableError, connect
+from tidegate_events.cancellation import honour_cancellation
 from tidegate_events.clock import Clock
 from tidegate_events.journal.base import JournalUnavailableError
 from tidegate_events.journal.nats import NatsJournal
@@ -94,6 +95,7 @@ async def _incarnation(settings: Settings, bus: asyncio.Future[Client]) -> int:
     path, subject = settings.paths.incarnation, subjects.fact("node", settings.node)
     before = await asyncio.to_thread(recorded_incarnation, path)
     while before is None:
+        honour_cancellation()
         try:
             last = await NatsJournal(await bus).last(subject)
         except JournalUnavailableError as error:

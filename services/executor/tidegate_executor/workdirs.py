@@ -6,7 +6,8 @@ import asyncio
 import hashlib
 import re
 import shutil
-from collections.abc import Set
+from collections.abc import Callable, Set
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
@@ -21,6 +22,7 @@ READ_SECONDS_MAX = 30.0
 CACHED_MAX = 64
 _DIGEST = re.compile(r"(?:sha256:)?([0-9a-f]{64})\Z")
 _TEMPORARY = ".tmp-"
+_BOOT = ".boot"
 
 log = structlog.get_logger()
 
@@ -33,46 +35,62 @@ class WorkdirError(Exception):
         self.refused = refused
 
 
+@dataclass
+class _Turn:
+    """Those who want one digest, one after the other."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    users: int = 0
+
+
 class Workdirs:
     """The cache in one directory; what is named by a digest there is complete."""
 
     def __init__(self, directory: Path, gateway_url: str) -> None:
         self._directory = directory
         self._gateway_url = gateway_url.rstrip("/")
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._fetching: dict[str, _Turn] = {}
 
     def open(self) -> None:
-        """Remove what an interrupted fetch left."""
-        for leftover in self._directory.glob(f"{_TEMPORARY}*"):
-            if leftover.is_dir():
-                shutil.rmtree(leftover)
-            else:
-                leftover.unlink()
+        """Remove what an interrupted fetch left, and all of an earlier boot: a power cut may have emptied its files."""
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+        record = self._directory / _BOOT
+        if not record.exists() or record.read_text() != boot:
+            _remove(*self._directory.iterdir())
+            record.write_text(boot)
+        _remove(*self._directory.glob(f"{_TEMPORARY}*"))
 
     async def get(self, reference: str) -> Path:
-        """Return the unpacked directory for `sha256:<hex>` or the bare digits. Raises WorkdirError."""
+        """Return the unpacked directory for `sha256:<hex>` or the bare digits. Raises WorkdirError.
+
+        Cancelling it ends the fetch, and leaves nothing of it.
+        """
         match = _DIGEST.match(reference)
         if match is None:
             raise WorkdirError(f"workdir {reference!r} is not a SHA-256 digest", refused=True)
         digest = match.group(1)
         path = self._directory / digest
-        lock = self._locks.setdefault(digest, asyncio.Lock())
+        turn = self._fetching.setdefault(digest, _Turn())
+        turn.users += 1
         try:
-            async with lock:
+            async with turn.lock:
                 if not await asyncio.to_thread(path.is_dir):
                     await self._fetch_and_unpack(digest, path)
                 else:
                     await asyncio.to_thread(path.touch)
         finally:
-            if not lock.locked():
-                self._locks.pop(digest, None)
+            turn.users -= 1
+            if turn.users == 0:
+                del self._fetching[digest]
         return path
 
     def trim(self, in_use: Set[str]) -> None:
         """Remove the least recently used directories beyond CACHED_MAX, but none of `in_use` (names)."""
-        kept = sorted((path for path in self._directory.iterdir()), key=lambda path: path.stat().st_mtime_ns)
+        # What has a temporary name belongs to a fetch under way, and may be gone before it is looked at.
+        found = (path for path in self._directory.iterdir() if _DIGEST.match(path.name))
+        kept = sorted(found, key=lambda path: path.stat().st_mtime_ns)
         for path in kept[: max(0, len(kept) - CACHED_MAX)]:
-            if path.name not in in_use and path.name not in self._locks and not path.name.startswith(_TEMPORARY):
+            if path.name not in in_use and path.name not in self._fetching:
                 shutil.rmtree(path)
 
     async def _fetch_and_unpack(self, digest: str, path: Path) -> None:
@@ -81,7 +99,7 @@ class Workdirs:
         try:
             async with asyncio.timeout(FETCH_SECONDS_MAX):
                 await self._fetch(digest, archive)
-            await asyncio.to_thread(_unpack_into_place, archive, staging, path)
+            await _to_its_end(_unpack_into_place, archive, staging, path)
         except TimeoutError as error:
             raise WorkdirError(f"blob {digest} did not come within {FETCH_SECONDS_MAX} s", refused=False) from error
         except archives.ArchiveRefusedError as error:
@@ -115,6 +133,16 @@ class Workdirs:
             raise WorkdirError(f"{url} cannot be fetched: {error!r}", refused=False) from error
         if hashing.hexdigest() != digest:
             raise WorkdirError(f"{url} gave bytes of another digest, {hashing.hexdigest()}", refused=False)
+
+
+async def _to_its_end(work: Callable[..., None], *arguments: object) -> None:
+    """Do it in a thread; a cancelled caller waits for the thread, which must not go on while its files are removed."""
+    future = asyncio.get_running_loop().run_in_executor(None, lambda: work(*arguments))
+    try:
+        await asyncio.shield(future)
+    except asyncio.CancelledError:
+        await asyncio.wait([future])
+        raise
 
 
 def _unpack_into_place(archive: Path, staging: Path, path: Path) -> None:

@@ -77,7 +77,7 @@ class Desk:
         self._clock = clock
         self._instance = instance
         self._subject = subjects.fact("gateway", instance)
-        self._epoch = clock.now_ns()
+        self._epoch = 0
         self._writer_seq = 0
         self._lock = asyncio.Lock()
         self._waiting = 0
@@ -186,7 +186,18 @@ class Desk:
         finally:
             self._lock.release()
 
+    async def _begin(self) -> None:
+        """Take an epoch above that of every process that wrote by this name before, whatever the clock says.
+
+        A frame of an older epoch counts as a late duplicate: it would be acknowledged, and be void.
+        """
+        await self._fold.wait_caught_up(FOLD_SECONDS_MAX)
+        before = self._fold.view.writers.get(("gateway", self._instance))
+        self._epoch = max(self._clock.now_ns(), before.epoch + 1 if before is not None else 0)
+
     async def _append(self, make: Callable[[Writer], AnyEvent]) -> int:
+        if not self._epoch:
+            await self._begin()
         self._writer_seq += 1
         writer = Writer("gateway", self._instance, self._epoch, self._writer_seq)
         frame = Frame(writer, (make(writer),))

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 import structlog
-from tidegate_events import cancellation
+from tidegate_events.cancellation import honour_cancellation
 from tidegate_events.clock import Clock
 from tidegate_events.journal.base import Journal
 from tidegate_events.process import say_ready
@@ -147,7 +147,7 @@ class MetricsService:
 
     async def _poll(self) -> None:
         while True:
-            cancellation.obey()
+            honour_cancellation()
             self.state.scheduler = await self._polls.scheduler()
             self.state.journal_bytes = await self._polls.journal_bytes()
             if self._database is not None:
@@ -166,7 +166,7 @@ class MetricsService:
         waiting: Batch | None = None
         tidied = float("-inf")
         while True:
-            cancellation.obey()
+            honour_cancellation()
             waiting = waiting or ledger.take()
             try:
                 if waiting is not None:
@@ -185,7 +185,7 @@ class MetricsService:
 
     async def _load(self, database: Database) -> Ledger:
         while True:
-            cancellation.obey()
+            honour_cancellation()
             try:
                 stored = await database.load()
             except DatabaseAwayError as error:

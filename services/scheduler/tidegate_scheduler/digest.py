@@ -12,7 +12,7 @@ import msgspec
 from blake3 import blake3
 
 _MODULUS = 1 << 256
-_encoder = msgspec.msgpack.Encoder()
+_encoder = msgspec.json.Encoder()  # it has no largest integer: a job's result may hold any
 
 
 class StateDigest:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from tidegate_events.events import AnyEvent, Decision, NodeLost, QuotaChanged, Reason
 
 from tidegate_scheduler.policy.parameters import Parameters, as_parameters
 from tidegate_scheduler.state import Job, Node, State
+
+PASS_BYTES_MAX = 200_000
+"""A pass that has grown to this takes nothing more: with the largest decision on top it still is one frame."""
+
+_encoder = msgspec.json.Encoder()
 
 
 class Draft:
@@ -21,14 +27,19 @@ class Draft:
         self.waiting: dict[str, Reason] = {}
         self.leaving: set[str] = set()
         self.wake_at_ns: int | None = None
+        self._bytes = 0
         self._revisions: dict[str, int] = {}
 
     @property
     def full(self) -> bool:
         """Say whether the pass holds all it may; what is left is decided in the next one, at once."""
-        if len(self.events) >= self.parameters.decisions_per_pass_max:
-            self.wake_by(self.now_ns)
+        return not self.has_room_for(1)
+
+    def has_room_for(self, decisions: int) -> bool:
+        """Say whether the pass takes that many more; where not, ask for the next one at once."""
+        if self._bytes < PASS_BYTES_MAX and len(self.events) + decisions <= self.parameters.decisions_per_pass_max:
             return True
+        self.wake_by(self.now_ns)
         return False
 
     def add(self, kind: type[Decision], job: Job, *reasons: Reason, **fields: Any) -> None:
@@ -47,17 +58,20 @@ class Draft:
             reasons=reasons,
             **fields,
         )
-        self.events.append(event)  # type: ignore[arg-type]
+        self._append(event)  # type: ignore[arg-type]
 
     def add_node_lost(self, node: Node) -> None:
         """Decide that `node` is lost."""
-        event = NodeLost(id=self._next_id(), at_ns=self.now_ns, node=node.name, incarnation=node.incarnation)
-        self.events.append(event)
+        self._append(NodeLost(id=self._next_id(), at_ns=self.now_ns, node=node.name, incarnation=node.incarnation))
 
     def wake_by(self, at_ns: int) -> None:
         """Ask to be called again no later than `at_ns`."""
         if self.wake_at_ns is None or at_ns < self.wake_at_ns:
             self.wake_at_ns = at_ns
+
+    def _append(self, event: AnyEvent) -> None:
+        self.events.append(event)
+        self._bytes += len(_encoder.encode(event))
 
     def _next_id(self) -> str:
         return f"{self.state.header.epoch}-{self.state.seq}-{len(self.events) + 1}"

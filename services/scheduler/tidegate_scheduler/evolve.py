@@ -89,13 +89,16 @@ def _on_node_joined(state: State, event: e.NodeJoined, _at: str) -> None:
         zombies=[s for s in event.sandboxes if (s.job, s.attempt, s.rank) not in current],
     )
     state.touch(f"node/{event.node}")
+    for gone in known.zombies if known is not None else ():
+        state.forget_spec(gone.job)
 
 
 def _on_node_unreachable(state: State, event: e.NodeUnreachable, _at: str) -> None:
     node = state.nodes.get(event.node)
     if node is not None and node.incarnation == event.incarnation and node.status == "up":
         node.status = "unreachable"
-        node.unreachable_since_ns = event.at_ns
+        # Its writer's clock may be behind the scheduler's time, in which the bound is counted.
+        node.unreachable_since_ns = max(event.at_ns, state.header.now_ns)
         state.touch(f"node/{node.name}")
 
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 
 import msgspec
-from tidegate_events.events import DecisionPass
+from tidegate_events.events import DecisionPass, LeaderElected
 from tidegate_events.frame import Frame, encode
 from tidegate_events.journal.base import Recorded
 from tidegate_events.subjects import DECISION
@@ -48,12 +48,15 @@ async def verify(frames: AsyncIterator[Recorded]) -> Verification:
     report = Verification()
     unfolded: deque[Recorded] = deque()
     newest = (0, -1)
+    leads = 0
     async for recorded in frames:
         report.frames += 1
         report.events += len(recorded.frame.events)
-        head = recorded.frame.events[0]
+        head = next(iter(recorded.frame.events), None)
         mark = (recorded.frame.writer.epoch, recorded.frame.writer.writer_seq)
-        if recorded.subject == DECISION and isinstance(head, DecisionPass) and mark > newest:
+        if recorded.subject == DECISION and isinstance(head, LeaderElected):
+            leads = max(leads, head.epoch)
+        if mark[0] >= leads and recorded.subject == DECISION and isinstance(head, DecisionPass) and mark > newest:
             newest = mark
             while unfolded and unfolded[0].seq <= head.at_seq:
                 evolve(state, unfolded.popleft())

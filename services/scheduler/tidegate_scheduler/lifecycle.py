@@ -36,6 +36,7 @@ def _on_cancel_requested(state: State, event: e.CancelRequested, at: str) -> Non
 
 
 def _on_placement_rejected(state: State, event: e.PlacementRejected, at: str) -> None:
+    _bury_zombie(state, event)
     found = _member(state, event, event.rank)
     if found is None or found[1].status != "ordered" or found[1].node != event.node:
         return
@@ -67,7 +68,8 @@ def _on_sandbox_exited(state: State, event: e.SandboxExited, at: str) -> None:
     _moved(state, job, at)
 
 
-def _bury_zombie(state: State, event: e.SandboxExited) -> None:
+def _bury_zombie(state: State, event: e.SandboxExited | e.PlacementRejected) -> None:
+    """Nothing of that attempt is on the node: it has ended, or its node refused it before it was told to end."""
     node = state.nodes.get(event.node)
     if node is None:
         return
@@ -166,7 +168,7 @@ def _on_preempt_requested(state: State, event: e.PreemptRequested, at: str) -> N
     job = _current(state, event)
     if job is not None and job.stage in ("placed", "running"):
         job.stage = "preempting"
-        job.stop_reason = f"preempted for {event.for_job}"
+        job.stop_reason = f"preempted for {event.for_job}" if event.for_job else "its node became smaller"
         job.deadline_ns = event.deadline_ns
         job.preemptions += 1
         _moved(state, job, at)

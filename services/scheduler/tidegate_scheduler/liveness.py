@@ -6,13 +6,15 @@ from tidegate_events.events import NodeReachable, NodeUnreachable
 
 from tidegate_scheduler.state import State
 
+LOOK_GAP_SECONDS_MAX = 2.0
+
 
 class Liveness:
     """Remembers when each node was last heard, on a clock of its own that may start anywhere (seconds)."""
 
     def __init__(self, silence_seconds: float, now: float) -> None:
         self._silence = silence_seconds
-        self._listening_since = now
+        self._listening_since = self._looked_at = now
         self._heard: dict[str, float] = {}
         self._incarnations: dict[str, int] = {}
 
@@ -26,6 +28,9 @@ class Liveness:
 
     def observe(self, state: State, now: float, at_ns: int) -> list[NodeUnreachable | NodeReachable]:
         """Return what has changed since the state was folded: nodes that fell silent, or are heard again."""
+        if now - self._looked_at > LOOK_GAP_SECONDS_MAX:
+            self.listen_anew(now)  # whoever did not look for long was held up, and heard nobody meanwhile
+        self._looked_at = now
         seen: list[NodeUnreachable | NodeReachable] = []
         for name, node in sorted(state.nodes.items()):
             if self._incarnations.get(name) != node.incarnation:

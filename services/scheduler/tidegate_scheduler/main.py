@@ -11,6 +11,7 @@ from tidegate_events.process import log_as, run_until_signalled
 
 from tidegate_scheduler import settings as configuration
 from tidegate_scheduler.commands import history
+from tidegate_scheduler.policy.parameters import ParametersError
 from tidegate_scheduler.shell import Scheduler
 
 
@@ -31,7 +32,11 @@ def main() -> None:
             history(sys.argv[2:], prog_name="tidegate-scheduler history")
         print(f"unknown argument {sys.argv[1]!r}: run without arguments, or `history verify`", file=sys.stderr)
         raise SystemExit(2)
-    settings = configuration.from_environment()
+    try:
+        settings = configuration.from_environment()
+    except ParametersError as error:
+        print(f"TIDEGATE_POLICY: {error}", file=sys.stderr)
+        raise SystemExit(2) from error
     log_as("scheduler", settings.instance)
     run_until_signalled(serve)
 

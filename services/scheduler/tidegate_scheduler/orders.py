@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 from tidegate_events.orders import NodeOrders, SandboxOrder, encode
+from tidegate_events.spec import DEFAULT_PHASE, Component, JobSpec, ResourceRange
 
 from tidegate_scheduler.state import Job, Member, Node, State
 
@@ -17,6 +18,13 @@ _DESIRED: dict[str, Literal["run", "suspend", "stop"]] = {
     "preempting": "suspend",
     "stopping": "stop",
 }
+# Stands in the order that ends a sandbox of which this journal knows no job: what runs is ended by its name alone.
+_UNKNOWN = JobSpec(
+    name="unknown",
+    tenant="unknown",
+    submitter="unknown",
+    components=(Component(name="main", command=("true",), resources={DEFAULT_PHASE: ResourceRange()}),),
+)
 
 
 def orders_for(state: State, node: Node) -> NodeOrders:
@@ -28,20 +36,19 @@ def orders_for(state: State, node: Node) -> NodeOrders:
         if member.active and member.node == node.name
     ]
     for zombie in node.zombies:
-        spec = state.specs.get(zombie.job)
-        if spec is not None:
-            sandboxes.append(
-                SandboxOrder(
-                    job=zombie.job,
-                    tenant=spec.tenant,
-                    attempt=zombie.attempt,
-                    rank=zombie.rank,
-                    desired="stop",
-                    spec=spec,
-                    quotas=(),
-                    reason="Superseded",
-                )
+        spec = state.specs.get(zombie.job, _UNKNOWN)
+        sandboxes.append(
+            SandboxOrder(
+                job=zombie.job,
+                tenant=spec.tenant,
+                attempt=zombie.attempt,
+                rank=zombie.rank,
+                desired="stop",
+                spec=spec,
+                quotas=(),
+                reason="Superseded",
             )
+        )
     return NodeOrders(
         node=node.name,
         incarnation=node.incarnation,

@@ -8,7 +8,7 @@ import msgspec
 from tidegate_events.bus import BusSettings
 from tidegate_events.process import bus_settings
 
-from tidegate_scheduler.policy.parameters import Parameters
+from tidegate_scheduler.policy.parameters import Parameters, from_json
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,5 +27,5 @@ def from_environment() -> Settings:
         bus=bus_settings("scheduler"),
         instance=os.environ.get("TIDEGATE_INSTANCE", "s1"),
         node_silence_seconds=float(os.environ.get("TIDEGATE_NODE_SILENCE_SECONDS", "5")),
-        parameters=msgspec.json.decode(os.environ.get("TIDEGATE_POLICY", "{}"), type=Parameters),
+        parameters=from_json(os.environ.get("TIDEGATE_POLICY", "{}")),
     )

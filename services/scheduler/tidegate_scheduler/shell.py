@@ -13,8 +13,9 @@ import msgspec
 import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from tidegate_events import cancellation, subjects
 from tidegate_events import orders as wire
+from tidegate_events import subjects
+from tidegate_events.cancellation import honour_cancellation
 from tidegate_events.clock import Clock
 from tidegate_events.events import AnyEvent, Decision, QuotaChanged, Reason
 from tidegate_events.journal.base import Journal
@@ -66,7 +67,7 @@ class Scheduler:
 
     async def _lead(self) -> None:
         while True:
-            cancellation.obey()
+            honour_cancellation()
             await self._await_change()
             self._leadership.check()
             await self._journal_liveness()

@@ -150,6 +150,10 @@ class Agent:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     def end(self, number: signal.Signals = signal.SIGKILL) -> int | None:
         process, self._process = self._process, None
         if process is None:

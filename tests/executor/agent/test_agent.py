@@ -16,6 +16,7 @@ import pytest
 from nats.aio.client import Client
 from tidegate_events import subjects
 from tidegate_events.events import (
+    CheckpointFailed,
     CheckpointSaved,
     PhaseChanged,
     PlacementRejected,
@@ -25,8 +26,9 @@ from tidegate_events.events import (
     SandboxStarted,
 )
 from tidegate_events.spec import PathBinding, PreemptionRule
+from tidegate_executor.workdirs import READ_SECONDS_MAX
 
-from tests.executor.agent.conftest import NODE, Agent, Bus, Scheduler, component, job, until
+from tests.executor.agent.conftest import NODE, WAIT_SECONDS, Agent, Bus, Scheduler, component, job, until
 
 MakeAgent = Callable[..., Agent]
 
@@ -267,6 +269,87 @@ async def test_a_command_that_cannot_be_started_is_the_jobs_own_failure(
     assert "no-such-command" in exited.detail
 
 
+async def test_a_stop_ends_the_fetch_of_a_workdir_that_never_comes(
+    make_agent: MakeAgent, scheduler: Scheduler, tmp_path: Path
+) -> None:
+    asked = asyncio.Event()
+
+    async def stall(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.set()
+        await reader.read()  # until the agent gives up
+        writer.close()
+
+    gateway = await asyncio.start_server(stall, "127.0.0.1", 0)
+    make_agent(gateway_url=f"http://127.0.0.1:{gateway.sockets[0].getsockname()[1]}")
+    await scheduler.joined()
+    order = job("waits", component("main", "pass"), workdir="sha256:" + "0" * 64)
+    scheduler.want(order)
+    await asyncio.wait_for(asked.wait(), WAIT_SECONDS)
+    scheduler.change(order, desired="stop", deadline_ns=time.time_ns() + 60_000_000_000)
+    began = time.monotonic()
+    exited = await scheduler.exit_of("waits")
+    assert exited.outcome == "stopped"
+    assert time.monotonic() - began < READ_SECONDS_MAX / 2, "it was not the fetch's own bound that ended it"
+    assert not await scheduler.events(PlacementRejected)
+    assert [path.name for path in (tmp_path / "node" / "workdirs").iterdir()] == [".boot"]
+    gateway.close()
+
+
+async def test_before_a_job_is_ended_for_a_dead_component_the_others_are_asked_to_save(
+    make_agent: MakeAgent, scheduler: Scheduler
+) -> None:
+    make_agent()
+    await scheduler.joined()
+    learn = """
+import tidegate, time
+job = tidegate.init()
+for step in range(1, 1000):
+    time.sleep(0.05)
+    if job.should_stop():
+        print("asked because", job.stop_reason, flush=True)
+        job.save(state={"step": step}, step=step)
+        job.exit_suspended()
+"""
+    order = job(
+        "broken",
+        component("sim", "import time, sys; time.sleep(2); sys.exit(5)", kind="simulator"),
+        component("learn", learn, kind="learner"),
+    )
+    scheduler.want(order)
+    exited = await scheduler.exit_of("broken")
+    assert (exited.outcome, exited.exit_code) == ("failed", 5)
+    assert exited.detail == "component sim replica 0 ended with exit code 5"
+    (saved,) = await scheduler.events(CheckpointSaved)
+    assert saved.checkpoint.step == exited.last_step
+
+
+async def test_nothing_that_a_job_leaves_behind_ends_the_agent(make_agent: MakeAgent, scheduler: Scheduler) -> None:
+    agent = make_agent()
+    await scheduler.joined()
+    code = r"""
+import os, pathlib
+hot = pathlib.Path(os.environ["TIDEGATE_CHECKPOINTS"])
+for number, root in enumerate([b"[]", b"null", b'"x"', b"{}", b"\xff", b"[" * 100000, b'{"id":1,"format":1}']):
+    directory = hot / f"{number:012d}-1-aaaaaaaa"
+    directory.mkdir()
+    (directory / "root.json").write_bytes(root)
+kept = pathlib.Path("kept") / "step-1"
+kept.mkdir(parents=True)
+(kept / "COMPLETE").touch()
+os.symlink("/etc/passwd", os.fsencode(kept) + b"/\xff")
+"""
+    order = job("hostile", component("main", code + "raise SystemExit(1)"))
+    spec = msgspec.structs.replace(order.spec, preemption=PreemptionRule(checkpoint_dir="kept"))
+    scheduler.want(msgspec.structs.replace(order, spec=spec))
+    exited = await scheduler.exit_of("hostile")
+    assert (exited.outcome, exited.exit_code) == ("failed", 1)
+    (failed,) = await scheduler.events(CheckpointFailed)
+    assert "could not be taken over" in failed.reason.detail
+    scheduler.want(job("next", component("main", "pass")))
+    assert (await scheduler.exit_of("next")).outcome == "completed"
+    assert agent.alive
+
+
 async def test_a_stop_for_a_member_that_never_came_is_answered(make_agent: MakeAgent, scheduler: Scheduler) -> None:
     make_agent()
     await scheduler.joined()
@@ -321,6 +404,21 @@ async def test_the_agent_may_be_killed_at_any_instant_of_a_start(make_agent: Mak
         assert [path.read_text() for path in written.glob("main.0*")] in ([], ["1\n"])
     exits = [event.job for event in await scheduler.events(SandboxExited)]
     assert sorted(exits) == sorted(set(exits))
+
+
+async def test_what_a_killed_agent_did_not_get_to_remove_is_removed_at_the_next_start(
+    make_agent: MakeAgent, scheduler: Scheduler
+) -> None:
+    agent = make_agent()
+    await scheduler.joined()
+    agent.end(signal.SIGKILL)
+    left = [agent.data_dir / place / "gone.1.0" for place in ("channels", "checkpoint-dirs")]
+    for path in left:
+        path.mkdir()
+        (path / "file").touch()
+    agent.start()
+    await scheduler.joined(times=2)
+    assert [path for path in left if path.exists()] == []
 
 
 async def test_a_job_may_end_while_the_agent_is_away(make_agent: MakeAgent, scheduler: Scheduler) -> None:

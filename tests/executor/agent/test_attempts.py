@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tidegate_events.orders import SandboxOrder
+from tidegate_events.spec import PreemptionRule
 from tidegate_executor.attempts import planning, transitions
 from tidegate_executor.attempts.outcome import classify
-from tidegate_executor.attempts.state import AttemptState, decode, encode
+from tidegate_executor.attempts.state import AttemptState, Failure, decode, encode
+from tidegate_executor.attempts.wording import plain
 from tidegate_executor.sandbox.base import ReplicaExited, ReplicaStarted, SandboxEnded
 
 from tests.executor.agent.conftest import component, job
@@ -37,10 +39,16 @@ def started(state: AttemptState, *names: str) -> AttemptState:
 
 
 def exited(
-    state: AttemptState, name: str, code: int | None = 0, *, signal: int | None = None, **more: bool
+    state: AttemptState,
+    name: str,
+    code: int | None = 0,
+    *,
+    signal: int | None = None,
+    at_ns: int = 0,
+    **more: bool,
 ) -> AttemptState:
     where, number = name.split(".")
-    event = ReplicaExited(at_ns=0, component=where, replica=int(number), exit_code=code, signal=signal, **more)
+    event = ReplicaExited(at_ns=at_ns, component=where, replica=int(number), exit_code=code, signal=signal, **more)
     return transitions.on_history(state, event, state.history_offset + 1, SPEC)
 
 
@@ -135,6 +143,46 @@ def test_a_job_that_never_spoke_is_asked_by_sigterm_and_one_that_did_is_not() ->
     assert kinds(speaking) == ["AskToLeave"]
     assert planning.plan(speaking, SPEC, SECOND).wake_ns == 30 * SECOND
     assert planning.EndSandbox(0.0) in planning.plan(speaking, SPEC, 30 * SECOND).actions
+
+
+def test_after_an_anomaly_what_speaks_may_save_before_anything_is_killed() -> None:
+    died_ns = 10 * SECOND
+    broken = exited(transitions.connect(running(), "learn", 0), "helper.0", 4, at_ns=died_ns)
+    (request,) = planning.plan(broken, SPEC, died_ns).actions
+    assert request == planning.AskToLeave("component helper replica 0 ended with exit code 4", died_ns + 30 * SECOND)
+    assert planning.plan(broken, SPEC, died_ns).wake_ns == died_ns + 30 * SECOND
+    assert planning.EndSandbox(0.0) in planning.plan(broken, SPEC, died_ns + 30 * SECOND).actions
+    left = exited(broken, "learn.0", 75)
+    assert planning.EndSandbox(planning.REST_GRACE_SECONDS) in planning.plan(left, SPEC, died_ns).actions
+    assert classify(left, SPEC).outcome == "failed"
+    assert "helper" in classify(left, SPEC).detail
+
+
+def test_after_an_anomaly_what_never_spoke_has_the_jobs_grace_too_and_an_order_may_shorten_it() -> None:
+    broken = exited(running(), "helper.0", 4, at_ns=SECOND)
+    assert planning.EndSandbox(30.0) in planning.plan(broken, SPEC, SECOND).actions
+    assert planning.EndSandbox(2.0) in planning.plan(asked(broken, "stop", 3 * SECOND), SPEC, SECOND).actions
+    patient = msgspec.structs.replace(SPEC, preemption=PreemptionRule(grace_seconds=10**6))
+    graces = [a.grace_seconds for a in planning.plan(broken, patient, SECOND).actions if hasattr(a, "grace_seconds")]
+    assert graces == [planning.ANOMALY_GRACE_SECONDS_MAX]
+
+
+def test_a_member_that_left_because_another_failed_says_so() -> None:
+    failure = Failure(fault="infrastructure", detail="the disk is full")
+    left = exited(running(), "learn.0", 75)
+    assert classify(transitions.peer_failed(left, SPEC, failure), SPEC).outcome == "lost"
+    assert "another member failed: the disk" in classify(transitions.peer_failed(left, SPEC, failure), SPEC).detail
+    done = exited(running(), "learn.0", 0)
+    assert transitions.peer_failed(done, SPEC, failure) is done
+    suspended = exited(asked(running()), "learn.0", 75)
+    assert transitions.peer_failed(suspended, SPEC, failure) is suspended
+
+
+def test_no_text_of_others_is_more_than_an_event_can_hold() -> None:
+    text = plain("a\udcff\0" + "x" * 5000, 100)
+    assert text.startswith("a\\udcff\\x00x")
+    assert len(text) == 100
+    msgspec.json.encode(transitions.fail(running(), "infrastructure", "\udcff"))
 
 
 def test_a_stop_is_final_and_a_cancel_outweighs_a_suspension() -> None:

@@ -7,21 +7,38 @@ import base64
 import hashlib
 import io
 import os
+import sys
 import tarfile
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
 import pytest_asyncio
 from tidegate.checkpoint import root as roots
 from tidegate.checkpoint.commit import Temporary
+from tidegate_events.frame import MAX_FRAME_BYTES
 from tidegate_events.resources import GpuDevice, Resources
-from tidegate_executor import admission, checkpoints, log_queries, secret_store, settings, trees, workdirs
-from tidegate_executor.attempts import transitions
+from tidegate_executor import (
+    admission,
+    archives,
+    checkpoints,
+    environment,
+    log_queries,
+    retention,
+    sdk_copy,
+    secret_store,
+    settings,
+    trees,
+    workdirs,
+)
+from tidegate_executor.attempts import facts, transitions
 from tidegate_executor.attempts.state import AttemptState, Replica
-from tidegate_executor.capacity import NodeCapacity, processor
+from tidegate_executor.capacity import NodeCapacity, gpu_devices, processor
 from tidegate_executor.images import Image
 from tidegate_executor.sandbox import logs
 from tidegate_executor.sandbox.shim.output import LogFile
@@ -155,6 +172,58 @@ async def test_a_workdir_is_fetched_once_and_shared(tmp_path: Path, gateway: Gat
     assert os.listdir(tmp_path) == [digest]
 
 
+async def test_a_cancelled_unpacking_leaves_nothing_and_no_half_directory(
+    tmp_path: Path, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, go_on = threading.Event(), threading.Event()
+    unpack = archives.unpack
+
+    def slow(archive: Path, target: Path) -> None:
+        began.set()
+        go_on.wait(10)
+        unpack(archive, target)
+
+    monkeypatch.setattr(archives, "unpack", slow)
+    cache = Workdirs(tmp_path, gateway.url)
+    digest = gateway.add(tarred(a="1", b="2"))
+    getting = asyncio.ensure_future(cache.get(digest))
+    await asyncio.to_thread(began.wait, 10)
+    getting.cancel()
+    await asyncio.sleep(0.1)
+    assert not getting.done(), "the thread still works in the directory"
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await getting
+    assert sorted(os.listdir(tmp_path / digest)) == ["a", "b"]
+    assert os.listdir(tmp_path) == [digest]
+
+
+async def test_what_vanishes_while_it_is_counted_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logs = tmp_path / "logs"
+    (logs / "j.1.0").mkdir(parents=True)
+    (logs / "j.1.0" / "main.0.log").write_text("x")
+    real = os.scandir
+
+    class Vanishing:
+        def __init__(self, path: Path) -> None:
+            self._entries = real(path)
+
+        def __enter__(self) -> Any:
+            self._entries.__enter__()
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            self._entries.close()
+
+        def __iter__(self) -> Any:
+            for entry in self._entries:
+                os.unlink(entry.path)
+                yield entry
+
+    monkeypatch.setattr(os, "scandir", Vanishing)
+    assert retention.trim_logs(logs, set()) == []
+
+
 async def test_bytes_of_another_digest_and_unsafe_archives_leave_nothing(tmp_path: Path, gateway: Gateway) -> None:
     cache = Workdirs(tmp_path, gateway.url)
     gateway.blobs["0" * 64] = tarred(main="other")
@@ -190,6 +259,27 @@ async def test_the_cache_keeps_the_newest_and_what_is_in_use(
         os.utime(path, ns=(age, age))
     cache.trim({digests[0]})
     assert sorted(os.listdir(tmp_path)) == sorted([digests[0], digests[2]])
+
+
+def test_what_an_earlier_boot_unpacked_is_not_believed(tmp_path: Path) -> None:
+    cache = Workdirs(tmp_path, "")
+    kept = tmp_path / ("0" * 64)
+    for _ in range(2):
+        cache.open()
+        kept.mkdir(exist_ok=True)
+        (tmp_path / ".tmp-x").touch()
+    cache.open()
+    assert sorted(os.listdir(tmp_path)) == [".boot", kept.name]
+    (tmp_path / ".boot").write_text("another boot")
+    cache.open()
+    assert os.listdir(tmp_path) == [".boot"]
+
+
+def test_a_damaged_copy_of_the_sdk_is_made_anew(tmp_path: Path) -> None:
+    first = sdk_copy.install(tmp_path)
+    assert sdk_copy.install(tmp_path) == first
+    (first / "tidegate" / "job.py").write_text("")
+    assert "class Job" in (sdk_copy.install(tmp_path) / "tidegate" / "job.py").read_text()
 
 
 # ---- secrets ----
@@ -333,6 +423,16 @@ def test_what_a_member_saved_and_did_not_get_to_say_is_found(tmp_path: Path) -> 
         checkpoints.job_directory(tmp_path, "lab", "../other")
 
 
+def test_however_many_a_job_left_they_fit_one_frame(tmp_path: Path) -> None:
+    state = transitions.accept(job("j", component("learn", "")), 0, level="trusted", image_digest="", uid_slot=0)
+    names = [committed(tmp_path, step) for step in range(1, checkpoints.UNREPORTED_MAX + 5)]
+    found = checkpoints.unreported(tmp_path, state)
+    assert [ref.directory for ref in found] == names[4:]
+    events = [facts.checkpoint_saved(state, "n1", ref, 0) for ref in found]
+    assert len(msgspec.json.encode(events)) < MAX_FRAME_BYTES / 2
+    assert checkpoints.unreported(tmp_path / "none", state) == []
+
+
 # ---- admission ----
 
 GPU = GpuDevice(index=0, uuid="u", model="m", memory_mib=1000)
@@ -361,6 +461,38 @@ def test_room_and_gpus_are_counted_over_all_that_is_here() -> None:
     assert refused is not None
     assert refused.code == "NameRefused"
     assert admission.offerable(OFFER.capacity, frozenset({"trusted"})).resources.gpus == 0
+
+
+def test_a_gpu_that_does_not_answer_is_left_out_and_the_others_are_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NVMLError(Exception):
+        pass
+
+    def memory(handle: int) -> Any:
+        if handle == 1:
+            raise NVMLError("GPU is lost")
+        return SimpleNamespace(total=80 << 30)
+
+    driver = SimpleNamespace(
+        NVMLError=NVMLError,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: 3,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetMemoryInfo=memory,
+        nvmlDeviceGetUUID=lambda handle: f"GPU-{handle}",
+        nvmlDeviceGetName=lambda handle: b"H",
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", driver)  # type: ignore[arg-type]
+    assert [(gpu.index, gpu.memory_mib) for gpu in gpu_devices()] == [(0, 81920), (2, 81920)]
+
+
+def test_a_process_sees_the_gpus_by_the_numbers_the_agent_knows() -> None:
+    order = msgspec.structs.replace(job("a", component("main", "")), gpu_indices=(1, 3))
+    places = environment.Places(
+        workspace="", socket="", checkpoints="", sdk="", home="", cache="", temporary="", path=()
+    )
+    found = environment.of_process(order, order.spec.components[0], 0, places)
+    assert (found["CUDA_VISIBLE_DEVICES"], found["CUDA_DEVICE_ORDER"]) == ("1,3", "PCI_BUS_ID")
 
 
 def test_members_of_one_job_share_a_uid_and_jobs_do_not() -> None:

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import pytest
-from tidegate import JobClosedError, MessageRefusedError, ProtocolMismatchError, protocol
+from tidegate import JobClosedError, MessageRefusedError, NotStoppingError, ProtocolMismatchError, protocol
 from tidegate.link import agent as agent_link
 from tidegate_executor.channel import messages
 from tidegate_executor.channel.handler import HandlerUnavailable, MessageRefused
@@ -159,9 +159,11 @@ def test_a_refusal_for_good_reaches_who_waits_for_it(agent: Any, join: Any, wait
         job.finish(result={"x": 1})
 
 
-def test_suspension_is_acknowledged(agent: Any, join: Any) -> None:
+def test_suspension_is_acknowledged(agent: Any, join: Any, wait_for: Any) -> None:
     job = join()
     saved = job.save(state={"step": 5}, step=5)
+    agent.order_stop()
+    wait_for(lambda: job.stop_ordered)
     with pytest.raises(SystemExit) as caught:
         job.exit_suspended()
     assert caught.value.code == 75
@@ -170,9 +172,20 @@ def test_suspension_is_acknowledged(agent: Any, join: Any) -> None:
     assert agent.servers[0].acknowledged == {("learner", 0)}
 
 
-def test_suspension_does_not_need_the_agent(agent: Any, join: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_acknowledges_a_stop_that_was_not_ordered(join: Any) -> None:
+    job = join()
+    with pytest.raises(NotStoppingError, match=r"should_stop\(\) first"):
+        job.exit_suspended()
+    job.finish()
+
+
+def test_suspension_does_not_need_the_agent(
+    agent: Any, join: Any, wait_for: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = join()
     monkeypatch.setattr("tidegate.job.SUSPEND_SECONDS_MAX", 0.2)
+    agent.order_stop()
+    wait_for(lambda: job.stop_ordered)
     agent.stop()
     with pytest.raises(SystemExit) as caught:
         job.exit_suspended()

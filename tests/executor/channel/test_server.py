@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tidegate import protocol
 from tidegate_executor.channel import messages, server, session
+from tidegate_executor.channel.handler import HandlerBusy
 from tidegate_executor.channel.listening import listen
 
 HELLO = {
@@ -166,6 +167,36 @@ def test_too_many_messages_get_a_typed_error_and_a_time(raw: Any, agent: Any) ->
     phases = agent.handler.of(messages.Phase)
     assert [phase.seq for phase in phases] == list(range(1, len(phases) + 1)), "taken in order, none skipped"
     assert protocol.PHASES_BURST <= len(phases) < protocol.PHASES_BURST + 19
+
+
+def test_another_connection_of_the_same_replica_brings_no_more_room(raw: Any, agent: Any) -> None:
+    clients = [raw() for _ in range(4)]
+    for index, client in enumerate(clients):
+        client.hello(client=f"{index:032x}")
+        for seq in range(1, protocol.PHASES_BURST + 1):
+            client.send({"kind": "phase", "seq": seq, "at_ns": 1, "phase": "sampling"})
+        for _ in range(protocol.PHASES_BURST):
+            client.receive()
+    assert len(agent.handler.of(messages.Phase)) < 2 * protocol.PHASES_BURST
+
+
+def test_a_handler_that_is_busy_is_asked_again(raw: Any, agent: Any) -> None:
+    client = raw()
+    client.hello()
+    agent.handler.failure = HandlerBusy(70)
+    client.send(publish(1))
+    refused = client.receive()
+    assert (refused["code"], refused["seq"], refused["retry_after_ms"]) == ("rate_limited", 1, 70)
+    client.send(publish(1))
+    assert client.receive() == {"kind": "ack", "seq": 1}
+
+
+@pytest.mark.parametrize("message", [{"kind": "phase", "phase": "sampling\n"}, publish(1, event="JobSubmitted\n")])
+def test_a_name_with_a_line_break_is_refused(raw: Any, agent: Any, message: dict[str, Any]) -> None:
+    client = raw()
+    client.hello()
+    client.send({"seq": 1, "at_ns": 1, **message})
+    assert client.receive()["code"] == "malformed"
 
 
 def test_one_that_never_stops_misbehaving_is_cut_off(raw: Any) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
+import os
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tidegate_executor.cgroups.base import Quota
 from tidegate_executor.sandbox.logs import read_log
 from tidegate_executor.sandbox.shim.output import LogFile, Redactor
+from tidegate_executor.sandbox.shim.replicas import Replica
 
 SECRETS = [b"hunter22", b"hunter22-longer", b"aaaa", b"multi\nline"]
 pieces = st.lists(
@@ -80,3 +85,28 @@ def test_a_restarted_replica_continues_its_stream(tmp_path: Path) -> None:
     assert read_log(str(tmp_path), "main", 0, 12, 100).next_offset == 12
     assert read_log(str(tmp_path), "main", 0, 99, 100).next_offset == 99
     assert read_log(str(tmp_path), "main", 1, 0, 100).data == b""
+
+
+def test_a_full_disk_ends_no_replica_and_the_gap_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replica = Replica("main", 0, None, Quota(1000, 64, 10))
+    replica.log = LogFile(str(tmp_path), "main.0", 800)
+    replica.write(b"before\n", end=False)
+    real_open, real_write = os.open, os.write
+
+    def full(*_arguments: object, **_more: object) -> int:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(os, "write", full)
+    monkeypatch.setattr(os, "open", full)
+    for _ in range(10):
+        replica.write(b"0123456789", end=False)
+    monkeypatch.setattr(os, "write", real_write)
+    replica.write(b"x" * 300, end=False)  # fills the first file, and the next one cannot be made
+    monkeypatch.setattr(os, "open", real_open)
+    replica.write(b"after\n", end=True)
+    replica.log.close()
+    kept = b"".join(path.read_bytes() for path in sorted(tmp_path.iterdir()))
+    assert kept.startswith(b"before\n")
+    assert kept.endswith(b"after\n")
+    assert b"100 bytes of output were not kept: the disk was full" in kept
+    assert b"300 bytes of output were not kept: the disk was full" in kept

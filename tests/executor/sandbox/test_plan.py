@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from tidegate_executor.sandbox.base import Layer, Mount, RequestRefusedError, SandboxSpec
 from tidegate_executor.sandbox.plan import ETC_FILES, build_etc, mount_plan
+from tidegate_executor.sandbox.shim.staging import open_without_links, take_ownership
 
 
 def spec(**changes: object) -> SandboxSpec:
@@ -28,6 +30,8 @@ def test_etc_knows_the_job_and_no_secret_of_the_host(tmp_path: Path) -> None:
     assert "job:x:1000:1000" in (etc / "passwd").read_text()
     assert {path.name for path in etc.iterdir()} >= set(ETC_FILES)
     assert not (etc / "shadow").exists()
+    (etc / "passwd").write_text("")
+    assert "job:x:1000:1000" in (build_etc(tmp_path) / "passwd").read_text()
 
 
 @pytest.mark.parametrize("target", ["relative", "/", "/a/../b", "/proc/x", "/dev", "/run/tidegate/hold", "/a//b"])
@@ -39,6 +43,20 @@ def test_targets_that_would_hide_or_escape_are_refused(target: str, tmp_path: Pa
 def test_a_missing_source_is_named(tmp_path: Path) -> None:
     with pytest.raises(RequestRefusedError, match="/no/such"):
         mount_plan(spec(layers=(Layer(source="/no/such", target="/opt/x"),)), tmp_path, build_etc(tmp_path))
+
+
+def test_a_mount_that_became_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "real" / "below").mkdir(parents=True)
+    (tmp_path / "file").touch()
+    for name in ("real/below", "file"):
+        os.close(open_without_links(str(tmp_path / name)))
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    for name in ("link", "link/below"):
+        with pytest.raises(OSError, match=r"link|Not a directory"):
+            open_without_links(str(tmp_path / name))
+        with pytest.raises(OSError, match=r"link|Not a directory"):
+            take_ownership(str(tmp_path / name), os.getuid())
+    take_ownership(str(tmp_path), os.getuid())
 
 
 def test_kinds_follow_the_mounts_flags(tmp_path: Path) -> None:

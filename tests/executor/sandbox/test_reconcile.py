@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
+import shutil
 import signal
+import socket
 import sys
 from pathlib import Path
 
 import pytest
 from tidegate_executor.cgroups.detect import driver_from
-from tidegate_executor.sandbox.base import ReplicaExited, ReplicaStarted, SandboxEnded, SandboxLostError
+from tidegate_executor.sandbox import client
+from tidegate_executor.sandbox.base import (
+    ReplicaExited,
+    ReplicaStarted,
+    SandboxEnded,
+    SandboxLostError,
+    SandboxStoppingError,
+)
 from tidegate_executor.sandbox.shim.processes import start_ticks
-from tidegate_executor.sandbox.state import StateDirectory
+from tidegate_executor.sandbox.state import StateDirectory, remove_tree
 
 from tests.executor.sandbox.conftest import World, exit_of, output_of, wait_output
 
@@ -92,11 +102,88 @@ async def test_a_dead_shim_means_lost_and_is_swept(world: World) -> None:
     with pytest.raises(SandboxLostError):
         await follow()
     assert ReplicaStarted in seen
+    assert await gone(started.pid), "its room is not free before nothing of it runs"
     with pytest.raises(SandboxLostError):
         await sandbox.stats()
     assert await world.backend.sweep({"another"}) == ("job.1.0",)
     assert await gone(started.pid)
     assert await world.backend.list() == ()
+
+
+async def test_a_shim_that_cannot_be_reached_for_a_while_is_not_lost(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sandbox = await world.create()
+    await sandbox.start(world.python("import time\ntime.sleep(1)\nraise SystemExit(7)"))
+    real, failures = client.open_socket, iter(range(2))
+
+    def short_of_descriptors(state: StateDirectory) -> socket.socket:
+        if next(failures, None) is not None:
+            raise OSError(errno.EMFILE, "too many open files")
+        return real(state)
+
+    monkeypatch.setattr(client, "open_socket", short_of_descriptors)
+    assert (await exit_of(sandbox)).exit_code == 7
+    failures = iter(range(1))
+    assert [exited.exit_code for exited in await sandbox.stop(5)] == [7], "nor is a stop forgotten"
+
+
+async def test_an_end_that_comes_while_it_is_looked_at_is_an_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = StateDirectory(str(tmp_path), "j.1.0")
+    state.path.mkdir()
+
+    def dies_now(self: StateDirectory) -> None:
+        (self.path / "events.jsonl").write_text('{"type":"ended","at_ns":1,"reason":"stopped"}\n')
+
+    monkeypatch.setattr(StateDirectory, "shim", dies_now)
+    assert state.condition() == "ended"
+
+
+@pytest.mark.parametrize("record", [None, b""])
+async def test_what_a_power_cut_left_without_a_record_is_found_and_removed(world: World, record: bytes | None) -> None:
+    cut = Path(world.settings.sandboxes_dir) / "cut.1.0"
+    cut.mkdir(parents=True)
+    if record is not None:
+        (cut / "sandbox.json").write_bytes(record)
+        (cut / "shim.json").write_bytes(record)
+    (found,) = await world.backend.list()
+    assert (found.condition, found.sandbox.id) == ("lost", "cut.1.0")
+    await found.sandbox.destroy()
+    assert not cut.exists()
+
+
+async def test_nothing_starts_in_a_sandbox_that_is_being_stopped_and_that_is_nobodys_failure(world: World) -> None:
+    sandbox = await world.create()
+    await sandbox.start(world.python("import signal, time\nsignal.signal(15, lambda *_: None)\n" + SLEEP))
+    await wait_output(sandbox, "up\n")
+    stopping = asyncio.ensure_future(sandbox.stop(2))
+    await asyncio.sleep(0.3)
+    with pytest.raises(SandboxStoppingError):
+        await sandbox.start(world.python(SLEEP, component="late"))
+    await stopping
+
+
+def test_a_tree_that_the_job_closed_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    top = tmp_path / "tree"
+    (top / "a" / "b" / "c").mkdir(parents=True)
+    (top / "a" / "link").symlink_to(tmp_path)
+    closed = [top / "a" / "b" / "c", top / "a" / "b", top / "a"]
+    for path in closed:
+        path.chmod(0)
+    real = shutil.rmtree
+
+    def as_a_user(path: Path) -> None:
+        """Root may do everything: refuse what any other user is refused."""
+        if any(each.stat().st_mode & 0o700 == 0 for each in closed):
+            raise PermissionError(errno.EACCES, "closed")
+        real(path)
+
+    monkeypatch.setattr(shutil, "rmtree", as_a_user)
+    remove_tree(top)
+    assert not top.exists()
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_sweep_keeps_what_it_is_told_to(world: World) -> None:

@@ -197,10 +197,111 @@ def test_a_root_of_a_job_is_not_trusted(store: CheckpointStore) -> None:
     document = json.loads((done.directory / "root.json").read_text())
     for path in ("../../secret", "/etc/passwd", "optimizer.layer"):
         document["layers"][0]["files"][0]["path"] = path
-        del document["id"]
-        document["id"] = roots._id_of(document)
-        with pytest.raises(ValueError, match="does not belong"):
-            roots.decode(json.dumps(document).encode())
+        with pytest.raises(ValueError, match=r"does not belong|not accepted"):
+            roots.decode(forged(document))
+
+
+def forged(document: dict[str, Any]) -> bytes:
+    """Return a root with a proper id over whatever it says."""
+    fields = {key: value for key, value in document.items() if key != "id"}
+    return json.dumps({**fields, "id": roots._id_of(fields)}).encode()
+
+
+@pytest.mark.parametrize(
+    "data", [b"[]", b"null", b"7", b'"id"', b"[[]]", b'{"id": 1}', b"\xff", b"[" * 100_000, b'{"id": {}, "format": 1}']
+)
+def test_a_root_that_is_any_json_is_corrupt_and_nothing_else(store: CheckpointStore, data: bytes) -> None:
+    done = save(store.directory, 3)
+    (done.directory / "root.json").chmod(0o644)
+    (done.directory / "root.json").write_bytes(data)
+    with pytest.raises(CorruptCheckpointError, match="malformed"):
+        roots.read_root(done.directory)
+    assert store.committed() == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("step", True),
+        ("rank", -1),
+        ("replica", 10**30),
+        ("created_ns", 2**63),
+        ("seed", "1"),
+        ("job", "a\udcff"),
+        ("job", ["j"]),
+        ("phase", ""),
+        ("phase", {}),
+        ("component", "x" * 300),
+        ("adopted", ""),
+        ("adopted", "a\0b"),
+        ("adopted", 7),
+        ("layers", [7]),
+        ("layers", {"model": 1}),
+    ],
+)
+def test_no_field_of_a_root_can_be_what_an_event_or_a_file_name_cannot(
+    store: CheckpointStore, field: str, value: Any
+) -> None:
+    document = json.loads((save(store.directory, 3).directory / "root.json").read_text())
+    with pytest.raises(ValueError, match=r"is not a (whole number|text)|another shape"):
+        roots.decode(forged({**document, field: value}))
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["model/a\0b", "model/\udc80", "model//a", "model/./a", "model/" + "x/" * 70 + "y", "model/" + "x" * 1100, 7],
+)
+def test_no_file_of_a_root_can_have_a_path_that_cannot_be_opened(store: CheckpointStore, path: Any) -> None:
+    with commit.Temporary(store.directory, 3) as temporary:
+        (temporary.path / "model").mkdir()
+        (temporary.path / "model" / "a").write_bytes(b"w")
+        _, directory = temporary.commit(STAMP, temporary.take_directories())
+    document = json.loads((directory / "root.json").read_text())
+    document["layers"][0]["files"][0]["path"] = path
+    with pytest.raises(ValueError, match="not accepted"):
+        roots.decode(forged(document))
+
+
+@pytest.mark.parametrize("size", [2**60, 1.0, True])
+def test_no_file_of_a_root_has_a_size_that_an_event_cannot_hold(store: CheckpointStore, size: Any) -> None:
+    document = json.loads((save(store.directory, 3).directory / "root.json").read_text())
+    document["layers"][0]["bytes"] = document["layers"][0]["files"][0]["bytes"] = size
+    with pytest.raises(ValueError, match="size"):
+        roots.decode(forged(document))
+
+
+class Growing:
+    """A file that somebody appends to for as long as it is read."""
+
+    def __init__(self) -> None:
+        self.given = 0
+
+    def read(self, size: int) -> bytes:
+        self.given += size
+        assert self.given < 100 << 20, "read without a bound"
+        return b"x" * size
+
+
+def test_a_file_that_grows_is_not_read_for_ever() -> None:
+    growing = Growing()
+    roots.digest(growing, 5_000_001)  # type: ignore[arg-type]
+    assert growing.given == 5_000_001
+
+
+def test_a_directory_without_files_is_no_part_of_a_checkpoint(store: CheckpointStore) -> None:
+    with commit.Temporary(store.directory, 3) as temporary:
+        (temporary.path / "model" / "empty" / "deep").mkdir(parents=True)
+        (temporary.path / "model" / "a").write_bytes(b"w")
+        _, directory = temporary.commit(STAMP, temporary.take_directories())
+    assert os.listdir(directory / "model") == ["a"]
+
+
+def test_file_names_that_cannot_be_told_are_refused_when_saved(store: CheckpointStore) -> None:
+    with commit.Temporary(store.directory, 3) as temporary:
+        (temporary.path / "model").mkdir()
+        Path(os.fsdecode(os.fsencode(temporary.path / "model") + b"/\xff")).write_bytes(b"w")
+        with pytest.raises(UnsupportedObjectError, match="printable"):
+            temporary.take_directories()
 
 
 # The thread that writes --------------------------------------------------------------------------------------------
@@ -382,7 +483,7 @@ def test_an_adopted_checkpoint_is_put_back(declared: Path, store: CheckpointStor
     path.write_bytes(b"checkpoint-1001")
     with pytest.raises(CorruptCheckpointError):
         adopt.materialise(committed, tmp_path / "third")
-    assert not (tmp_path / "third").exists()
+    assert os.listdir(tmp_path / "third") == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files to another user")
@@ -392,6 +493,35 @@ def test_what_is_put_back_belongs_to_the_job(declared: Path, store: CheckpointSt
     target = adopt.materialise(committed, tmp_path / "next", (4321, 4322))
     for path in (target.parent, target, target / "sub", target / "sub" / "w", target / "COMPLETE"):
         assert (path.stat().st_uid, path.stat().st_gid) == (4321, 4322)
+
+
+def test_the_agent_writes_nothing_where_a_job_could_move_it_before_it_is_complete(
+    declared: Path, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Path] = []
+    real = commit.Temporary.take_directories
+
+    def looking(self: commit.Temporary) -> Any:
+        seen.append(self.path)
+        return real(self)
+
+    monkeypatch.setattr(commit.Temporary, "take_directories", looking)
+    committed = adopt.adopt(declared, store.directory, STAMP)
+    assert committed is not None
+    assert [path.parent for path in seen] == [store.directory.parent]
+    assert committed.directory.parent == store.directory
+    assert [name for name in os.listdir(store.directory.parent) if name.startswith(".tmp")] == []
+
+
+def test_what_is_put_back_is_read_through_no_link(declared: Path, store: CheckpointStore, tmp_path: Path) -> None:
+    committed = adopt.adopt(declared, store.directory, STAMP)
+    assert committed is not None
+    elsewhere = tmp_path / "elsewhere"
+    (committed.directory / "model").rename(elsewhere)
+    (committed.directory / "model").symlink_to(elsewhere)
+    with pytest.raises(CorruptCheckpointError, match="cannot be read"):
+        adopt.materialise(committed, tmp_path / "next")
+    assert os.listdir(tmp_path / "next") == []
 
 
 def test_links_in_a_declared_directory_are_refused(declared: Path, store: CheckpointStore) -> None:

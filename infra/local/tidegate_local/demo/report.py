@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 from rich.console import Console
@@ -160,29 +160,67 @@ def _phases_row(run: list[Entry], began_ns: int) -> tuple[str, str, str]:
                 spread.setdefault(quota["component"], set()).add(quota["cpu_millis"])
     cpu = ", ".join(f"{name} {'/'.join(map(str, sorted(values)))} m" for name, values in sorted(spread.items()))
     updates = f"updates {min(steps)} to {max(steps)}" if steps else ""
-    parts = (f"{len(changes)} x {' and '.join(names)}" if changes else "", updates, f"CPU: {cpu}" if cpu else "")
+    parts = (f"{len(changes)} changes ({', '.join(names)})" if changes else "", updates, f"CPU: {cpu}" if cpu else "")
     return _when(run[0].at_ns, began_ns), "phases", "; ".join(filter(None, parts))
 
 
 def story(entry: Entry) -> str:
     """Return what matters of an event in a few words."""
-    data = entry.data
-    if entry.kind in {"SandboxStarted", "SandboxExited"}:
-        return f"attempt {entry.attempt} on {entry.node}: " + (data.get("outcome") or f"level {data.get('level')}")
-    if entry.kind == "PreemptRequested":
-        return f"for {data.get('for_job')}, {data.get('grace_seconds')} s to save and leave"
-    if entry.kind == "CheckpointSaved":
-        checkpoint = data["checkpoint"]
-        layers = checkpoint.get("layers", [])
-        size = sum(layer["size_bytes"] for layer in layers)
-        return f"step {checkpoint['step']}, {', '.join(layer['name'] for layer in layers)}, {size / 1024:.0f} KiB"
-    if entry.kind in {"JobSuspended", "JobResumed", "JobRequeued"}:
-        lost = f", {data.get('lost_steps', 0)} steps lost" if entry.kind != "JobResumed" else ""
-        return f"at step {data.get('step')}{lost}"
-    if entry.kind == "JobCompleted":
-        result = data.get("result", {})
-        return f"mean return {result.get('mean_return')} over {result.get('episodes')} episodes"
+    tell = _STORIES.get(entry.kind)
+    if tell is not None:
+        return tell(entry)
     return f"attempt {entry.attempt}" if entry.attempt is not None else ""
+
+
+def _sandbox(entry: Entry) -> str:
+    return f"attempt {entry.attempt} on {entry.node}: " + (entry.data.get("outcome") or f"level {entry.data['level']}")
+
+
+def _placed(entry: Entry) -> str:
+    nodes = ", ".join(member["node"] for member in entry.data["members"])
+    resume = entry.data.get("resume")
+    return f"attempt {entry.attempt} on {nodes}" + (f", to continue at step {resume['step']}" if resume else "")
+
+
+def _preempt(entry: Entry) -> str:
+    return f"for {entry.data['for_job']}, {entry.data['grace_seconds']} s to save and leave"
+
+
+def _saved(entry: Entry) -> str:
+    checkpoint = entry.data["checkpoint"]
+    layers = checkpoint.get("layers", [])
+    size = sum(layer["size_bytes"] for layer in layers)
+    return f"step {checkpoint['step']}, {', '.join(layer['name'] for layer in layers)}, {size / 1024:.0f} KiB"
+
+
+def _verified(entry: Entry) -> str:
+    return f"every byte read back, {entry.data['size_bytes'] / 1024:.0f} KiB"
+
+
+def _left(entry: Entry) -> str:
+    return f"at step {entry.data.get('step')}, {entry.data.get('lost_steps', 0)} steps lost"
+
+
+def _resumed(entry: Entry) -> str:
+    return f"at step {entry.data['step']}"
+
+
+def _completed(entry: Entry) -> str:
+    result = entry.data.get("result", {})
+    return f"mean return {result.get('mean_return')} over {result.get('episodes')} episodes"
+
+
+_STORIES: dict[str, Callable[[Entry], str]] = {
+    "SandboxStarted": _sandbox,
+    "SandboxExited": _sandbox,
+    "JobPlaced": _placed,
+    "PreemptRequested": _preempt,
+    "CheckpointSaved": _saved,
+    "CheckpointVerified": _verified,
+    "JobSuspended": _left,
+    "JobResumed": _resumed,
+    "JobCompleted": _completed,
+}
 
 
 def _when(at_ns: int, began_ns: int) -> str:

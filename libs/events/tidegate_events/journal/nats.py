@@ -21,7 +21,7 @@ import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from tidegate_events import cancellation
+from tidegate_events.cancellation import honour_cancellation
 from tidegate_events.frame import Frame, Writer, decode, encode
 from tidegate_events.journal.base import (
     Appended,
@@ -107,7 +107,7 @@ class NatsJournal:
         if expected_last is not None:
             headers["Nats-Expected-Last-Subject-Sequence"] = str(expected_last)
         for attempt in range(APPEND_TRIES_MAX):
-            cancellation.obey()
+            honour_cancellation()
             try:
                 answer = await self._client.request(subject, data, timeout=APPEND_TIMEOUT_SECONDS, headers=headers)
                 settled = await self._settle(subject, frame.writer, expected_last, answer.data)
@@ -187,6 +187,7 @@ class NatsJournal:
     async def follow(self, after: int) -> AsyncGenerator[Recorded, None]:
         """Yield every frame after `after`, for ever; reconnects and lost consumers do not show."""
         while True:
+            honour_cancellation()
             try:
                 async with aclosing(self._deliver(after)) as frames:
                     async for recorded in frames:
@@ -206,11 +207,11 @@ class NatsJournal:
             await self._create_consumer(inbox, after + 1)
             expected = after + 1
             while True:
-                cancellation.obey()
                 try:
                     message = await subscription.next_msg(timeout=SILENCE_SECONDS_MAX)
                 except TimeoutError as error:
                     raise _Silent(f"nothing for {SILENCE_SECONDS_MAX} s") from error
+                honour_cancellation()
                 if not message.reply.startswith("$JS.ACK."):
                     await self._answer_status(message)
                     continue

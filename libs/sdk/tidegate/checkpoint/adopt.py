@@ -7,24 +7,26 @@ What is not complete by the rule in force is never adopted:
 - `rename`: the job promises that it writes under a name that starts with `.tmp` and renames when it is done, so every
   other name is complete.
 
-Names that start with a dot are never candidates. The newest candidate is the one with the largest number at the end
-of its name (checkpoint-500), then the latest modification. It becomes the layer `model` of a checkpoint, whole.
+Names that start with a dot, or that are not printable, are never candidates. The newest candidate is the one with the
+largest number at the end of its name (checkpoint-500), then the latest modification. It becomes the layer `model` of a
+checkpoint, whole.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
 import stat
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import List, NamedTuple, Optional, Tuple
 
 from tidegate.checkpoint import root as roots
-from tidegate.checkpoint.commit import Temporary, sync_directory
+from tidegate.checkpoint.commit import Temporary, clean_temporary, sync_directory
 from tidegate.checkpoint.store import CheckpointStore, Committed
-from tidegate.errors import UnsupportedObjectError, UsageError
+from tidegate.errors import CorruptCheckpointError, UnsupportedObjectError, UsageError
 from tidegate.validation import STEP_MAX
 
 MARKER = "COMPLETE"
@@ -53,7 +55,7 @@ def find_complete(declared: Path, rule: str = "marker") -> List[Candidate]:
     entries = {entry.name: entry for entry in os.scandir(declared)}
     found = []
     for name, entry in entries.items():
-        if name.startswith(".") or name.endswith(MARKER_SUFFIX) or not _is_plain(entry):
+        if name.startswith(".") or name.endswith(MARKER_SUFFIX) or not name.isprintable() or not _is_plain(entry):
             continue
         if rule == "rename" or _is_marked(entry, f"{name}{MARKER_SUFFIX}" in entries):
             modified = entry.stat(follow_symlinks=False).st_mtime_ns
@@ -91,7 +93,11 @@ def adopt(
     stamp = replace(stamp, adopted=newest.path.name)
     store = CheckpointStore(store_directory, stamp, keep)
     store.open()
-    with Temporary(store_directory, newest.step) as temporary:
+    # Other ranks of the job may be alive, and they own the store's directory: what is written here, with the rights
+    # of the agent, is out of their reach until it is complete.
+    working = store_directory.parent
+    clean_temporary(working)
+    with Temporary(store_directory, newest.step, working) as temporary:
         (temporary.path / LAYER).mkdir()
         _copy(newest.path, temporary.path / LAYER / newest.path.name, 0)
         layers = temporary.take_directories()
@@ -108,19 +114,18 @@ def _is_known(store: CheckpointStore, layers: Tuple[roots.LayerEntry, ...]) -> b
 
 
 def materialise(committed: Committed, declared: Path, owner: Optional[Tuple[int, int]] = None) -> Path:
-    """Verify an adopted checkpoint and put it back into the declared directory; return where it lies.
+    """Put an adopted checkpoint back into the declared directory, verified as it is read; return where it lies.
 
-    What stands there under its name is replaced: it is the same one, or a damaged one. All of it is given to `owner`
-    (uid, gid), the user that the job runs as.
+    Raises CorruptCheckpointError, and then nothing was put there. What stands under its name is replaced: it is the
+    same one, or a damaged one. All of it is given to `owner` (uid, gid), the user that the job runs as.
     """
     name = committed.root.stamp.adopted
     if name is None or "/" in name or name.startswith("."):
         raise UsageError(f"{committed.directory.name} was refused: it was not taken over from a declared directory")
-    roots.verify(committed.directory, committed.root)
     declared.mkdir(parents=True, exist_ok=True)
     temporary = declared / f".tmp-{os.urandom(4).hex()}"
     try:
-        _copy(committed.directory / LAYER / name, temporary, 0)
+        _put_back(committed, name, temporary)
         target = declared / name
         _remove(target)
         os.rename(temporary, target)
@@ -132,6 +137,39 @@ def materialise(committed: Committed, declared: Path, owner: Optional[Tuple[int,
     finally:
         _remove(temporary)
     return target
+
+
+def _put_back(committed: Committed, name: str, target: Path) -> None:
+    """Copy the files that the root names, and compare each with its hash: other ranks may be writing there."""
+    layer = committed.root.layer(LAYER)
+    prefix = PurePosixPath(LAYER, name)
+    for entry in layer.files if layer is not None else ():
+        try:
+            relative = PurePosixPath(entry.path).relative_to(prefix)
+        except ValueError as error:
+            raise CorruptCheckpointError(f"{entry.path} does not belong to {name}, which was taken over") from error
+        path = target / relative
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _copy_verified(committed.directory, entry, path)
+    if not os.path.lexists(target):
+        raise CorruptCheckpointError(f"{committed.directory.name} holds nothing of {name}, which was taken over")
+
+
+def _copy_verified(directory: Path, entry: roots.FileEntry, target: Path) -> None:
+    hashing = hashlib.sha256()
+    try:
+        reading = roots.open_inside(directory, entry.path)
+    except OSError as error:
+        raise CorruptCheckpointError(f"{directory.name}/{entry.path} cannot be read: {error}") from error
+    with reading, open(target, "xb") as writing:
+        roots.check_size(directory, entry, reading)
+        for block in roots.blocks(reading, entry.bytes + 1):
+            hashing.update(block)
+            writing.write(block)
+        roots.check_digest(directory, entry, hashing.hexdigest())
+        writing.flush()
+        os.fchmod(writing.fileno(), 0o644)
+        os.fsync(writing.fileno())
 
 
 def _give(directory: Path, owner: Tuple[int, int]) -> None:

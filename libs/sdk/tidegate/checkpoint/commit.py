@@ -13,6 +13,7 @@ import os
 import shutil
 import stat
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Iterator, List, Optional, Tuple, Type
@@ -28,12 +29,18 @@ _FILES_MAX = 100_000
 
 
 class Temporary:
-    """A checkpoint being written. Leaving the `with` block without a commit removes it."""
+    """A checkpoint being written. Leaving the `with` block without a commit removes it.
 
-    def __init__(self, parent: Path, step: int) -> None:
+    It is written in `working`, which is on the same file system; by default in `parent`. Whoever writes with more
+    rights than the owner of `parent` has must name a directory of its own: in `parent` its names could be turned into
+    links under its hands.
+    """
+
+    def __init__(self, parent: Path, step: int, working: Optional[Path] = None) -> None:
         self._parent = parent
+        self._working = working or parent
         self._step = step
-        self.path, self._lock = _create(parent, step)
+        self.path, self._lock = _create(self._working, step)
 
     def __enter__(self) -> "Temporary":
         return self
@@ -87,6 +94,11 @@ class Temporary:
     def commit(self, stamp: roots.Stamp, layers: Tuple[roots.LayerEntry, ...]) -> Tuple[roots.Root, Path]:
         """Name the checkpoint: on return it is durable. Returns its root and its directory."""
         root = roots.make_root(self._step, time.time_ns(), stamp, layers)
+        if len(roots.encode(root)) > roots.ROOT_BYTES_MAX:
+            raise UnsupportedObjectError(
+                f"a checkpoint whose {roots.ROOT_FILE} has more than {roots.ROOT_BYTES_MAX} bytes was refused: it "
+                "names too many files; put them into fewer"
+            )
         with open(self.path / roots.ROOT_FILE, "xb", buffering=0) as file:
             _write_all(file.fileno(), memoryview(roots.encode(root)))
             _seal(file.fileno())
@@ -98,6 +110,8 @@ class Temporary:
         os.rename(self.path, final)
         self._release()
         sync_directory(self._parent)
+        if self._working != self._parent:
+            sync_directory(self._working)
         return root, final
 
 
@@ -163,6 +177,7 @@ def remove_committed(directory: Path) -> None:
 
 def _take_tree(base: Path, directory: Path) -> Iterator[roots.FileEntry]:
     count = 0
+    _drop_empty_directories(directory)
     for parent, directories, files in os.walk(directory):
         directories.sort()
         for name in directories:
@@ -176,8 +191,21 @@ def _take_tree(base: Path, directory: Path) -> Iterator[roots.FileEntry]:
         sync_directory(Path(parent))
 
 
+def _drop_empty_directories(top: Path) -> None:
+    """Remove directories without files: no hash covers them, so a checkpoint that held them would not verify."""
+    for parent, directories, _ in os.walk(top, topdown=False):
+        for name in directories:
+            with suppress(OSError):  # it holds something, or is a link, which is refused later
+                os.rmdir(os.path.join(parent, name))
+
+
 def _take_file(base: Path, path: Path) -> roots.FileEntry:
     relative = path.relative_to(base).as_posix()
+    if not roots.is_acceptable_path(relative):
+        raise UnsupportedObjectError(
+            f"{relative!r} was refused: the name of a file in a checkpoint is printable text of at most "
+            f"{roots.PATH_CHARS_MAX} characters, at most {roots.PATH_DEPTH_MAX} deep"
+        )
     try:
         file = roots.open_inside(base, relative)
     except OSError as error:

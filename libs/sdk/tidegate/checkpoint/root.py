@@ -13,18 +13,26 @@ import re
 import stat
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, Dict, Optional, Tuple
+from typing import Any, BinaryIO, Dict, Iterator, Optional, Tuple
 
 from tidegate import protocol
 from tidegate.errors import CorruptCheckpointError
 
 ROOT_FILE = "root.json"
-ROOT_BYTES_MAX = 64 << 20
+ROOT_BYTES_MAX = 16 << 20
+"""Longest root.json: JSON takes some twenty times its size in memory, and agents read what jobs wrote."""
 FORMAT = 1
-DIRECTORY_NAME = re.compile(r"^[0-9]{12}-[0-9]{1,9}-[0-9a-z]{8}$")
+DIRECTORY_NAME = re.compile(r"[0-9]{12}-[0-9]{1,9}-[0-9a-z]{8}\Z")
 BLOCK_BYTES = 1 << 20
+NUMBER_MAX = 2**53
+"""Largest size, time or rank: every reader of the events that repeat it has a type that holds it."""
+TEXT_CHARS_MAX = 256
+PATH_CHARS_MAX = 1024
+PATH_DEPTH_MAX = 66
 
-_DIGEST = re.compile(r"^[0-9a-f]{64}$")
+_DIGEST = re.compile(r"[0-9a-f]{64}\Z")
+_NUMBERS = ("step", "attempt", "rank", "replica", "world_size")
+_TEXTS = ("job", "component", "phase", "adopted")
 
 
 @dataclass(frozen=True)
@@ -141,16 +149,25 @@ def read_root(directory: Path) -> Root:
         raise CorruptCheckpointError(f"{directory.name}/{ROOT_FILE} is longer than {ROOT_BYTES_MAX} bytes")
     try:
         root = decode(data)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CorruptCheckpointError(f"{directory.name}/{ROOT_FILE} is malformed: {error!r}") from error
+    except ValueError as error:
+        raise CorruptCheckpointError(f"{directory.name}/{ROOT_FILE} is malformed: {error}") from error
     if not directory.name.startswith(f"{root.step:012d}-{root.stamp.attempt}-"):
         raise CorruptCheckpointError(f"{directory.name} is not the directory its {ROOT_FILE} was written for")
     return root
 
 
 def decode(data: bytes) -> Root:
-    """Return the root in `data`; ValueError, KeyError or TypeError when anything in it is not as written here."""
+    """Return the root in `data`; ValueError when anything in it is not as written here, whatever the bytes are."""
+    try:
+        return _decode(data)
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"it has another shape than a root: {error!r}") from error
+
+
+def _decode(data: bytes) -> Root:
     fields = json.loads(data)
+    if not isinstance(fields, dict):
+        raise ValueError(f"a root is a JSON object, not a {type(fields).__name__}")
     claimed = fields.pop("id")
     if fields["format"] != FORMAT:
         raise ValueError(f"format {fields['format']!r} is not known; {FORMAT} is")
@@ -159,12 +176,38 @@ def decode(data: bytes) -> Root:
     layers = tuple(_layer(entry) for entry in fields["layers"])
     if not layers or len({layer.name for layer in layers}) != len(layers):
         raise ValueError("a checkpoint has each of its layers once, and at least one")
+    return Root(claimed, fields["step"], fields["created_ns"], _stamp(fields), layers)
+
+
+def _stamp(fields: Dict[str, Any]) -> Stamp:
+    for name in _NUMBERS:
+        if not _is_number(fields[name], NUMBER_MAX):
+            raise ValueError(f"{name} is not a whole number from 0 to {NUMBER_MAX}")
+    # Times in nanoseconds and seeds take 64 bits.
+    if not _is_number(fields["created_ns"], 2**63 - 1) or type(fields["seed"]) is not int:
+        raise ValueError("created_ns or seed is not a whole number")
+    for name in _TEXTS:
+        value = fields[name]
+        if not (value is None and name in ("phase", "adopted")) and not _is_text(value, TEXT_CHARS_MAX):
+            raise ValueError(f"{name} is not a text of 1 to {TEXT_CHARS_MAX} printable characters")
     names = ("job", "attempt", "rank", "component", "replica", "world_size", "seed", "phase", "adopted")
-    stamp = Stamp(**{name: fields[name] for name in names})
-    numbers = (fields["step"], fields["created_ns"], stamp.attempt, stamp.rank, stamp.replica)
-    if not all(type(number) is int and number >= 0 for number in numbers):
-        raise ValueError("a step, time, attempt or rank is not a whole number")
-    return Root(claimed, fields["step"], fields["created_ns"], stamp, layers)
+    return Stamp(**{name: fields[name] for name in names})
+
+
+def _is_number(value: Any, most: int) -> bool:
+    return type(value) is int and 0 <= value <= most
+
+
+def _is_text(value: Any, chars_max: int) -> bool:
+    # What is printable has no NUL, no line break and no half of a surrogate pair, so it is a file name and an event.
+    return type(value) is str and 0 < len(value) <= chars_max and value.isprintable()
+
+
+def is_acceptable_path(path: Any) -> bool:
+    """Return whether a file of a checkpoint may have this relative path: printable text, spelt in one way only."""
+    if not _is_text(path, PATH_CHARS_MAX) or len(os.fsencode(path).split(b"/")) > PATH_DEPTH_MAX:
+        return False
+    return bool(PurePosixPath(path).as_posix() == path) and ".." not in PurePosixPath(path).parts
 
 
 def _layer(fields: Dict[str, Any]) -> LayerEntry:
@@ -174,7 +217,7 @@ def _layer(fields: Dict[str, Any]) -> LayerEntry:
         raise ValueError(f"layer {layer.name!r} of kind {layer.kind!r} is not known")
     for entry in files:
         _check_file(layer, entry)
-    if layer.bytes != sum(entry.bytes for entry in files):
+    if not _is_number(layer.bytes, NUMBER_MAX) or layer.bytes != sum(entry.bytes for entry in files):
         raise ValueError(f"layer {layer.name} does not have the size of its files")
     one = len(files) == 1 and layer.sha256 == files[0].sha256
     if not (one if layer.kind == "layer" else layer.sha256 == tree_digest(files)):
@@ -183,11 +226,13 @@ def _layer(fields: Dict[str, Any]) -> LayerEntry:
 
 
 def _check_file(layer: LayerEntry, entry: FileEntry) -> None:
+    if not is_acceptable_path(entry.path):
+        raise ValueError(f"file {str(entry.path)[:PATH_CHARS_MAX]!r} is named in a way that is not accepted")
     parts = PurePosixPath(entry.path).parts
-    inside = parts[:1] == (layer.name,) and len(parts) > 1 and ".." not in parts
+    inside = parts[:1] == (layer.name,) and len(parts) > 1
     if not (inside if layer.kind == "files" else entry.path == f"{layer.name}.layer"):
         raise ValueError(f"file {entry.path!r} does not belong to layer {layer.name}")
-    if type(entry.bytes) is not int or entry.bytes < 0 or not _DIGEST.match(entry.sha256):
+    if not _is_number(entry.bytes, NUMBER_MAX) or not _DIGEST.match(entry.sha256):
         raise ValueError(f"file {entry.path!r} has no proper size and SHA-256")
 
 
@@ -203,7 +248,8 @@ def verify_file(directory: Path, entry: FileEntry) -> None:
     try:
         with open_inside(directory, entry.path) as file:
             check_size(directory, entry, file)
-            found = digest(file)
+            # One byte more than declared, and no further: a file may grow for as long as it is read.
+            found = digest(file, entry.bytes + 1)
     except OSError as error:
         raise CorruptCheckpointError(f"{directory.name}/{entry.path} cannot be read: {error}") from error
     check_digest(directory, entry, found)
@@ -224,12 +270,23 @@ def check_digest(directory: Path, entry: FileEntry, found: str) -> None:
         )
 
 
-def digest(file: BinaryIO) -> str:
-    """Return the SHA-256 of the rest of an open file."""
+def digest(file: BinaryIO, bytes_max: Optional[int] = None) -> str:
+    """Return the SHA-256 of the rest of an open file, of its first `bytes_max` bytes where that is given."""
     hashing = hashlib.sha256()
-    while block := file.read(BLOCK_BYTES):
+    for block in blocks(file, bytes_max):
         hashing.update(block)
     return hashing.hexdigest()
+
+
+def blocks(file: BinaryIO, bytes_max: Optional[int] = None) -> Iterator[bytes]:
+    """Yield the rest of an open file, at most `bytes_max` bytes of it."""
+    left = bytes_max
+    while left is None or left > 0:
+        block = file.read(BLOCK_BYTES if left is None else min(BLOCK_BYTES, left))
+        if not block:
+            return
+        left = None if left is None else left - len(block)
+        yield block
 
 
 def open_inside(directory: Path, relative: str) -> BinaryIO:

@@ -71,7 +71,8 @@ def _quota_applied(entry: Entry, data: dict[str, Any]) -> str:
 
 
 def _preempt(entry: Entry, data: dict[str, Any]) -> str:
-    return f"asked to save and leave within {data.get('grace_seconds')} s, for {data.get('for_job') or 'another job'}"
+    for_whom = f", for {data['for_job']}" if data.get("for_job") else ""
+    return f"asked to save and leave within {data.get('grace_seconds')} s{for_whom}"
 
 
 def _stop(entry: Entry, data: dict[str, Any]) -> str:
@@ -180,7 +181,9 @@ _WORDS: dict[str, Callable[[Entry, dict[str, Any]], str]] = {
     "PhaseChanged": _phase,
     "QuotaChanged": _quota_changed,
     "QuotaApplied": _quota_applied,
-    "RoomReserved": lambda entry, data: f"room reserved on {', '.join(data.get('nodes') or [])}",
+    "RoomReserved": lambda entry, data: (
+        f"room reserved on {', '.join(data['nodes'])}" if data.get("nodes") else "gives back the room reserved for it"
+    ),
     "PreemptRequested": _preempt,
     "StopRequested": _stop,
     "CheckpointSaved": _saved,

@@ -20,6 +20,7 @@ from tidegate_events.orders import SandboxOrder
 
 from tidegate_executor.attempts.outcome import Ending
 from tidegate_executor.attempts.state import AttemptState
+from tidegate_executor.attempts.wording import plain
 
 
 def _base(of: AttemptState | SandboxOrder, now_ns: int) -> dict[str, Any]:
@@ -87,7 +88,7 @@ def checkpoint_saved(state: AttemptState, node: str, checkpoint: CheckpointRef, 
 
 def checkpoint_failed(state: AttemptState, step: int | None, detail: str, now_ns: int) -> CheckpointFailed:
     """A save did not become durable."""
-    reason = Reason(code="SaveFailed", detail=detail[:2000])
+    reason = Reason(code="SaveFailed", detail=plain(detail))
     return CheckpointFailed(**_base(state, now_ns), stage="save", reason=reason, step=step)
 
 
@@ -96,7 +97,7 @@ def checkpoint_unusable(state: AttemptState, checkpoint: CheckpointRef, detail: 
     return CheckpointFailed(
         **_base(state, now_ns),
         stage="verify",
-        reason=Reason(code="NotRestored", detail=detail[:2000]),
+        reason=Reason(code="NotRestored", detail=plain(detail)),
         checkpoint_id=checkpoint.id,
         step=checkpoint.step,
     )

@@ -14,6 +14,7 @@ from tidegate_executor.attempts.state import AttemptState, Replica
 from tidegate_executor.attempts.transitions import EXIT_SUSPENDED
 
 REST_GRACE_SECONDS = 5.0  # for the other components, once the main one is gone
+ANOMALY_GRACE_SECONDS_MAX = 300  # for the main one, once another is gone for good: the job's own grace, up to this
 QUOTA_RETRY_NS = 5_000_000_000
 
 
@@ -35,6 +36,9 @@ class Resize(msgspec.Struct, frozen=True):
 
 class AskToLeave(msgspec.Struct, frozen=True):
     """Tell the processes that speak to the agent that they shall save and leave."""
+
+    reason: str
+    deadline_ns: int
 
 
 class EndSandbox(msgspec.Struct, frozen=True):
@@ -72,13 +76,14 @@ def plan(state: AttemptState, spec: JobSpec, now_ns: int) -> Plan:
     if state.sandbox_over:
         return Plan(actions=(*actions, Conclude()))
     _phase(state, now_ns, actions, wakes)
-    grace_seconds = _ending_grace_seconds(state, spec, now_ns)
+    request = _request(state, spec)
+    grace_seconds = _ending_grace_seconds(state, spec, request, now_ns)
     if grace_seconds is not None:
         actions.append(EndSandbox(grace_seconds))
-    if state.stop is not None:
-        actions.append(AskToLeave())
-        if now_ns < state.stop.deadline_ns:
-            wakes.append(state.stop.deadline_ns)
+    if request is not None:
+        actions.append(request)
+        if now_ns < request.deadline_ns:
+            wakes.append(request.deadline_ns)
     elif grace_seconds is None:
         _starts(state, now_ns, actions, wakes)
         _quotas(state, now_ns, actions, wakes)
@@ -93,15 +98,26 @@ def main_is_over(state: AttemptState, spec: JobSpec) -> bool:
     )
 
 
-def _ending_grace_seconds(state: AttemptState, spec: JobSpec, now_ns: int) -> float | None:
+def _request(state: AttemptState, spec: JobSpec) -> AskToLeave | None:
+    """Return why and until when it shall leave: an order, or an anomaly, before which it may save; the earlier one."""
+    requests = []
+    if (stop := state.stop) is not None:
+        requests.append(AskToLeave(stop.reason or stop.desired, stop.deadline_ns))
+    if (failure := state.failure) is not None:
+        grace_seconds = min(max(spec.preemption.grace_seconds, 0), ANOMALY_GRACE_SECONDS_MAX)
+        requests.append(AskToLeave(failure.detail, failure.at_ns + grace_seconds * 1_000_000_000))
+    return min(requests, key=lambda request: request.deadline_ns, default=None)
+
+
+def _ending_grace_seconds(state: AttemptState, spec: JobSpec, request: AskToLeave | None, now_ns: int) -> float | None:
     """Return how long what runs has until it is killed; None where it need not end now.
 
     A job of which the main component never spoke to the agent is asked by SIGTERM instead, at once.
     """
-    rest = REST_GRACE_SECONDS if main_is_over(state, spec) or state.failure is not None else None
-    if state.stop is None:
+    rest = REST_GRACE_SECONDS if main_is_over(state, spec) else None
+    if request is None:
         return rest
-    left = max(0.0, (state.stop.deadline_ns - now_ns) / 1e9)
+    left = max(0.0, (request.deadline_ns - now_ns) / 1e9)
     if rest is not None:
         return min(rest, left)
     speaks = any(replica.connected for replica in state.replicas_of(spec.main_component.name))

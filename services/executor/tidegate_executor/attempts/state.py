@@ -61,10 +61,11 @@ class Stop(_Part, frozen=True, kw_only=True):
 
 
 class Failure(_Part, frozen=True, kw_only=True):
-    """Why the sandbox was ended by the agent: whose fault, and in words."""
+    """Why the sandbox is ended by the agent: whose fault, in words, and when it was seen."""
 
     fault: Literal["job", "infrastructure"]
     detail: str
+    at_ns: int = 0
     exit_code: int | None = None
     signal: int | None = None
     oom: bool = False

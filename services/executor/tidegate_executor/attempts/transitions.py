@@ -17,6 +17,7 @@ from tidegate_executor.attempts.state import (
     SavedMark,
     Stop,
 )
+from tidegate_executor.attempts.wording import plain
 from tidegate_executor.sandbox.base import (
     ReplicaExited,
     ReplicaStarted,
@@ -28,6 +29,7 @@ RESTARTS_MAX = 3
 RESTART_WAIT_NS = 1_000_000_000  # doubled with each restart
 EXIT_SUSPENDED = 75
 EXIT_NOT_STARTABLE = 127
+FAILURE_CHARS_MAX = 500
 
 _replace = msgspec.structs.replace
 
@@ -103,7 +105,7 @@ def _on_exit(state: AttemptState, event: ReplicaExited, spec: JobSpec) -> Attemp
     state = _put_replica(state, exited)
     is_main = component.name == spec.main_component.name
     if exited.failed and not is_main and not event.stopping and state.stop is None and state.failure is None:
-        return fail(state, "job", _died(exited), exited)
+        return fail(state, "job", _died(exited), replica=exited, at_ns=event.at_ns)
     return state
 
 
@@ -127,13 +129,16 @@ def _died(replica: Replica) -> str:
     return f"component {replica.component} replica {replica.replica} ended with {how}{memory}{times}"
 
 
-def fail(state: AttemptState, fault: str, detail: str, replica: Replica | None = None) -> AttemptState:
-    """Remember the first reason for which the sandbox must end."""
+def fail(
+    state: AttemptState, fault: str, detail: str, *, replica: Replica | None = None, at_ns: int = 0
+) -> AttemptState:
+    """Remember the first reason for which the sandbox must end; its processes have a grace from `at_ns` on."""
     if state.failure is not None:
         return state
     failure = Failure(
         fault="job" if fault == "job" else "infrastructure",
-        detail=detail[:500],
+        detail=plain(detail, FAILURE_CHARS_MAX),
+        at_ns=at_ns,
         exit_code=replica.exit_code if replica else None,
         signal=replica.signal if replica else None,
         oom=bool(replica and replica.oom),
@@ -141,11 +146,23 @@ def fail(state: AttemptState, fault: str, detail: str, replica: Replica | None =
     return _replace(state, failure=failure)
 
 
-def not_startable(state: AttemptState, component: str, number: int, detail: str) -> AttemptState:
+def not_startable(state: AttemptState, started: Replica, detail: str, at_ns: int) -> AttemptState:
     """The replica's command could not be executed: the job's own fault, with the shell's exit code for it."""
-    state = _set_replica(state, component, number, status="exited", final=True, exit_code=EXIT_NOT_STARTABLE)
-    replica = next(r for r in state.replicas_of(component) if r.replica == number)
-    return fail(state, "job", f"component {component} replica {number} could not be started: {detail}", replica)
+    state = _set_replica(
+        state, started.component, started.replica, status="exited", final=True, exit_code=EXIT_NOT_STARTABLE
+    )
+    replica = next(r for r in state.replicas if r.name == started.name)
+    text = f"component {replica.component} replica {replica.replica} could not be started: {detail}"
+    return fail(state, "job", text, replica=replica, at_ns=at_ns)
+
+
+def peer_failed(state: AttemptState, spec: JobSpec, failure: Failure) -> AttemptState:
+    """Another member of the gang failed, and this one was asked to leave with it: say so where it did leave."""
+    main = state.replicas_of(spec.main_component.name)
+    left = state.acknowledged or any(replica.exit_code == EXIT_SUSPENDED for replica in main)
+    if state.stop is not None or not left:
+        return state
+    return fail(state, failure.fault, f"it left because another member failed: {failure.detail}")
 
 
 def order_starts(state: AttemptState, names: Sequence[str]) -> AttemptState:

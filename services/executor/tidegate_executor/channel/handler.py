@@ -58,8 +58,16 @@ class HandlerUnavailable(Exception):
     """Raised by a handler that cannot make a message durable now: the job keeps it and sends it again later."""
 
 
+class HandlerBusy(Exception):
+    """Raised by a handler that takes no more messages of this kind now: the job sends it again after a while."""
+
+    def __init__(self, retry_after_ms: int) -> None:
+        super().__init__(f"try again in {retry_after_ms} ms")
+        self.retry_after_ms = retry_after_ms
+
+
 class ChannelHandler(Protocol):
-    """The agent's side of the channel. Any exception other than the two above is a fault and is not caught."""
+    """The agent's side of the channel. Any exception other than the three above is a fault and is not caught."""
 
     def high_water(self, client: str) -> int:
         """Return the highest `seq` of this client that is durable, 0 for an unknown one."""

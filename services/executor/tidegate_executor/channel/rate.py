@@ -1,4 +1,7 @@
-"""How many messages of a kind one connection may send: a token bucket, pure (time is an argument)."""
+"""How many messages of a kind may come: token buckets, pure (time is an argument).
+
+What becomes durable is bounded per replica, however many connections its processes open; reports per connection.
+"""
 
 from tidegate import protocol
 
@@ -24,17 +27,25 @@ class Bucket:
         return 1 + int((1.0 - self._tokens) / self._per_second * 1000)
 
 
+class ReplicaRates:
+    """The buckets that all connections of one replica share."""
+
+    def __init__(self) -> None:
+        self.control = Bucket(protocol.CONTROLS_PER_SECOND, protocol.CONTROLS_BURST)
+        self.phase = Bucket(protocol.PHASES_PER_SECOND, protocol.PHASES_BURST)
+        self.publish = Bucket(protocol.PUBLISHES_PER_SECOND, protocol.PUBLISHES_BURST)
+
+
 class Rates:
     """The buckets of one connection, by kind of message."""
 
-    def __init__(self) -> None:
-        control = Bucket(protocol.CONTROLS_PER_SECOND, protocol.CONTROLS_BURST)
+    def __init__(self, replica: ReplicaRates) -> None:
         self._buckets = {
-            "phase": Bucket(protocol.PHASES_PER_SECOND, protocol.PHASES_BURST),
-            "publish": Bucket(protocol.PUBLISHES_PER_SECOND, protocol.PUBLISHES_BURST),
+            "phase": replica.phase,
+            "publish": replica.publish,
             "report": Bucket(protocol.REPORTS_PER_SECOND, protocol.REPORTS_BURST),
         }
-        self._control = control
+        self._control = replica.control
 
     def take(self, kind: str, now: float) -> int:
         """Take a token for a message of this kind: 0, or the milliseconds until one is there."""

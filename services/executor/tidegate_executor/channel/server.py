@@ -14,7 +14,7 @@ import structlog
 from tidegate_executor.channel import framing, listening, messages
 from tidegate_executor.channel.framing import FrameRefused
 from tidegate_executor.channel.handler import ChannelHandler, ClientInfo, HandlerUnavailable, Origin, Sandbox
-from tidegate_executor.channel.rate import Bucket
+from tidegate_executor.channel.rate import Bucket, Rates, ReplicaRates
 from tidegate_executor.channel.session import Session
 from tidegate_executor.channel.stop_group import StopGroup
 
@@ -53,6 +53,7 @@ class ChannelServer:
         self._socket: socket.socket | None = None
         self._sessions: dict[str, Session] = {}
         self._connections = 0
+        self._rates: dict[tuple[str, int], ReplicaRates] = {}  # one for each declared replica that ever connected
         self._connects = Bucket(CONNECTS_PER_SECOND, CONNECTS_BURST)
         self.ever_connected = False
         self.acknowledged: set[tuple[str, int]] = set()
@@ -161,6 +162,7 @@ class ChannelServer:
                 self.finished.add(place)
 
         session = Session((reader, writer), client, hello, self._handler, on_durable)
+        session.rates = Rates(self._rates.setdefault(place, ReplicaRates()))
         self._sessions[hello.client] = session
         try:
             await self._handler.on_hello(client)

@@ -11,11 +11,12 @@ from tidegate_executor.channel.framing import FrameRefused
 from tidegate_executor.channel.handler import (
     ChannelHandler,
     ClientInfo,
+    HandlerBusy,
     HandlerUnavailable,
     MessageRefused,
     Origin,
 )
-from tidegate_executor.channel.rate import Rates
+from tidegate_executor.channel.rate import Rates, ReplicaRates
 
 VIOLATIONS_MAX = 100
 """Refused messages after which a connection is closed."""
@@ -39,6 +40,7 @@ class Session:
         handler: ChannelHandler,
         on_durable: Callable[[messages.Control], None],
     ) -> None:
+        """`rates` may be set before `run`: to those that this connection shares with others of its replica."""
         self._on_durable = on_durable
         self._reader, self._writer = streams
         self.client = client
@@ -46,7 +48,7 @@ class Session:
         self.hello = hello
         self.ended = asyncio.Event()
         self._handler = handler
-        self._rates = Rates()
+        self.rates = Rates(ReplicaRates())
         self._violations = 0
         self._expected = 0
         self._deliver: dict[type[messages.Message], _Deliver] = {
@@ -129,12 +131,14 @@ class Session:
             await self._deliver[type(message)](stamped, message)
         except MessageRefused as refusal:
             raise FrameRefused(refusal.code, str(refusal), seq=seq) from refusal
+        except HandlerBusy as busy:
+            raise _TooFast(str(message.__struct_config__.tag), seq, busy.retry_after_ms) from busy
         self._on_durable(message)
         self._expected = seq + 1
         self.send({"kind": "ack", "seq": seq})
 
     def _check_rate(self, kind: str, seq: int | None) -> None:
-        retry_after_ms = self._rates.take(kind, asyncio.get_running_loop().time())
+        retry_after_ms = self.rates.take(kind, asyncio.get_running_loop().time())
         if retry_after_ms:
             raise _TooFast(kind, seq, retry_after_ms)
 

@@ -40,7 +40,7 @@ class BackendUnavailableError(InfrastructureError):
 
 
 class SandboxLostError(InfrastructureError):
-    """The shim is gone and left no end of the sandbox in its events: whatever ran is dead or will be swept."""
+    """The shim is gone and left no end of the sandbox in its events; nothing of it runs any more."""
 
 
 class JobError(SandboxError):
@@ -53,6 +53,10 @@ class CommandNotStartableError(JobError):
 
 class RequestRefusedError(SandboxError):
     """The caller asked for something that cannot be; nothing was changed."""
+
+
+class SandboxStoppingError(RequestRefusedError):
+    """The sandbox is being stopped, so nothing starts in it any more: nobody's failure."""
 
 
 class ResizeRefusedError(RequestRefusedError):
@@ -78,7 +82,7 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Mount(msgspec.Struct, frozen=True, kw_only=True):
-    """A host directory or file bound into the sandbox.
+    """A host directory or file bound into the sandbox. `source` is resolved: a link in it is refused.
 
     `take_ownership` gives the whole tree to the sandbox's host uid before it is bound (needed for a writable
     directory when the agent runs as root, because each sandbox has its own uid). Nothing outside the tree changes.
@@ -292,7 +296,8 @@ class Sandbox(Protocol):
     def events(self, offset: int = 0) -> AsyncIterator[Recorded]:
         """Follow the history from `offset`, past and then live; ends after SandboxEnded.
 
-        Raises SandboxLostError, after everything recorded was yielded, when the shim is gone without an end.
+        Raises SandboxLostError, after everything recorded was yielded, when the shim is gone without an end: what it
+        left running is killed first. Raises another InfrastructureError where that cannot be done.
         """
         ...
 

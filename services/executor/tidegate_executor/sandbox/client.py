@@ -16,6 +16,7 @@ from tidegate_executor.sandbox.base import (
     InfrastructureError,
     RequestRefusedError,
     SandboxLostError,
+    SandboxStoppingError,
 )
 from tidegate_executor.sandbox.shim.server import SOCKET_NAME
 from tidegate_executor.sandbox.state import StateDirectory
@@ -25,6 +26,7 @@ LINE_BYTES_MAX = 1024 * 1024
 
 ERRORS: dict[str, type[Exception]] = {
     "refused": RequestRefusedError,
+    "stopping": SandboxStoppingError,
     "job": CommandNotStartableError,
     "infrastructure": InfrastructureError,
 }

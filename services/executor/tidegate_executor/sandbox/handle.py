@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -32,10 +31,11 @@ from tidegate_executor.sandbox.base import (
 )
 from tidegate_executor.sandbox.client import ShimGoneError, ask, connected
 from tidegate_executor.sandbox.logs import read_log
-from tidegate_executor.sandbox.remains import clear_remains
+from tidegate_executor.sandbox.remains import clear_remains, end_remains
 from tidegate_executor.sandbox.state import ID_PATTERN, StateDirectory
 
 KILL_SECONDS_MAX = 20.0
+RECONNECT_SECONDS = 0.2
 ARGUMENT_BYTES_MAX = 128 * 1024  # of the environment or arguments: the kernel's own bound for one string
 
 
@@ -98,18 +98,25 @@ class ShimSandboxHandle:
         )
 
     async def events(self, offset: int = 0) -> AsyncIterator[Recorded]:
-        try:
-            async for recorded in self._live(offset):
+        alive = True
+        while alive:
+            try:
+                async for recorded in self._live(offset):
+                    offset = recorded.next_offset
+                    yield recorded
+                    if isinstance(recorded.event, SandboxEnded):
+                        return
+            except (ShimGoneError, OSError):
+                pass  # it went, and what it recorded before is on disk; or we are short of descriptors
+            alive = self._state.shim() is not None  # before the events: its last one may come while we look
+            for recorded in self._state.events(offset):
                 offset = recorded.next_offset
                 yield recorded
                 if isinstance(recorded.event, SandboxEnded):
                     return
-        except (ShimGoneError, OSError):
-            pass  # what it recorded before it went is on disk
-        for recorded in self._state.events(offset):
-            yield recorded
-            if isinstance(recorded.event, SandboxEnded):
-                return
+            if alive:
+                await asyncio.sleep(RECONNECT_SECONDS)
+        await asyncio.to_thread(end_remains, self._state)
         raise SandboxLostError(f"sandbox {self.id}: its shim is gone and recorded no end")
 
     async def _live(self, offset: int) -> AsyncIterator[Recorded]:
@@ -127,13 +134,22 @@ class ShimSandboxHandle:
     async def stop(self, grace_seconds: float) -> tuple[ReplicaExited, ...]:
         if not 0 <= grace_seconds <= GRACE_SECONDS_MAX:
             raise RequestRefusedError(f"grace of {grace_seconds} s refused; accepted: 0..{GRACE_SECONDS_MAX}")
-        with contextlib.suppress(ShimGoneError):  # it ended already, or is lost: the events tell
-            await ask(self._state, {"op": "stop", "grace_seconds": grace_seconds})
+        await self._ask_to_stop(grace_seconds)
         exits: dict[tuple[str, int], ReplicaExited] = {}
         async for recorded in self.events():
             if isinstance(recorded.event, ReplicaExited):
                 exits[recorded.event.component, recorded.event.replica] = recorded.event
         return tuple(exits.values())
+
+    async def _ask_to_stop(self, grace_seconds: float) -> None:
+        """Return when the shim was told, or is gone: then it ended already, or is lost, and the events tell."""
+        while self._state.shim() is not None:
+            try:
+                await ask(self._state, {"op": "stop", "grace_seconds": grace_seconds})
+            except ShimGoneError:
+                await asyncio.sleep(RECONNECT_SECONDS)  # its last moments; or we are short of descriptors
+            else:
+                return
 
     async def destroy(self) -> None:
         if self._state.shim() is not None:

@@ -44,7 +44,9 @@ def build_etc(parent: Path) -> Path:
         digest.update(f"{name}:{len(contents[name])}:".encode() + contents[name])
     final = parent / f"etc-{digest.hexdigest()[:16]}"
     if final.is_dir():
-        return final
+        if all((final / name).is_file() and (final / name).read_bytes() == text for name, text in contents.items()):
+            return final
+        shutil.rmtree(final)  # a power cut emptied it, so no sandbox that has it mounted lives
     building = parent / f"{final.name}.{os.getpid()}"
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True)
@@ -69,16 +71,16 @@ def mount_plan(spec: SandboxSpec, state_dir: Path, etc: Path) -> list[PlanEntry]
         if layer.target == "/usr":
             links = [name for name in MERGED_USR if Path(layer.source, name).is_dir()]
             plan += [("link", f"usr/{name}", f"/{name}") for name in links]
-    plan.append(("read", str(etc), "/etc"))
+    plan.append(("read", os.path.realpath(etc), "/etc"))
     for name in HOST_ETC_DIRECTORIES:
         if Path("/etc", name).is_dir():
-            plan.append(("read", f"/etc/{name}", f"/etc/{name}"))
+            plan.append(("read", os.path.realpath(f"/etc/{name}"), f"/etc/{name}"))
     if Path(CPU_TOPOLOGY).is_dir():
-        plan.append(("read", CPU_TOPOLOGY, CPU_TOPOLOGY))
+        plan.append(("read", os.path.realpath(CPU_TOPOLOGY), CPU_TOPOLOGY))
     if spec.workdir is not None:
         plan.append(("workspace", spec.workdir, "/workspace"))
     else:
-        plan.append(("write", str(state_dir / FILES_NAME / "upper"), "/workspace"))
+        plan.append(("write", os.path.join(os.path.realpath(state_dir), FILES_NAME, "upper"), "/workspace"))
     for mount in spec.mounts:
         kind = "read" if not mount.writable else "take" if mount.take_ownership else "write"
         plan.append((kind, mount.source, mount.target))
@@ -93,6 +95,6 @@ def check_plan(plan: list[PlanEntry], state_dir: Path) -> None:
             raise RequestRefusedError(f"mount target {target!r} refused; it must be absolute, normal and not /")
         if any(target == name or target.startswith(f"{name}/") for name in reserved):
             raise RequestRefusedError(f"mount target {target!r} refused; {', '.join(reserved)} are the sandbox's own")
-        inside_state = source.startswith(f"{state_dir}/")
+        inside_state = source.startswith(f"{os.path.realpath(state_dir)}/")
         if kind != "link" and not inside_state and not os.path.exists(source):
             raise RequestRefusedError(f"mount source {source!r} for {target} does not exist")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 
 from tidegate_executor.cgroups.base import CgroupError
 from tidegate_executor.cgroups.detect import driver_from
@@ -17,6 +18,12 @@ SHIM_SECONDS_MAX = 5.0
 
 def clear_remains(state: StateDirectory) -> None:
     """End the shim if it still lives, then its processes, then remove groups and the directory. Idempotent."""
+    end_remains(state)
+    state.remove()
+
+
+def end_remains(state: StateDirectory) -> None:
+    """End all that runs and remove its groups; the directory, and so the history, stays. Idempotent."""
     end_shim(state)
     record = state.record()
     if record is not None and record.cgroup is not None:
@@ -27,7 +34,6 @@ def clear_remains(state: StateDirectory) -> None:
     for pid, start_ticks in state.unfinished():
         if processes.start_ticks(pid) == start_ticks:
             processes.kill_tree(pid)
-    state.remove()
 
 
 def end_shim(state: StateDirectory) -> None:
@@ -35,7 +41,8 @@ def end_shim(state: StateDirectory) -> None:
     identity = state.shim()
     if identity is None:
         return
-    os.kill(identity.pid, signal.SIGKILL)
+    with suppress(ProcessLookupError):  # it ended just now
+        os.kill(identity.pid, signal.SIGKILL)
     deadline = time.monotonic() + SHIM_SECONDS_MAX
     while state.shim() is not None:
         if time.monotonic() > deadline:

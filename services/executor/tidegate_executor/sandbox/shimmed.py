@@ -121,9 +121,10 @@ class ShimmedSandboxes:
         found = []
         for state in self._states():
             record = state.record()
-            if record is None or record.level != self._level:
+            if record is not None and record.level != self._level:
                 continue
-            handle = ShimSandboxHandle(state, record.log_dir)
+            # Without a record its making was cut short before anything ran: nobody's, so every level removes it.
+            handle = ShimSandboxHandle(state, record.log_dir if record is not None else "")
             found.append(FoundSandbox(condition=state.condition(), sandbox=handle))
         return tuple(found)
 

@@ -9,9 +9,8 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -20,6 +19,8 @@ from tidegate_executor.sandbox.shim import history, main, processes
 
 RECORD_NAME = "sandbox.json"
 ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+T = TypeVar("T")
 
 
 class SandboxRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,16 +58,12 @@ class StateDirectory:
 
     def record(self) -> SandboxRecord | None:
         """None: the directory is gone, or its making was cut short before anything else was made."""
-        try:
-            return msgspec.json.decode((self.path / RECORD_NAME).read_bytes(), type=SandboxRecord)
-        except FileNotFoundError:
-            return None
+        return _read(self.path / RECORD_NAME, SandboxRecord)
 
     def shim(self) -> ShimIdentity | None:
         """The shim, if it lives: same boot, same pid, same start time."""
-        try:
-            identity = msgspec.json.decode((self.path / main.IDENTITY_NAME).read_bytes(), type=ShimIdentity)
-        except FileNotFoundError:
+        identity = _read(self.path / main.IDENTITY_NAME, ShimIdentity)
+        if identity is None:
             return None
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         alive = identity.boot == boot and processes.start_ticks(identity.pid) == identity.start_ticks
@@ -103,27 +100,41 @@ class StateDirectory:
         return list(open_replicas.values())
 
     def condition(self) -> Condition:
+        alive = self.shim() is not None  # before the events: its last one may come while we look
         if any(isinstance(recorded.event, SandboxEnded) for recorded in self.events()):
             return "ended"
-        return "running" if self.shim() is not None else "lost"
+        return "running" if alive else "lost"
 
     def remove(self) -> None:
         """Remove the directory, also what the job made unwritable in it."""
-        if self.path.exists():
-            shutil.rmtree(self.path, onerror=_open_up_and_retry)
+        remove_tree(self.path)
 
 
-def _open_up_and_retry(function: Callable[..., Any], path: str, failure: Any) -> None:
-    """rmtree met a directory that its owner may not search or write (overlay's `work/work`, or the job's doing)."""
-    error = failure[1]
-    if isinstance(error, FileNotFoundError):
-        return
-    if not isinstance(error, PermissionError):
-        raise error
-    parent = os.path.dirname(path)
-    os.chmod(parent, stat.S_IRWXU)
-    if os.path.isdir(path) and not os.path.islink(path):
-        os.chmod(path, stat.S_IRWXU)
-        shutil.rmtree(path)
-    else:
-        os.unlink(path)
+def _read(path: Path, kind: type[T]) -> T | None:
+    """Return what the file says; None where it is missing, or emptied by a power cut (nothing of it lives then)."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+
+
+def remove_tree(top: Path) -> None:
+    """Remove a directory that a job could write to, whatever modes it left there. None of its links is followed."""
+    try:
+        shutil.rmtree(top)
+    except FileNotFoundError:
+        if os.path.lexists(top):
+            raise
+    except PermissionError:
+        # A directory that its owner may not search or write: overlay's `work/work`, or the job's doing.
+        _open_up(top)
+        shutil.rmtree(top)
+
+
+def _open_up(top: Path) -> None:
+    os.chmod(top, stat.S_IRWXU)
+    for parent, directories, _ in os.walk(top):
+        for name in directories:
+            path = os.path.join(parent, name)
+            if not os.path.islink(path):
+                os.chmod(path, stat.S_IRWXU)

@@ -20,6 +20,7 @@ from typing import TypeVar
 
 import msgspec
 import structlog
+from tidegate_events.cancellation import honour_cancellation
 from tidegate_events.events import AnyEvent
 from tidegate_events.frame import MAX_FRAME_BYTES, Frame, Writer
 from tidegate_events.frame import encode as encode_frame
@@ -88,6 +89,8 @@ class Spool:
         self._disk = asyncio.Lock()
         self._flushed_at = 0.0
         self.dropped = 0
+        self.broken = False
+        """What is put cannot be written any more, and `run_flusher` has ended: so must the agent."""
 
     # ---- opening ----
 
@@ -196,6 +199,7 @@ class Spool:
                     payload = encode(put)
                     segment = await _on_disk(self._log.append, payload)
                 except (OSError, ValueError) as error:
+                    self.broken = True
                     for waiting in batch:
                         if not waiting.done.done():
                             waiting.done.set_exception(error)
@@ -256,6 +260,7 @@ class Spool:
     async def run_facts(self, send: Callable[[Frame], Awaitable[None]]) -> None:
         """Hand each frame to `send`, in order, for ever; when it returns, the journal has the frame."""
         while True:
+            honour_cancellation()
             put = await self._next(self._facts)
             if put.frame is not None:
                 await send(put.frame)
@@ -264,6 +269,7 @@ class Spool:
     async def run_user(self, send: Callable[[Sequence[UserMessage]], Awaitable[None]]) -> None:
         """Hand the user messages of each put to `send`, in order, for ever."""
         while True:
+            honour_cancellation()
             put = await self._next(self._user)
             await send(put.user)
             await self._acked(self._user, put)

@@ -9,6 +9,8 @@ YEAR_SECONDS = 365 * 24 * 3600
 COMPONENTS_MAX = 32
 REPLICAS_MAX = 1024
 GANG_SIZE_MAX = 1024
+PLACES_MAX = 2048
+"""Members times components: their placement is one event, which must fit a frame of the journal."""
 PHASES_MAX = 16
 COMMAND_WORDS_MAX = 512
 COMMAND_WORD_CHARS_MAX = 16_384

@@ -203,6 +203,13 @@ def read_job(value: Any, problems: Problems, *, submitter: str | None = None) ->
     if problems:
         return Draft(read, None, key)
     spec = JobSpec(**read)
+    if (places := spec.gang_size * len(spec.components)) > bounds.PLACES_MAX:
+        problems.add(
+            "gang_size",
+            f"{spec.gang_size} members of {len(spec.components)} components are {places} to place",
+            f"at most {bounds.PLACES_MAX}, members times components",
+        )
+        return Draft(read, None, key)
     if (size := len(msgspec.json.encode(spec))) > bounds.SPEC_BYTES_MAX:
         problems.add("$", f"the job has {size} bytes", f"at most {bounds.SPEC_BYTES_MAX}; put data into the workdir")
         return Draft(read, None, key)

@@ -17,7 +17,7 @@ import nats.errors
 import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from tidegate_events import cancellation
+from tidegate_events.cancellation import honour_cancellation
 from tidegate_events.subjects import TELEMETRY_STREAM
 from tidegate_events.telemetry import stream_config
 
@@ -75,7 +75,7 @@ class NatsFeed:
                         at_ns, seen = message.at_ns, (message.stream, message.seq)
                         yield message
             except (_Renew, _Refused, *_NO_ANSWER) as error:
-                cancellation.obey()
+                honour_cancellation()
                 if self._client.is_closed:
                     raise FeedClosedError("the connection to the bus was closed") from error
                 log.info("telemetry_consumer_renewed", why=repr(error))
@@ -102,7 +102,7 @@ class NatsFeed:
             while True:
                 await self._ask_for_more(name, inbox)
                 for _ in range(BATCH_MESSAGES):
-                    cancellation.obey()
+                    honour_cancellation()
                     message = await self._next(subscription)
                     if message is None:
                         break

@@ -42,13 +42,19 @@ class Suitable:
         """
         nodes = [node for node in self._suiting(job) if node.status == "up" and not node.zombies]
         kept = [node for node in nodes if node.name not in job.excluded_nodes]
-        return kept if len(kept) == len(nodes) or self._holds_gang(job, kept) else nodes
+        return kept if len(kept) == len(nodes) or self.holds_gang(job, kept) else nodes
+
+    def holds_gang(self, job: Job, nodes: list[Node]) -> bool:
+        """Say whether `nodes`, each of which suits a member of `job`, could hold the whole gang when empty."""
+        if self._state.specs[job.id].gang_size <= len(nodes):
+            return True
+        return seat_gang(self._state, job, nodes, lambda name: empty_space(self._state.nodes[name])) is not None
 
     def hopeless(self, job: Job) -> bool:
         """Say whether `job` would not fit even if every known node were up and empty."""
         shape = self._shape(job)
         if shape not in self._hopeful:
-            self._hopeful[shape] = self._holds_gang(job, self._suiting(job))
+            self._hopeful[shape] = self.holds_gang(job, self._suiting(job))
         return not self._hopeful[shape]
 
     def _suiting(self, job: Job) -> list[Node]:
@@ -56,9 +62,6 @@ class Suitable:
         if shape not in self._known:
             self._known[shape] = [node for _, node in sorted(self._state.nodes.items()) if _suits(shape, node)]
         return self._known[shape]
-
-    def _holds_gang(self, job: Job, nodes: list[Node]) -> bool:
-        return seat_gang(self._state, job, nodes, lambda name: empty_space(self._state.nodes[name])) is not None
 
     def _shape(self, job: Job) -> Shape:
         spec = self._state.specs[job.id]

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 SECOND_NS = 1_000_000_000
+
+Seconds = Annotated[int, msgspec.Meta(ge=0, le=365 * 24 * 3600)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+
+
+class ParametersError(Exception):
+    """A parameter cannot be used; says which, and what is accepted."""
 
 
 class Parameters(msgspec.Struct, frozen=True):
     """What an operator may change without changing the code; defaults are policy v1's."""
 
-    node_lost_seconds: int = 30
-    start_timeout_seconds: int = 300
-    inadmissible_after_seconds: int = 60
-    stop_grace_seconds_max: int = 10
-    retry_backoff_seconds: int = 1
-    retry_backoff_seconds_max: int = 60
-    infrastructure_failures_max: int = 20
-    decisions_per_pass_max: int = 250
+    node_lost_seconds: Seconds = 30
+    start_timeout_seconds: Seconds = 300
+    inadmissible_after_seconds: Seconds = 60
+    stop_grace_seconds_max: Seconds = 10
+    retry_backoff_seconds: Seconds = 1
+    retry_backoff_seconds_max: Seconds = 60
+    infrastructure_failures_max: Count = 20
+    decisions_per_pass_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 250
 
 
 def as_parameters(values: dict[str, int]) -> Parameters:
@@ -28,3 +37,15 @@ def as_parameters(values: dict[str, int]) -> Parameters:
 def as_values(parameters: Parameters) -> dict[str, int]:
     """Return the parameters as the event carries them."""
     return msgspec.structs.asdict(parameters)
+
+
+def from_json(text: str) -> Parameters:
+    """Return the parameters that an operator gives as a JSON object. Raises ParametersError, also for unknown names."""
+    try:
+        values = msgspec.json.decode(text, type=dict[str, int])
+        parameters = as_parameters(values)
+    except msgspec.MsgspecError as error:
+        raise ParametersError(f"policy parameters {text!r} are refused: {error}") from error
+    if unknown := sorted(set(values) - set(Parameters.__struct_fields__)):
+        raise ParametersError(f"unknown policy parameters {unknown}; known are {list(Parameters.__struct_fields__)}")
+    return parameters

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import msgspec
+from tidegate_events.resources import Resources
 
 from tidegate_scheduler.policy.fit import Seat, seat_gang
 from tidegate_scheduler.policy.room import Room
-from tidegate_scheduler.state import Job, Node, State
+from tidegate_scheduler.state import Job, Member, Node, State
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -48,6 +49,29 @@ def plan_preemption(state: State, job: Job, nodes: list[Node], room: Room, spare
     return Plan(tuple(seat.node for seat in seats), tuple(needed), len(candidates))
 
 
+def plan_relief(state: State, node: Node, spared: set[str]) -> list[Job]:
+    """Return who has to leave a node that holds more than it has, because it came back smaller: cheapest first."""
+    staying: list[tuple[Job, Member]] = [
+        (job, member)
+        for job in state.jobs.values()
+        if job.stage in ("placed", "running") and job.id not in spared
+        for member in job.members
+        if member.active and member.node == node.name
+    ]
+    victims: list[Job] = []
+    devices = {gpu.index for gpu in node.gpus}
+    for job, member in sorted(staying, key=lambda pair: _cost(pair[0])):
+        if job in victims:
+            continue
+        held = Resources()
+        for other, _ in staying:
+            held = held if other in victims else held.plus(state.floors[other.id])
+        crowded = held.cpu_millis > node.capacity.cpu_millis or held.memory_mib > node.capacity.memory_mib
+        if crowded or not devices.issuperset(member.gpu_indices):
+            victims.append(job)
+    return victims
+
+
 def _candidates(state: State, job: Job, names: set[str], spared: set[str]) -> list[Job]:
     """Return who could be asked to leave, cheapest first."""
     found = [
@@ -58,8 +82,13 @@ def _candidates(state: State, job: Job, names: set[str], spared: set[str]) -> li
         and other.id not in spared
         and any(member.active and member.node in names for member in other.members)
     ]
-    found.sort(key=lambda other: (other.priority, -other.placed_ns, other.id))
+    found.sort(key=_cost)
     return found
+
+
+def _cost(victim: Job) -> tuple[int, int, str]:
+    """Return the order in which jobs are asked to leave: the lowest priority first, then who began last."""
+    return (victim.priority, -victim.placed_ns, victim.id)
 
 
 def _without_needless(chosen: list[str], enough: Callable[[frozenset[str]], bool]) -> list[str]:

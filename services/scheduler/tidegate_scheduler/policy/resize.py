@@ -16,39 +16,37 @@ from tidegate_scheduler.state import Job, State
 
 
 class Seated(msgspec.Struct, frozen=True):
-    """A member as the sharing sees it; `fixed` members are leaving and keep what they have."""
+    """A member as the sharing sees it; one that is leaving gets no more than it `has`, as far as nobody needs it."""
 
     job: str
     rank: int
     phase: str
     order: tuple[int, int, str]
-    fixed: tuple[Quota, ...] | None = None
+    has: tuple[Quota, ...] | None = None
 
 
-def seated(job: Job, member_rank: int, phase: str, fixed: tuple[Quota, ...] | None = None) -> Seated:
+def seated(job: Job, member_rank: int, phase: str, has: tuple[Quota, ...] | None = None) -> Seated:
     """Return the member of `job` for sharing."""
-    return Seated(job.id, member_rank, phase, rank(job), fixed)
+    return Seated(job.id, member_rank, phase, rank(job), has)
 
 
 def share(state: State, capacity_millis: int, members: list[Seated]) -> dict[tuple[str, int], tuple[Quota, ...]]:
-    """Return the quotas of each member that is not fixed, by (job, rank); their sum never exceeds the capacity."""
+    """Return the quotas of each member, by (job, rank); the floors fit, so their sum never exceeds the capacity."""
     left = capacity_millis
     millis: dict[tuple[str, int], list[int]] = {}
-    open_members = sorted((m for m in members if m.fixed is None), key=lambda m: (m.order, m.rank))
-    for member in members:
-        if member.fixed is not None:
-            left -= quota_millis(state.specs[member.job], member.fixed)
-    for member in open_members:
+    in_turn = sorted(members, key=lambda m: (m.has is None, m.order, m.rank))
+    for member in in_turn:
         spec = state.specs[member.job]
         minima = [component.range_in(member.phase).minimum.cpu_millis for component in spec.components]
         millis[member.job, member.rank] = minima
         left -= sum(least * component.replicas for least, component in zip(minima, spec.components, strict=True))
-    for member in open_members:
+    for member in in_turn:
         spec = state.specs[member.job]
         granted = millis[member.job, member.rank]
+        had = None if member.has is None else {quota.component: quota.cpu_millis for quota in member.has}
         for index, component in enumerate(spec.components):
-            wanted = component.range_in(member.phase).ceiling.cpu_millis - granted[index]
-            extra = max(0, min(wanted, left // component.replicas))
+            most = component.range_in(member.phase).ceiling.cpu_millis if had is None else had.get(component.name, 0)
+            extra = max(0, min(most - granted[index], left // component.replicas))
             granted[index] += extra
             left -= extra * component.replicas
     return {key: _quotas(state.specs[key[0]], granted) for key, granted in millis.items()}

@@ -1,7 +1,8 @@
 """The room of the cluster in one pass: what is free, what is being left, and what belongs to whom.
 
 A member holds its floor (its largest need over phases), so that no phase change can need room that is not there. Room
-that a leaving job still holds is not free, but it may be promised; promised room is for nobody else.
+that a leaving job still holds is not free, but it may be promised; promised room is for nobody else, but for jobs of
+higher priority, who could take it from its owner anyway: a promise that held them up would wait for them in turn.
 """
 
 from __future__ import annotations
@@ -81,6 +82,15 @@ class Room:
         """Return what `job` could take once the leaving jobs and `victims` have left."""
         return self._later(self._ledgers[name], job, victims)
 
+    def overfull(self) -> list[str]:
+        """Return the nodes on which members hold more than there is."""
+        return [
+            name
+            for name, ledger in self._ledgers.items()
+            if min(ledger.free.cpu_millis, ledger.free.memory_mib) < 0
+            or any(index not in ledger.devices for _, _, indices in ledger.held for index in indices)
+        ]
+
     def place(self, job: Job, name: str, gpu_indices: tuple[int, ...]) -> None:
         """Take the room of one member of `job` on the node."""
         self._occupy(job, name, gpu_indices)
@@ -124,7 +134,7 @@ class Room:
                 space.gpu_count += len(gpu_indices)
                 space.gpus.extend(ledger.devices[i] for i in gpu_indices if i in ledger.devices)
         for owner, need in ledger.promised.items():
-            if owner != job.id:
+            if owner != job.id and self._state.jobs[owner].priority >= job.priority:
                 space.cpu_millis -= need.cpu_millis
                 space.memory_mib -= need.memory_mib
                 space.gpu_count -= need.gpus

@@ -34,6 +34,8 @@ def settle(draft: Draft) -> None:
 def _lose_nodes(draft: Draft) -> None:
     bound_ns = draft.parameters.node_lost_seconds * SECOND_NS
     for node in draft.state.nodes.values():
+        if draft.full:
+            return
         if node.status == "unreachable":
             if draft.now_ns >= node.unreachable_since_ns + bound_ns:
                 draft.add_node_lost(node)

@@ -54,7 +54,8 @@ class Layout:
         staging.enter_private_namespace()
         site = self._bwrap["site"]
         sources = [source for kind, source, _ in self._plan if kind != "link"] + site + [self._files]
-        stage = staging.Stage(list(dict.fromkeys(sources)), self._uid)
+        mounts = {source for kind, source, _ in self._plan if kind in ("read", "write", "take")}
+        stage = staging.Stage(list(dict.fromkeys(sources)), mounts, self._uid)
         for directory in site:
             stage.bind(directory, f"site/{os.path.basename(directory)}")
         self._binary = f"{staging.STAGE}/site/{os.path.relpath(self._binary, os.path.dirname(site[0]))}"
@@ -89,11 +90,13 @@ class Layout:
             "--hostname", self._bwrap["hostname"], "--as-pid-1", "--die-with-parent", "--new-session",
             "--cap-drop", "ALL", "--clearenv", "--info-fd", str(info), "--seccomp", str(contents["seccomp"]),
         ]  # fmt: skip
-        body = [item for name in self._parents() for item in ("--dir", name)]
+        # First, for a layer may lie below it (a virtual environment in a checkout in /tmp) and must not be hidden.
+        body = ["--perms", "1777", "--tmpfs", "/tmp"]
+        body += [item for name in self._parents() for item in ("--dir", name)]
         for index, (kind, source, target) in enumerate(self._plan):
             body += self._entry(index, kind, source, target)
         files = self._files_seen
-        body += ["--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/tmp"]
+        body += ["--proc", "/proc", "--dev", "/dev"]
         body += ["--bind", f"{files}/home", "/home/job", "--bind", f"{files}/cache", "/var/cache/job"]
         body += ["--perms", "0444", "--ro-bind-data", str(contents["hosts"]), "/etc/hosts"]
         body += ["--perms", "0555", "--ro-bind-data", str(contents["hold"]), HOLD_PATH]

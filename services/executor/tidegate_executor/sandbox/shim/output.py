@@ -79,9 +79,11 @@ class LogFile:
         os.close(self._descriptor)
 
     def _rotate(self) -> None:
+        start = self._starts[-1] + self._size
+        opened = self._open(start)  # first: on a full disk the present file stays
         os.close(self._descriptor)
-        self._starts.append(self._starts[-1] + self._size)
-        self._descriptor = self._open(self._starts[-1])
+        self._starts.append(start)
+        self._descriptor = opened
         self._size = 0
         while len(self._starts) > SEGMENTS_KEPT:
             os.unlink(self._path(self._starts.pop(1)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -18,10 +19,15 @@ DRAIN_SECONDS_MAX = 2.0
 OVERHEAD_MIB = 64  # bubblewrap and process 1, beside the sum of the replicas
 OVERHEAD_PIDS = 8
 HOLDER_GROUP = "_holder"
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Refused(Exception):
     """The request cannot be; nothing was changed."""
+
+
+class Stopping(Refused):
+    """The sandbox is being stopped; nothing starts in it any more."""
 
 
 class Replica:
@@ -38,6 +44,7 @@ class Replica:
         self.oom_seen = False
         self.log: LogFile | None = None
         self.redactor = Redactor([])
+        self.unwritten_bytes = 0
 
     @property
     def key(self) -> tuple[str, int]:
@@ -57,8 +64,20 @@ class Replica:
         return bool(data)
 
     def write(self, data: bytes, *, end: bool) -> None:
-        if self.log is not None and (clean := self.redactor.feed(data, end=end)):
+        clean = self.redactor.feed(data, end=end)
+        if self.log is None or not clean:
+            return
+        try:
+            if self.unwritten_bytes:
+                text = f"\n[tidegate: {self.unwritten_bytes} bytes of output were not kept: the disk was full]\n"
+                self.log.write(text.encode())
+                self.unwritten_bytes = 0
             self.log.write(clean)
+        except OSError as error:
+            if error.errno not in DISK_FULL:
+                raise
+            # What one job wrote must not end another: its output goes on when there is room again.
+            self.unwritten_bytes += len(clean)
 
     def kill(self) -> None:
         """End the whole tree."""

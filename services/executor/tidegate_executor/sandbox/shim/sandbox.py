@@ -14,7 +14,7 @@ from tidegate_executor.sandbox.shim.history import History
 from tidegate_executor.sandbox.shim.isolated import BwrapLauncher
 from tidegate_executor.sandbox.shim.plain import PlainLauncher
 from tidegate_executor.sandbox.shim.processes import kill_descendants, start_ticks
-from tidegate_executor.sandbox.shim.replicas import Refused, Replica, Replicas
+from tidegate_executor.sandbox.shim.replicas import Refused, Replica, Replicas, Stopping
 
 Reply = dict[str, Any]
 
@@ -62,7 +62,7 @@ class ShimSandbox:
 
     def _on_start(self, request: dict[str, Any]) -> Reply:
         if self._kill_at is not None:
-            raise Refused("the sandbox is being stopped; nothing starts in it any more")
+            raise Stopping("the sandbox is being stopped; nothing starts in it any more")
         self._refuse_frozen()
         replica = self.replicas.start(request, self._launcher)
         fields = {**_names(replica), "pid": replica.pid, "start_ticks": start_ticks(replica.pid)}

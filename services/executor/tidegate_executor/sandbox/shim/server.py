@@ -12,7 +12,7 @@ from typing import Any
 
 from tidegate_executor.cgroups.base import CgroupError
 from tidegate_executor.sandbox.shim.connection import Connection
-from tidegate_executor.sandbox.shim.replicas import Refused, Replica
+from tidegate_executor.sandbox.shim.replicas import Refused, Replica, Stopping
 from tidegate_executor.sandbox.shim.sandbox import ShimSandbox
 from tidegate_executor.sandbox.shim.spawn import SpawnError
 
@@ -131,6 +131,8 @@ class Server:
         running = set(self.sandbox.replicas.running)
         try:
             answer: dict[str, Any] = {"ok": self.sandbox.answer(request)}
+        except Stopping as error:
+            answer = {"error": "stopping", "text": str(error)}
         except Refused as error:
             answer = {"error": "refused", "text": str(error)}
         except SpawnError as error:

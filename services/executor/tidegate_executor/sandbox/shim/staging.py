@@ -6,7 +6,9 @@ Everything here is seen by one sandbox's bubblewrap only and is gone with it. It
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 
 from tidegate_executor.sandbox.shim import syscalls
 
@@ -23,10 +25,16 @@ def enter_private_namespace() -> None:
 class Stage:
     """A tmpfs with one bind per source. Sources are opened before the tmpfs hides what lies at its place."""
 
-    def __init__(self, sources: list[str], uid: int) -> None:
-        """`sources` are host paths, all existing; `uid` is the sandbox's host uid (and gid)."""
+    def __init__(self, sources: list[str], mounts: set[str], uid: int) -> None:
+        """`sources` are host paths, all existing; `uid` is the sandbox's host uid (and gid).
+
+        Jobs may write where `mounts`, a part of them, lie: these are opened without following a link.
+        """
         self._uid = uid
-        self._opened = {source: os.open(source, os.O_PATH | os.O_CLOEXEC) for source in sources}
+        self._opened = {
+            source: open_without_links(source) if source in mounts else os.open(source, os.O_PATH | os.O_CLOEXEC)
+            for source in sources
+        }
         self._paths: dict[str, str] = {}
         syscalls.mount("tmpfs", STAGE, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "mode=755")
 
@@ -97,14 +105,35 @@ def own(path: str, uid: int) -> None:
 
 
 def take_ownership(top: str, uid: int) -> None:
-    """Give a tree to the sandbox's uid. Descriptors and no symbolic links: the tree may be hostile."""
-    if os.path.isdir(top):
-        for _, directories, files, descriptor in os.fwalk(top, follow_symlinks=False):
-            os.chown(descriptor, uid, uid)
+    """Give a tree to the sandbox's uid. Descriptors and no symbolic links: the tree, and its path, may be hostile."""
+    opened = open_without_links(top)
+    try:
+        os.chown(f"/proc/self/fd/{opened}", uid, uid)
+        if not stat.S_ISDIR(os.fstat(opened).st_mode):
+            return
+        for _, directories, files, descriptor in os.fwalk(".", dir_fd=opened, follow_symlinks=False):
             for name in files + directories:
                 os.chown(name, uid, uid, dir_fd=descriptor, follow_symlinks=False)
-    else:
-        os.chown(top, uid, uid, follow_symlinks=False)
+    finally:
+        os.close(opened)
+
+
+def open_without_links(path: str) -> int:
+    """Return an O_PATH descriptor of an absolute path; OSError where a component of it is a symbolic link.
+
+    The agent resolved the path and checked where it leads; a link that came since would lead elsewhere.
+    """
+    held = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    for part in path.strip("/").split("/"):
+        try:
+            below = os.open(part, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=held)
+        finally:
+            os.close(held)
+        held = below
+    if stat.S_ISLNK(os.fstat(held).st_mode):
+        os.close(held)
+        raise OSError(errno.ELOOP, f"{path} is a link, and none is followed")
+    return held
 
 
 def copy_owned(source: str, target: str, uid: int) -> None:
