@@ -2,7 +2,8 @@
 
 Prints one JSON line: for each kind of question the median, the 99th percentile and the longest of many answers in ms,
 each about another job, through the gateway's own HTTP application. Jobs have ended long ago, so that nothing is in the
-gateway's memory. The server has small buffers and was restarted after the rows were made.
+gateway's memory. The server has small buffers and was restarted after the rows were made. `select_1` is a control: on a
+machine that does other things as well, its tail says how much of the others' is theirs.
 
 Run: python benchmarks/events_query.py [--rows 10000000]
 """
@@ -105,6 +106,21 @@ async def ask_ms(client: httpx.AsyncClient, questions: list[dict[str, Any]]) -> 
         took.append((time.perf_counter() - began) * 1000)
         if answer.status_code != 200 or not answer.json()["events"]:
             raise RuntimeError(f"{question}: {answer.status_code} {answer.text[:300]}")
+    return _quantiles(took)
+
+
+async def control_ms(database: Database) -> dict[str, float]:
+    """Return how long `SELECT 1` takes over the same pool: what the machine adds to everything just now."""
+    took = []
+    for _ in range(ASKED):
+        began = time.perf_counter()
+        async with database.connection() as connection:
+            await connection.fetchval("SELECT 1")
+        took.append((time.perf_counter() - began) * 1000)
+    return _quantiles(took)
+
+
+def _quantiles(took: list[float]) -> dict[str, float]:
     ordered = sorted(took)
     return {
         "p50_ms": round(statistics.median(ordered), 2),
@@ -148,6 +164,7 @@ async def measure(rows: int) -> dict[str, Any]:
             transport = httpx.ASGITransport(application(gateway))
             async with httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=60) as client:
                 answers = {name: await ask_ms(client, asked) for name, asked in questions(rows).items()}
+            answers["select_1"] = await control_ms(database)
         size = await _size(database)
         await database.close()
     finally:
