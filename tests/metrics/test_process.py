@@ -6,7 +6,7 @@ import asyncio
 import random
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,21 @@ from tests.support.postgres import PostgresServer
 STEPS = "tidegate_env_steps_total"
 
 
+MakeService = Callable[..., Service]
+
+
 @pytest.fixture
-async def service(tmp_path: Path, server: NatsServer) -> AsyncIterator[Service]:
-    made = Service(tmp_path, server.url)
-    yield made
-    made.end(signal.SIGKILL)
+def make_service(tmp_path: Path, server: NatsServer) -> Iterator[MakeService]:
+    """Give services on the test's bus, and leave none of them behind."""
+    made: list[Service] = []
+
+    def make(**environ: str) -> Service:
+        made.append(Service(tmp_path, server.url, **environ))
+        return made[-1]
+
+    yield make
+    for service in made:
+        service.end(signal.SIGKILL)
 
 
 async def rows(url: str, sql: str) -> list[Any]:
@@ -57,10 +67,10 @@ async def until_rows(url: str, name: str, count: int) -> tuple[int, float]:
 
 
 async def test_killed_in_mid_stream_again_and_again_it_counts_every_sample_once(
-    tmp_path: Path, server: NatsServer, streams: Streams, postgres: PostgresServer
+    make_service: MakeService, streams: Streams, postgres: PostgresServer
 ) -> None:
     url = await migrated(postgres)
-    service = Service(tmp_path, server.url, TIDEGATE_DATABASE_URL=url)
+    service = make_service(TIDEGATE_DATABASE_URL=url)
     node, choice = Node(), random.Random(7)
     await service.start()
     await service.until("tidegate_metrics_database_up", 1)
@@ -92,64 +102,55 @@ async def test_killed_in_mid_stream_again_and_again_it_counts_every_sample_once(
         tasks.create_task(kill())
     about = {"tenant": "lab-a", "job": "j1", "component": "main", "node": "n1"}
     metrics = await service.until(STEPS, 300, **about)
-    try:
-        assert await until_rows(url, "process.step", sent + 1) == (sent + 1, sum(range(301)))
-        assert shown(metrics, "tidegate_sandbox_cpu_seconds_total", **about) == cpu
-        assert await in_rows(url, "sandbox.cpu_seconds") == (sent + 1, cpu)
-        assert await in_rows(url, "process.env_steps") == (sent + 1, 300)
-        ((stored,),) = await rows(url, f"SELECT sum(value) FROM tidegate.metric_totals WHERE name = '{STEPS}'")
-        assert stored == 300
-    finally:
-        service.end(signal.SIGKILL)
+    assert await until_rows(url, "process.step", sent + 1) == (sent + 1, sum(range(301)))
+    assert shown(metrics, "tidegate_sandbox_cpu_seconds_total", **about) == cpu
+    assert await in_rows(url, "sandbox.cpu_seconds") == (sent + 1, cpu)
+    assert await in_rows(url, "process.env_steps") == (sent + 1, 300)
+    ((stored,),) = await rows(url, f"SELECT sum(value) FROM tidegate.metric_totals WHERE name = '{STEPS}'")
+    assert stored == 300
 
 
 async def test_while_postgresql_is_away_gauges_and_counters_go_on_and_nothing_is_lost(
-    tmp_path: Path, server: NatsServer, streams: Streams, postgres: PostgresServer
+    make_service: MakeService, streams: Streams, postgres: PostgresServer
 ) -> None:
     url = await migrated(postgres)
-    service = Service(tmp_path, server.url, TIDEGATE_DATABASE_URL=url)
+    service = make_service(TIDEGATE_DATABASE_URL=url)
     node = Node()
     await service.start()
-    try:
-        await service.until("tidegate_metrics_database_up", 1)
-        await streams.sample([node.process(time.time_ns(), 0)])
-        await until_rows(url, "process.step", 1)
-        postgres.kill9()
-        for step in range(1, 51):
-            await streams.sample([node.process(time.time_ns(), step, metrics={"queue_depth": float(step)})])
-        await service.until(STEPS, 50)
-        metrics = await service.until("tidegate_metrics_database_up", 0)
-        assert shown(metrics, "tidegate_queue_depth", job="j1") == 50
-        await postgres.start()
-        assert await until_rows(url, "process.step", 51) == (51, sum(range(51)))
-        await service.until("tidegate_metrics_database_up", 1)
-        assert service.end() == 0
-    finally:
-        service.end(signal.SIGKILL)
+    await service.until("tidegate_metrics_database_up", 1)
+    await streams.sample([node.process(time.time_ns(), 0)])
+    await until_rows(url, "process.step", 1)
+    postgres.kill9()
+    for step in range(1, 51):
+        await streams.sample([node.process(time.time_ns(), step, metrics={"queue_depth": float(step)})])
+    await service.until(STEPS, 50)
+    metrics = await service.until("tidegate_metrics_database_up", 0)
+    assert shown(metrics, "tidegate_queue_depth", job="j1") == 50
+    await postgres.start()
+    assert await until_rows(url, "process.step", 51) == (51, sum(range(51)))
+    await service.until("tidegate_metrics_database_up", 1)
+    assert service.end() == 0
 
 
 async def test_started_before_postgresql_it_shows_no_counter_that_would_fall_back(
-    tmp_path: Path, server: NatsServer, streams: Streams, postgres: PostgresServer
+    make_service: MakeService, streams: Streams, postgres: PostgresServer
 ) -> None:
     url = await migrated(postgres)
-    service = Service(tmp_path, server.url, TIDEGATE_DATABASE_URL=url)
+    service = make_service(TIDEGATE_DATABASE_URL=url)
     node = Node()
     await service.start()
-    try:
-        await service.until("tidegate_metrics_database_up", 1)
-        await streams.sample([node.process(time.time_ns(), 0)])
-        await until_rows(url, "process.step", 1)
-        assert service.end(signal.SIGKILL) == -signal.SIGKILL
-        postgres.kill9()
-        await service.start()
-        await streams.sample([node.process(time.time_ns(), 40)])
-        metrics = await service.until("tidegate_step", 40)
-        assert shown(metrics, STEPS) is None
-        await postgres.start()
-        await service.until(STEPS, 40)
-        assert await until_rows(url, "process.step", 2) == (2, 40)
-    finally:
-        service.end(signal.SIGKILL)
+    await service.until("tidegate_metrics_database_up", 1)
+    await streams.sample([node.process(time.time_ns(), 0)])
+    await until_rows(url, "process.step", 1)
+    assert service.end(signal.SIGKILL) == -signal.SIGKILL
+    postgres.kill9()
+    await service.start()
+    await streams.sample([node.process(time.time_ns(), 40)])
+    metrics = await service.until("tidegate_step", 40)
+    assert shown(metrics, STEPS) is None
+    await postgres.start()
+    await service.until(STEPS, 40)
+    assert await until_rows(url, "process.step", 2) == (2, 40)
 
 
 async def taken(streams: Streams, node: Node) -> bool:
@@ -162,29 +163,26 @@ async def taken(streams: Streams, node: Node) -> bool:
 
 
 async def test_a_bus_that_starts_anew_with_an_empty_stream_is_followed(
-    tmp_path: Path, server: NatsServer, streams: Streams
+    make_service: MakeService, server: NatsServer, streams: Streams
 ) -> None:
-    service = Service(tmp_path, server.url, TIDEGATE_TELEMETRY_BYTES_MAX=str(8 * 1024**2))
+    service = make_service(TIDEGATE_TELEMETRY_BYTES_MAX=str(8 * 1024**2))
     node = Node()
     await service.start()
-    try:
-        await streams.sample([node.process(time.time_ns(), 1)])
-        await service.until("tidegate_step", 1)
-        await server.restart()
-        # The service makes the stream: until then nobody takes a sample.
-        async with asyncio.timeout(SECONDS_MAX):
-            while not await taken(streams, node):  # noqa: ASYNC110 - another process is waited for
-                await asyncio.sleep(0.1)
-        await service.until("tidegate_step", 2)
-        assert service.end() == 0
-    finally:
-        service.end(signal.SIGKILL)
+    await streams.sample([node.process(time.time_ns(), 1)])
+    await service.until("tidegate_step", 1)
+    await server.restart()
+    # The service makes the stream: until then nobody takes a sample.
+    async with asyncio.timeout(SECONDS_MAX):
+        while not await taken(streams, node):  # noqa: ASYNC110 - another process is waited for
+            await asyncio.sleep(0.1)
+    await service.until("tidegate_step", 2)
+    assert service.end() == 0
 
 
 async def test_a_slow_job_is_called_low_once_and_recovered_over_a_restart(
-    tmp_path: Path, server: NatsServer, streams: Streams
+    make_service: MakeService, streams: Streams
 ) -> None:
-    service = Service(tmp_path, server.url, TIDEGATE_RATE_WINDOW_SECONDS="1", TIDEGATE_RATE_WINDOWS="2")
+    service = make_service(TIDEGATE_RATE_WINDOW_SECONDS="1", TIDEGATE_RATE_WINDOWS="2")
     node = Node()
     await streams.run_job("j1", spec(target_steps_per_second=100), time.time_ns())
     await service.start()
@@ -223,11 +221,10 @@ async def test_a_slow_job_is_called_low_once_and_recovered_over_a_restart(
     finally:
         training.cancel()
         await asyncio.gather(training, return_exceptions=True)
-        service.end(signal.SIGKILL)
 
 
-async def test_settings_that_cannot_be_used_are_refused_in_words(tmp_path: Path, server: NatsServer) -> None:
-    service = Service(tmp_path, server.url, TIDEGATE_METRICS_PORT="many")
+async def test_settings_that_cannot_be_used_are_refused_in_words(make_service: MakeService) -> None:
+    service = make_service(TIDEGATE_METRICS_PORT="many")
     with pytest.raises(AssertionError, match="TIDEGATE_METRICS_PORT='many' refused"):
         await service.start()
     assert service.end() == 2
