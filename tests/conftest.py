@@ -13,6 +13,17 @@ from tidegate_local import preflight
 from tidegate_local.plan import StackOptions
 
 
+# What counts the machine's mounts, cgroups and processes, or runs whole stacks under CPU quotas, runs with nothing beside it.
+ALONE = ("tests/e2e/", "tests/executor/agent/", "tests/executor/cgroups/", "tests/executor/sandbox/", "tests/local/")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that run alone: `scripts/test` runs the others side by side."""
+    for item in items:
+        if item.nodeid.startswith(ALONE):
+            item.add_marker("alone")
+
+
 @lru_cache(maxsize=1)
 def why_no_isolation() -> str:
     """Return why this machine cannot isolate, with the remedy; empty where it can."""
