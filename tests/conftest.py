@@ -12,8 +12,7 @@ import pytest
 from tidegate_local import preflight
 from tidegate_local.plan import StackOptions
 
-
-# What counts the machine's mounts, cgroups and processes, or runs whole stacks under CPU quotas, runs with nothing beside it.
+# They count the machine's mounts, cgroups and processes, or run whole stacks under quotas: nothing runs beside them.
 ALONE = ("tests/e2e/", "tests/executor/agent/", "tests/executor/cgroups/", "tests/executor/sandbox/", "tests/local/")
 
 

@@ -73,7 +73,7 @@ def test_a_services_main_only_puts_it_together() -> None:
 
 
 def test_every_service_has_its_main_and_its_settings() -> None:
-    for service in ("checkpoint", "executor", "gateway", "scheduler"):
+    for service in ("checkpoint", "executor", "gateway", "metrics", "scheduler"):
         package = ROOT / "services" / service / f"tidegate_{service}"
         for module in ("main.py", "settings.py"):
             assert (package / module).is_file(), f"{service} has no {module}"

@@ -198,6 +198,14 @@ def usage(at: float, replica: int, **gauges: float) -> SandboxSample:
     )  # fmt: skip
 
 
+def test_a_sample_that_only_tells_of_a_checkpoint_does_not_hide_the_last_report() -> None:
+    live = Live()
+    live.hear((process(100, 10, metrics={"loss": 0.5}),))
+    live.hear((process(101, None),))
+    assert live.of_job("j", 1, 101 * NS)["metrics"] == {"loss": 0.5}
+    assert live.of_job("j", 1, 101 * NS)["step"] == 10
+
+
 def test_live_knows_rates_only_from_two_samples_and_forgets_what_is_old() -> None:
     live = Live()
     live.hear((process(100, 10, metrics={"loss": 0.5}),))

@@ -77,7 +77,8 @@ class Live:
     def _hear_process(self, sample: ProcessSample) -> None:
         key = (sample.job, sample.attempt, sample.rank, sample.component, sample.replica)
         known = self._steps.pop(key, None) or _Steps(sample, deque(maxlen=SAMPLES_KEPT))
-        known.newest = sample
+        if sample.metrics or sample.step is not None:  # one that only tells of a checkpoint does not replace a report
+            known.newest = sample
         if sample.step is not None and (not known.seen or sample.at_ns > known.seen[-1][0]):
             known.seen.append((sample.at_ns, sample.step))
         self._steps[key] = known
