@@ -16,9 +16,9 @@ from tests.e2e.running import JsonObject, RunningStack
 from tests.support import otlp
 from tests.support.otlp import OtlpReceiver
 
-pytestmark = [pytest.mark.e2e, pytest.mark.isolation]
+pytestmark = [pytest.mark.e2e, pytest.mark.isolation, pytest.mark.timeout(600)]
 
-UPDATES = 6
+UPDATES = 5
 HTTP_SECONDS_MAX = 10.0
 # A step costs 4 ms of CPU time: the quota of the second phase allows 25 steps a second, that of the others 225.
 TARGET_STEPS_PER_SECOND = 50

@@ -62,6 +62,22 @@ def test_a_listening_port_is_found(home: Home) -> None:
     assert leftovers.find(home, {"gateway": port}) == []
 
 
+def test_a_port_that_another_stack_took_since_is_not_ours(home: Home) -> None:
+    script = "import socket; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); input()"
+    for owner, kinds in (("/elsewhere", []), (str(home.root), ["port"]), ("", ["port"])):
+        with subprocess.Popen(
+            [sys.executable, "-c", script],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={"TIDEGATE_HOME": owner} if owner else {},
+        ) as other:
+            assert other.stdout is not None
+            port = int(other.stdout.readline())
+            found = [leftover.kind for leftover in leftovers.find(home, {"gateway": port}) if leftover.kind == "port"]
+            other.communicate(b"\n", timeout=WAIT_SECONDS_MAX)
+        assert found == kinds
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes a cgroup outside its own")
 def test_a_cgroup_is_found(home: Home) -> None:
     parents = [

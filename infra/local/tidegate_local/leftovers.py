@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from tidegate_local import plan, postgres
-from tidegate_local.home import LOOPBACK, Home
+from tidegate_local.home import HOME_VARIABLE, LOOPBACK, Home
 
 SWEEP_SECONDS_MAX = 60.0
 SETTLE_SECONDS_MAX = 5.0
@@ -23,6 +23,7 @@ SETTLE_POLL_SECONDS = 0.1
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 CGROUP_DEPTH_MAX = 6
 PROC = Path("/proc")
+LISTENING = "0A"
 
 
 class Leftover(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +85,7 @@ async def find_settled(home: Home, ports: dict[str, int]) -> list[Leftover]:
 
 def find(home: Home, ports: dict[str, int]) -> list[Leftover]:
     """Return everything of the stack that the kernel still knows of."""
-    return [*_processes(home), *_mounts(home), *_cgroups(home), *_ports(ports), *_memory(home)]
+    return [*_processes(home), *_mounts(home), *_cgroups(home), *_ports(home, ports), *_memory(home)]
 
 
 def _processes(home: Home) -> Iterator[Leftover]:
@@ -155,14 +156,43 @@ def _cgroups(home: Home) -> Iterator[Leftover]:
         yield Leftover(kind="cgroup", what=str(directory))
 
 
-def _ports(ports: dict[str, int]) -> Iterator[Leftover]:
+def _ports(home: Home, ports: dict[str, int]) -> Iterator[Leftover]:
     for name, port in ports.items():
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((LOOPBACK, port))
             except OSError:
-                yield Leftover(kind="port", what=f"{name} {LOOPBACK}:{port}")
+                if not _belongs_to_another_stack(home, port):
+                    yield Leftover(kind="port", what=f"{name} {LOOPBACK}:{port}")
+
+
+def _belongs_to_another_stack(home: Home, port: int) -> bool:
+    """Say whether another stack took the port since: all of them prefer the same one for the gateway."""
+    homes = {_home_in_environment(pid) for pid in _holders(port)}
+    return bool(homes) and not homes & {b"", os.fsencode(home.root)}
+
+
+def _holders(port: int) -> Iterator[Path]:
+    """Yield the processes that have a socket listening at the port, as far as we may see them."""
+    rows = [line.split() for line in (PROC / "net" / "tcp").read_text().splitlines()[1:]]
+    sockets = {f"socket:[{row[9]}]" for row in rows if row[3] == LISTENING and row[1].endswith(f":{port:04X}")}
+    for directory in PROC.iterdir():
+        if directory.name.isdigit():
+            try:
+                if any(str(entry.readlink()) in sockets for entry in (directory / "fd").iterdir()):
+                    yield directory
+            except OSError:
+                continue  # gone meanwhile, or another user's
+
+
+def _home_in_environment(directory: Path) -> bytes:
+    try:
+        variables = (directory / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return b""
+    prefix = HOME_VARIABLE.encode() + b"="
+    return next((variable.removeprefix(prefix) for variable in variables if variable.startswith(prefix)), b"")
 
 
 def _memory(home: Home) -> Iterator[Leftover]:
