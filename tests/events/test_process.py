@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from typing import Any
 
+import pytest
 from tidegate_events import trace
 
 JOB = "j-4k2mz7q5x3w6y2ab"
@@ -58,3 +60,46 @@ def test_a_crash_is_one_line_with_its_traceback() -> None:
     (line,) = lines_of("raise RuntimeError('no')")
     assert (line["event"], line["level"]) == ("crashed", "critical")
     assert "RuntimeError: no" in line["exception"]
+
+
+STUBBORN = """
+import asyncio, sys
+from tidegate_events import process
+
+async def swallow():
+    while True:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            {on_cancel}
+
+async def serve():
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(swallow())
+        print("up", file=sys.stderr, flush=True)
+
+process.log_as("demo", "d1")
+process.run_until_signalled(serve)
+"""
+
+
+@pytest.mark.parametrize(
+    ("on_cancel", "exit_code", "event"),
+    [
+        pytest.param("return", 0, "stopped_by_signal", id="it ends"),
+        pytest.param(
+            "swallow.times = getattr(swallow, 'times', 0) + 1\n            if swallow.times > 2: raise",
+            0, "stopped_by_signal", id="it swallows two cancellations",
+        ),
+        pytest.param("pass", 70, "does_not_stop", id="it never ends"),
+    ],
+)  # fmt: skip
+def test_a_signal_ends_a_service_whatever_swallows_its_cancellation(on_cancel: str, exit_code: int, event: str) -> None:
+    code = STUBBORN.replace("{on_cancel}", on_cancel)
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    assert process.stderr.readline() == "up\n"
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == exit_code
+    assert json.loads(said.splitlines()[-1])["event"] == event

@@ -19,6 +19,11 @@ from tidegate_events import trace
 from tidegate_events.bus import BusSettings
 
 READY_FILE_VARIABLE = "TIDEGATE_READY_FILE"
+POLITE_SECONDS = 1.0
+CANCEL_AGAIN_SECONDS = 0.1
+CANCELLATIONS_MAX = 20
+TASKS_NAMED_MAX = 20
+EXIT_DID_NOT_STOP = 70
 SANDBOX_ID_DOTS = 2
 """A sandbox is `<job>.<attempt>.<rank>`."""
 
@@ -94,16 +99,39 @@ def say_ready() -> None:
 
 
 def run_until_signalled(serve: Callable[[], Awaitable[None]]) -> None:
-    """Run `serve()` on uvloop until it returns, or SIGTERM or SIGINT cancels it (which is a good end)."""
+    """Run `serve()` on uvloop until it returns, or SIGTERM or SIGINT ends it (which is a good end).
+
+    A cancellation can be lost on its way (see `cancellation`). So what still runs after POLITE_SECONDS is cancelled
+    again and again, and what does not end even then ends with the process: a service has to survive `kill -9` anyway.
+    """
 
     async def guarded() -> None:
         task = asyncio.ensure_future(serve())
+        signalled = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, task.cancel)
-        try:
-            await task
-        except asyncio.CancelledError:
-            structlog.get_logger().info("stopped_by_signal")
+            loop.add_signal_handler(number, signalled.set)
+        waiting = asyncio.ensure_future(signalled.wait())
+        await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if not task.done():
+            await _end(task)
+        if not task.cancelled():
+            task.result()  # raises what ended the service
 
     uvloop.run(guarded())
+
+
+async def _end(task: asyncio.Future[None]) -> None:
+    log = structlog.get_logger()
+    task.cancel()
+    await asyncio.wait([task], timeout=POLITE_SECONDS)
+    for _ in range(CANCELLATIONS_MAX):
+        if task.done():
+            log.info("stopped_by_signal")
+            return
+        for other in asyncio.all_tasks() - {asyncio.current_task()}:
+            other.cancel()
+        await asyncio.wait([task], timeout=CANCEL_AGAIN_SECONDS)
+    log.error("does_not_stop", tasks=sorted(str(each) for each in asyncio.all_tasks())[:TASKS_NAMED_MAX])
+    os._exit(EXIT_DID_NOT_STOP)

@@ -81,6 +81,8 @@ RESERVED_EVENT_KINDS = frozenset(
         "DecisionPass",
         "RoomReserved",
         "StopRequested",
+        "StepRateLow",
+        "StepRateRecovered",
     }
 )
 """Kinds of Tidegate's own journal: a user's event may not take their name, nor one that starts with Tidegate."""

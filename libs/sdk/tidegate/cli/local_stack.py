@@ -6,11 +6,11 @@ import json
 from typing import Any
 from urllib.parse import urlsplit
 
-from tidegate.client.endpoint import STACK_FILE, stack_home
-
 
 def read(gateway_url: str) -> dict[str, Any] | None:
     """Return home, addresses and processes of the stack that this gateway belongs to; None where there is none."""
+    from tidegate.client.endpoint import STACK_FILE, stack_home  # noqa: PLC0415 - `--help` must not wait for the client
+
     try:
         record = json.loads((stack_home() / STACK_FILE).read_text(encoding="utf-8"))
         if record["gateway_url"] != gateway_url:
