@@ -19,6 +19,7 @@ from tidegate_executor.channel import messages
 from tidegate_executor.channel.handler import ClientInfo, HandlerBusy, Origin, Sandbox
 from tidegate_executor.context import Context
 from tidegate_executor.job_voice import JobVoice
+from tidegate_executor.sampling.reports import ProcessReports
 from tidegate_executor.spool.spool import Spool
 
 from tests.executor.agent.conftest import component, job
@@ -44,7 +45,9 @@ class Disk:
 def speaking(hot: Path) -> tuple[JobVoice, Disk]:
     disk = Disk()
     state = transitions.accept(ORDER, 0, level="trusted", image_digest="", uid_slot=0)
-    context = SimpleNamespace(settings=SimpleNamespace(hot_dir=str(hot)), node="n1", clock=SystemClock())
+    context = SimpleNamespace(
+        settings=SimpleNamespace(hot_dir=str(hot)), node="n1", clock=SystemClock(), reports=ProcessReports()
+    )
     memory = AttemptMemory(cast(Spool, disk), ORDER, state)
     return JobVoice(cast(Context, context), memory), disk
 
