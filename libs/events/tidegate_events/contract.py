@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from tidegate_events import events as e
-from tidegate_events.frame import KINDS
+from tidegate_events.frame import KINDS, Writer
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -152,6 +152,15 @@ WRITERS: dict[str, frozenset[str]] = {
 def may_write(service: str, kind: str) -> bool:
     """Say whether `service` may write events of `kind`."""
     return service in WRITERS.get(kind, frozenset())
+
+
+def may_say(writer: Writer, event: e.Event) -> bool:
+    """Say whether `writer` may write `event`; an agent's event must also be about its own node.
+
+    The bus guards subjects, not what frames claim, so every fold asks this and voids what it refuses.
+    """
+    own = writer.service != "node" or getattr(event, "node", writer.instance) == writer.instance
+    return own and may_write(writer.service, type(event).__name__)
 
 
 def render() -> str:

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tidegate_events import events as e
-from tidegate_events.contract import may_write
-from tidegate_events.frame import Writer
+from tidegate_events.contract import may_say
 from tidegate_events.journal.base import Recorded
 from tidegate_events.subjects import DECISION, speaks_for
 
@@ -38,13 +37,8 @@ def evolve(state: State, recorded: Recorded) -> None:
     state.writers[name] = mark
     state.touch(f"writer/{name}")
     for index, event in enumerate(recorded.frame.events):
-        if may_write(writer.service, type(event).__name__) and _own_node(writer, event):
+        if may_say(writer, event):
             _RULES[type(event)](state, event, f"{recorded.seq}.{index}")
-
-
-def _own_node(writer: Writer, event: e.Event) -> bool:
-    """Say whether an agent's event about a node is about its own (the bus only guards the subject)."""
-    return writer.service != "node" or getattr(event, "node", writer.instance) == writer.instance
 
 
 def _on_leader_elected(state: State, event: e.LeaderElected, _at: str) -> None:

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 from tidegate_events import events as e
-from tidegate_events.contract import may_write
-from tidegate_events.frame import Writer
+from tidegate_events.contract import may_say
 from tidegate_events.journal.base import Recorded
 from tidegate_events.spec import JobSpec
 from tidegate_events.subjects import speaks_for
@@ -41,12 +40,6 @@ def spec_digest(spec: JobSpec) -> str:
     Not of the wire form: msgspec leaves a default out only where it is the same object, so equal ones can differ there.
     """
     return hashlib.sha256(_encoder.encode(plain(spec))).hexdigest()
-
-
-def _may_say(writer: Writer, event: e.Event) -> bool:
-    """Say whether the contract lets the writer write the event, and an agent's event is about its own node."""
-    own = writer.service != "node" or getattr(event, "node", writer.instance) == writer.instance
-    return own and may_write(writer.service, type(event).__name__)
 
 
 class View:
@@ -105,7 +98,7 @@ class View:
         stale = not self._is_news(recorded)
         for index, event in enumerate(recorded.frame.events):
             self.events += 1
-            void = stale or not _may_say(writer, event) or not self._on_event(event)
+            void = stale or not may_say(writer, event) or not self._on_event(event)
             self.void_events += void
             entry = Entry(recorded.seq, index, event, writer, void)
             if isinstance(event, e.JobEvent) and (job := self.jobs.get(event.job)) is not None:
