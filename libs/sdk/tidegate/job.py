@@ -184,7 +184,7 @@ class Job:
                 self._link.phase(None, self._step)
 
     def report(self, metrics: Mapping[str, Any], step: Optional[int] = None, progress: Optional[float] = None) -> None:
-        """Report numbers. Cheap: calls within 100 ms are merged, the newest value of each metric is sent."""
+        """Report numbers. Cheap: calls within 250 ms are merged, the newest value of each metric is sent."""
         # At every step of a fast loop, so the usual case (the same names as before, all floats) makes no other call.
         if self._ended is not None:
             self._check_open("report")

@@ -10,7 +10,7 @@ from typing import Any, Callable, Deque, Dict, Mapping, Optional
 from tidegate import protocol
 from tidegate.link.base import ReportCall
 
-WINDOW_SECONDS = 0.1
+WINDOW_SECONDS = 0.25
 """Calls within this time become one message."""
 WINDOWS_MAX = 30
 """Windows kept while the agent is away; below protocol.REPORTS_BURST, so that they all pass when it is back."""
