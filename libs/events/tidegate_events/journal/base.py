@@ -18,6 +18,14 @@ class Recorded(msgspec.Struct, frozen=True):
     frame: Frame
 
 
+class Raw(msgspec.Struct, frozen=True):
+    """A frame as it lies in the journal, not decoded: what archives hold and digests are taken over."""
+
+    seq: int
+    subject: str
+    data: bytes
+
+
 class Appended(msgspec.Struct, frozen=True):
     """The frame is durable at `seq`. `duplicate` says that an earlier try had already written it."""
 
