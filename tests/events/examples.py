@@ -121,6 +121,15 @@ EXAMPLES: tuple[e.Event, ...] = (
     e.CheckpointVerified(**_FACT, checkpoint_id="c" * 64, size_bytes=4096),
     e.StepRateLow(**_FACT, rate_millis=900, target_millis=2000, window_seconds=10),
     e.StepRateRecovered(**_FACT, rate_millis=2400, target_millis=2000, window_seconds=10),
+    e.GenerationOpened(
+        **_EVENT,
+        generation=2,
+        first_seq=48212,
+        sealed_frames=48211,
+        sealed_digest="a" * 64,
+        snapshot="state-000000048211",
+        state_digest="b3:9f2c",
+    ),
     e.LeaderElected(**_EVENT, epoch=7, instance="s1"),
     e.PolicyChanged(**_EVENT, policy=3, parameters={"grace_seconds": 30}),
     e.DecisionPass(

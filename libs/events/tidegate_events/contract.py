@@ -75,6 +75,13 @@ CONTRACT: tuple[Row, ...] = (
     ),
     Row(e.StepRateLow, "metrics", "the job is known to be slower than it declared", "attempt", _OTHER_ATTEMPT),
     Row(e.StepRateRecovered, "metrics", "the job is known to be fast enough again", "attempt", _OTHER_ATTEMPT),
+    Row(
+        e.GenerationOpened,
+        "keeper",
+        "the journal goes on in another stream; what lay before is sealed, and the state after it was saved",
+        "generation",
+        "a later generation is known",
+    ),
     Row(e.LeaderElected, "scheduler", "the epoch leads", "epoch", "a higher epoch leads"),
     Row(e.PolicyChanged, "scheduler", "decisions follow the policy", "policy version", _NEVER),
     Row(

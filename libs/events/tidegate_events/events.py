@@ -236,6 +236,24 @@ class StepRateRecovered(AttemptEvent, frozen=True, kw_only=True):
     window_seconds: int
 
 
+# ---- facts: keeper ----
+
+
+class GenerationOpened(Event, frozen=True, kw_only=True):
+    """Generation `generation` of the journal begins at `first_seq`, and what lay before it is sealed.
+
+    `sealed_digest` is the chain digest of the sealed generation's `sealed_frames` frames. `snapshot` names the state
+    after the last of them, which was written, read back and decoded, and whose digest is `state_digest`.
+    """
+
+    generation: int
+    first_seq: int
+    sealed_frames: int
+    sealed_digest: str
+    snapshot: str
+    state_digest: str
+
+
 # ---- decisions ----
 
 
@@ -398,6 +416,7 @@ AnyEvent = (
     | CheckpointVerified
     | StepRateLow
     | StepRateRecovered
+    | GenerationOpened
     | LeaderElected
     | PolicyChanged
     | DecisionPass

@@ -8,7 +8,7 @@ import msgspec
 
 from tidegate_events.events import AnyEvent, Event
 
-Service = Literal["gateway", "scheduler", "node", "checkpoint", "metrics"]
+Service = Literal["gateway", "scheduler", "node", "checkpoint", "metrics", "keeper"]
 MAX_FRAME_BYTES = 900_000  # below the bus's 1 MiB message limit, headers included
 
 

@@ -76,6 +76,7 @@ RESERVED_EVENT_KINDS = frozenset(
         "NodeLost",
         "SandboxStarted",
         "SandboxExited",
+        "GenerationOpened",
         "LeaderElected",
         "PolicyChanged",
         "DecisionPass",

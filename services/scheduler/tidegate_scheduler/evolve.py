@@ -47,6 +47,12 @@ def _on_leader_elected(state: State, event: e.LeaderElected, _at: str) -> None:
         state.touch("header")
 
 
+def _on_generation_opened(state: State, event: e.GenerationOpened, _at: str) -> None:
+    if event.generation > state.header.generation:
+        state.header.generation = event.generation
+        state.touch("header")
+
+
 def _on_policy_changed(state: State, event: e.PolicyChanged, _at: str) -> None:
     state.header.policy = event.policy
     state.header.parameters = dict(event.parameters)
@@ -118,6 +124,7 @@ def _on_node_lost(state: State, event: e.NodeLost, _at: str) -> None:
 
 
 _RULES: dict[type[e.Event], Callable[[State, Any, str], None]] = {
+    e.GenerationOpened: _on_generation_opened,
     e.LeaderElected: _on_leader_elected,
     e.PolicyChanged: _on_policy_changed,
     e.DecisionPass: _on_decision_pass,

@@ -127,6 +127,7 @@ class Node(msgspec.Struct):
 class Header(msgspec.Struct):
     """What belongs to no entity."""
 
+    generation: int = 1
     now_ns: int = 0
     epoch: int = 0
     policy: int = 0

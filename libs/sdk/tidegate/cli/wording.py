@@ -195,6 +195,9 @@ _WORDS: dict[str, Callable[[Entry, dict[str, Any]], str]] = {
     "NodeUnreachable": lambda entry, data: "no heartbeat: nothing new is placed there",
     "NodeReachable": lambda entry, data: "heartbeats are back",
     "NodeLost": lambda entry, data: "node lost: what ran there counts as lost",
+    "GenerationOpened": lambda entry, data: (
+        f"the journal goes on in generation {data.get('generation')}; {data.get('sealed_frames')} frames are sealed"
+    ),
     "LeaderElected": lambda entry, data: f"{data.get('instance')} leads, epoch {data.get('epoch')}",
     "PolicyChanged": _policy,
     "DecisionPass": _pass,

@@ -136,6 +136,7 @@ class View:
             return self._on_leader_elected(event)
         if isinstance(event, e.PolicyChanged):
             self.policy = event.policy
+        if isinstance(event, e.PolicyChanged | e.GenerationOpened):
             return True
         if isinstance(event, e.DecisionPass):
             return self._on_pass(event)
