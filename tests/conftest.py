@@ -16,11 +16,23 @@ from tidegate_local.plan import StackOptions
 ALONE = ("tests/e2e/test_demo.py", "tests/executor/cgroups/", "tests/executor/sandbox/test_leaks.py")
 
 
+# The longest tests. They begin first, so that none of them is what the last worker is still busy with.
+LONG = "tests/e2e/"
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that run alone: `scripts/test` runs the others side by side."""
+    """Mark the tests that run alone, and say which of the others one worker runs together: `scripts/test` asks both.
+
+    A file's tests may share servers, so they stay together; a long one with a stack of its own shares nothing.
+    """
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
     for item in items:
+        file = item.nodeid.partition("::")[0]
         if item.nodeid.startswith(ALONE):
             item.add_marker("alone")
+        if not (file.startswith(LONG) and {"start", "tmp_path"} & set(getattr(item, "fixturenames", ()))):
+            item.add_marker(pytest.mark.xdist_group(file))
 
 
 @lru_cache(maxsize=1)

@@ -92,9 +92,9 @@ def _listening(path: Path) -> Iterator[socket.socket]:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.unlink(missing_ok=True)  # left by a killed run on a laptop; in a sandbox the folder is always new
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind(str(path))
-        listener.listen(1)
         try:
+            listener.bind(str(path))
+            listener.listen(1)
             yield listener
         finally:
             path.unlink(missing_ok=True)

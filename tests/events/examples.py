@@ -160,6 +160,6 @@ EXAMPLES: tuple[e.Event, ...] = (
     e.JobSuspended(**_TRIED, acknowledged=True, checkpoint_id="c" * 64, step=120, lost_steps=4),
     e.JobRequeued(**_TRIED, outcome="lost", not_before_ns=1_796_000_005_000_000_000, lost_steps=4),
     e.JobCompleted(**_TRIED, result=_RESULT),
-    e.JobFailed(**_TRIED, exit_code=1, signal=9, oom=True),
-    e.JobCancelled(**_TRIED),
+    e.JobFailed(**_TRIED, exit_code=1, signal=9, oom=True, lost_steps=4),
+    e.JobCancelled(**_TRIED, lost_steps=4),
 )

@@ -374,6 +374,22 @@ def test_unacknowledged_exit_after_a_request_is_a_suspension_with_its_loss(clust
     assert (decided[0].acknowledged, decided[0].step, decided[0].lost_steps) == (False, 100, 30)
 
 
+@pytest.mark.parametrize("ending", ["JobFailed", "JobCancelled"])
+def test_a_job_that_ends_while_it_is_asked_to_leave_has_its_loss_recorded(cluster: Cluster, ending: str) -> None:
+    job = cluster.submit(spec(2000, priority=1))
+    cluster.settle()
+    cluster.start(job)
+    cluster.save(job, 100)
+    cluster.submit(spec(2000, priority=5))
+    assert "PreemptRequested" in kinds(cluster.settle())
+    if ending == "JobCancelled":
+        cluster.cancel(job)
+        cluster.settle()
+    decided = cluster.exit(job, "failed", exit_code=1, last_step=130)
+    assert kinds(decided)[0] == ending
+    assert decided[0].lost_steps == 30  # type: ignore[union-attr]
+
+
 def test_a_checkpoint_that_did_not_verify_is_not_resumed_from(cluster: Cluster) -> None:
     job = cluster.submit(spec(1000))
     cluster.settle()

@@ -394,12 +394,14 @@ class JobFailed(Decision, frozen=True, kw_only=True):
     exit_code: int | None = None
     signal: int | None = None
     oom: bool = False
+    lost_steps: int = 0
 
 
 class JobCancelled(Decision, frozen=True, kw_only=True):
     """The job ended because somebody asked for it."""
 
     attempt: int
+    lost_steps: int = 0
 
 
 AnyEvent = (

@@ -155,6 +155,7 @@ def _failed(entry: Entry, data: dict[str, Any]) -> str:
     parts = [f"exit code {data['exit_code']}"] if data.get("exit_code") is not None else []
     parts += [f"signal {data['signal']}"] if data.get("signal") is not None else []
     parts += ["out of memory"] if data.get("oom") else []
+    parts += [f"{data['lost_steps']} steps lost"] if data.get("lost_steps") else []
     return ", ".join(["failed", *parts])
 
 

@@ -238,15 +238,17 @@ def _on_completed(job: Job, event: e.JobCompleted) -> bool:
 
 
 def _on_failed(job: Job, event: e.JobFailed) -> bool:
+    job.lost_steps += event.lost_steps
     if (latest := _close(job, event.at_ns, "failed")) is not None:
-        latest.state = "failed"
+        latest.state, latest.lost_steps = "failed", event.lost_steps
     _end(job, "failed", event.at_ns)
     return True
 
 
 def _on_cancelled(job: Job, event: e.JobCancelled) -> bool:
+    job.lost_steps += event.lost_steps
     if (latest := _close(job, event.at_ns, "stopped")) is not None:
-        latest.state = "cancelled"
+        latest.state, latest.lost_steps = "cancelled", event.lost_steps
     _end(job, "cancelled", event.at_ns)
     return True
 

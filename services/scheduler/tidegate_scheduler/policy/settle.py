@@ -88,7 +88,8 @@ def _end_attempt(draft: Draft, job: Job) -> None:
     """Say what it means that every member is gone."""
     statuses = {member.status for member in job.members}
     if job.cancel_requested:
-        draft.add(e.JobCancelled, job, e.Reason(code="Cancelled"), attempt=job.attempt)
+        reason = e.Reason(code="Cancelled")
+        draft.add(e.JobCancelled, job, reason, attempt=job.attempt, lost_steps=_lost_steps(job))
     elif statuses == {"completed"}:
         draft.add(e.JobCompleted, job, attempt=job.attempt, result=job.result)
     elif job.stage == "stopping" and job.stop_reason == "TimeLimit":
@@ -176,11 +177,12 @@ def _fail(draft: Draft, job: Job, reason: e.Reason) -> None:
         exit_code=failed.exit_code if failed else None,
         signal=failed.signal if failed else None,
         oom=failed.oom if failed else False,
+        lost_steps=_lost_steps(job),
     )
 
 
 def _lost_steps(job: Job) -> int:
-    """Return how many steps lie between the last one reported and the checkpoint to resume from."""
+    """Return how many steps of the attempt that ended lie after the newest checkpoint, which is all that is left."""
     last = job.last_step
     if last is None:
         return 0
