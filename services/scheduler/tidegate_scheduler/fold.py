@@ -3,33 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 from tidegate_events.journal.base import Journal
 
 from tidegate_scheduler.evolve import evolve
 from tidegate_scheduler.state import State
 
-FOLDS_BEFORE_YIELD_MAX = 500
+SLICE_SECONDS_MAX = 0.02
+"""Frames that lie ready are folded for this long at a stretch: who renews a lease beside it cannot wait for all."""
 
 
 class Fold:
     """Owns the state. An event that cannot be folded ends `run` loudly: to skip it would fork history."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Journal, state: State | None = None) -> None:
+        """Begin from `state` (a snapshot's), or from nothing."""
         self._journal = journal
         self._moved = asyncio.Condition()
-        self.state = State()
+        self.state = State() if state is None else state
         self.changed = asyncio.Event()
 
     async def run(self) -> None:
-        """Fold every frame of the journal, for ever."""
-        async for recorded in self._journal.follow(0):
+        """Fold every frame of the journal after the state's, for ever."""
+        slice_began = time.monotonic()
+        async for recorded in self._journal.follow(self.state.seq):
             evolve(self.state, recorded)
             self.changed.set()
             async with self._moved:
                 self._moved.notify_all()
-            if recorded.seq % FOLDS_BEFORE_YIELD_MAX == 0:
+            if time.monotonic() - slice_began > SLICE_SECONDS_MAX:
                 await asyncio.sleep(0)
+                slice_began = time.monotonic()
 
     async def reach(self, seq: int) -> None:
         """Wait until the frame at `seq` is folded."""
