@@ -21,26 +21,12 @@ async def swallow() -> None:
         return
 
 
-class _Subscription:
-    async def next_msg(self, timeout: float) -> Any:
-        await swallow()
-        return SimpleNamespace(reply="", headers=None)
-
-    async def unsubscribe(self) -> None:
-        """Nothing is subscribed."""
-
-
 class _Client:
     is_closed = False
 
-    def new_inbox(self) -> str:
-        return "_INBOX.x"
-
-    async def subscribe(self, _inbox: str) -> _Subscription:
-        return _Subscription()
-
     async def request(self, *_args: Any, **_options: Any) -> Any:
-        return SimpleNamespace(data=b"{}")
+        await swallow()
+        return SimpleNamespace(data=b'{"streams": []}')
 
 
 async def cancel(task: asyncio.Task[None]) -> None:

@@ -12,13 +12,14 @@ import nats.js.errors
 import pytest
 from tidegate_events import bus
 from tidegate_events.journal.base import Appended, JournalFullError, JournalGapError
-from tidegate_events.journal.nats import NatsJournal, stream_config
-from tidegate_events.subjects import JOURNAL_STREAM
+from tidegate_events.journal.generations import journal_stream, stream_config
+from tidegate_events.journal.nats import NatsJournal
 
 from tests.events.writing import frame, read, take
 from tests.support.nats import NatsServer
 
 ONE = "tg.fact.gateway.g1"
+STREAM = journal_stream(1)
 
 
 async def test_follow_resumes_across_kill9_without_gap_or_repeat(server: NatsServer, nats_journal: NatsJournal) -> None:
@@ -80,11 +81,11 @@ async def test_nothing_can_be_deleted_or_purged(server: NatsServer, nats_journal
     client = await nats.connect(server.url)
     stream = client.jetstream()
     with pytest.raises(nats.js.errors.APIError, match="message delete not permitted"):
-        await stream.delete_msg(JOURNAL_STREAM, 1)
+        await stream.delete_msg(STREAM, 1)
     with pytest.raises(nats.js.errors.APIError, match="purge not permitted"):
-        await stream.purge_stream(JOURNAL_STREAM)
+        await stream.purge_stream(STREAM)
     softer = {**stream_config(max_bytes=64 * 1024 * 1024), "deny_delete": False, "deny_purge": False}
-    answer = await client.request(f"$JS.API.STREAM.UPDATE.{JOURNAL_STREAM}", msgspec.json.encode(softer))
+    answer = await client.request(f"$JS.API.STREAM.UPDATE.{STREAM}", msgspec.json.encode(softer))
     assert "can not cancel deny" in msgspec.json.decode(answer.data)["error"]["description"]
     await client.close()
     assert [r.seq for r in await read(nats_journal, 0, 1)] == [1]
@@ -119,14 +120,14 @@ async def test_ensure_stream_leaves_an_existing_one_as_it_is(nats_journal: NatsJ
 async def test_a_missing_sequence_stops_the_reader(server: NatsServer) -> None:
     client = await bus.connect(bus.BusSettings(url=server.url))
     loose = {**stream_config(max_bytes=64 * 1024 * 1024), "deny_delete": False, "deny_purge": False}
-    await client.request(f"$JS.API.STREAM.CREATE.{JOURNAL_STREAM}", msgspec.json.encode(loose))
+    await client.request(f"$JS.API.STREAM.CREATE.{STREAM}", msgspec.json.encode(loose))
     journal = NatsJournal(client)
     for number in range(1, 5):
         await journal.append(ONE, frame("g1", number))
-    await client.jetstream().delete_msg(JOURNAL_STREAM, 1)
+    await client.jetstream().delete_msg(STREAM, 1)
     with pytest.raises(JournalGapError):
         await take(journal, 0, 1)
-    await client.jetstream().delete_msg(JOURNAL_STREAM, 3)
+    await client.jetstream().delete_msg(STREAM, 3)
     with pytest.raises(JournalGapError):
         await take(journal, 1, 2)
     await client.close()

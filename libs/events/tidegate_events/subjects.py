@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tidegate_events.frame import Writer
 
-JOURNAL_STREAM = "JOURNAL"
 JOURNAL_SUBJECTS = ("tg.fact.>", "tg.decision")
+HEADS_STREAM = "JOURNAL_HEADS"
+HEADS_SUBJECTS = ("tg.head.>",)
 USER_STREAM = "USER"
 USER_SUBJECTS = ("tg.user.>",)
 TELEMETRY_STREAM = "TELEMETRY"
 TELEMETRY_SUBJECTS = ("tg.telemetry.*",)
 DECISION = "tg.decision"
 
+_GENERATION = re.compile(r"JOURNAL_([1-9][0-9]*)\Z")
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 
 
@@ -24,6 +26,27 @@ def token(name: str) -> str:
     if not _TOKEN.match(name):
         raise ValueError(f"{name!r} cannot name a writer: use 1 to 64 of A-Z a-z 0-9 _ -")
     return name
+
+
+def journal_stream(generation: int) -> str:
+    """Return the name of the stream that holds a generation of the journal; they count from 1."""
+    return f"JOURNAL_{generation}"
+
+
+def generation_of(stream: str) -> int | None:
+    """Return the generation that the stream holds, None for another stream."""
+    match = _GENERATION.match(stream)
+    return int(match[1]) if match else None
+
+
+def sealed(generation: int) -> str:
+    """Return what a sealed generation's stream listens to: nobody may publish there."""
+    return f"tg.sealed.{generation}"
+
+
+def head(subject: str) -> str:
+    """Return where the last frame on a journal subject is kept when its generation is trimmed."""
+    return f"tg.head.{subject}"
 
 
 def fact(service: str, instance: str) -> str:

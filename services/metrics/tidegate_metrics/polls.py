@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 import nats.errors
 import structlog
 from nats.aio.client import Client
 from tidegate_events import subjects
+from tidegate_events.journal.base import JournalError
+from tidegate_events.journal.generations import generations
 
 ASK_SECONDS_MAX = 2.0
 
@@ -39,7 +41,7 @@ class SchedulerAnswer(msgspec.Struct, frozen=True):
 
 
 class JournalBytes(msgspec.Struct, frozen=True):
-    """How large the journal is and may become; a negative limit is none."""
+    """How large the journal's live generation is and may become; a negative limit is none."""
 
     used: int
     limit: int
@@ -73,14 +75,15 @@ class NatsPolls:
             return None
 
     async def journal_bytes(self) -> JournalBytes | None:
-        """Ask JetStream about the journal's stream."""
-        answer = await self._ask(f"$JS.API.STREAM.INFO.{subjects.JOURNAL_STREAM}")
-        if answer is None:
+        """Ask JetStream about the generation of the journal that takes appends."""
+        try:
+            there = await generations(self._client)
+        except (JournalError, nats.errors.Error, OSError) as error:
+            log.debug("journal_not_asked", why=repr(error))
             return None
-        body: dict[str, Any] = msgspec.json.decode(answer)
-        if "error" in body:
+        if not there or not there[-1].live:
             return None
-        return JournalBytes(int(body["state"]["bytes"]), int(body["config"].get("max_bytes", -1)))
+        return JournalBytes(there[-1].used_bytes, there[-1].limit_bytes)
 
     async def _ask(self, subject: str) -> bytes | None:
         try:

@@ -1,0 +1,278 @@
+"""Generations: the journal as a chain of streams, of which the last takes appends and the others never change.
+
+The stream of the live generation has the journal's subjects. Sealing takes them away, waits until nothing is under way
+any more, and then makes the stream read-only for ever; its messages keep their subjects. The next generation begins at
+the next sequence (JetStream's `first_seq`), so sequences never restart and no position needs a generation's number.
+
+Each step may be repeated, whatever was done before: a keeper that died between any two of them begins again. Trimming
+deletes a sealed stream; the caller has archived it before. The last frame of each subject is kept in a stream beside,
+so that its writer still finds it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import re
+from typing import Any
+
+import msgspec
+import nats.errors
+from nats.aio.client import Client
+
+from tidegate_events import subjects
+from tidegate_events.journal.base import JournalError, JournalUnavailableError, Raw
+from tidegate_events.journal.jetstream import (
+    NO_ANSWER,
+    STREAM_EXISTS_CODE,
+    STREAM_MISSING_CODE,
+    SUBJECTS_OVERLAP_CODE,
+    ApiError,
+    JetStream,
+    raw,
+)
+from tidegate_events.subjects import HEADS_STREAM, HEADS_SUBJECTS, JOURNAL_SUBJECTS, generation_of, journal_stream
+
+__all__ = ["Generation", "generations", "head_of", "journal_stream", "open_first", "open_next", "seal", "trim"]
+
+DUPLICATE_WINDOW_SECONDS = 120
+SETTLE_WAIT_SECONDS = 0.05
+SETTLE_SECONDS_MAX = 5.0
+HEAD_COPY_SECONDS = 5.0
+SEQ_HEADER = "Tidegate-Seq"
+
+_SEQ_HEADER = re.compile(rb"^Tidegate-Seq: *([0-9]+)\r$", re.MULTILINE)
+
+
+class Generation(msgspec.Struct, frozen=True):
+    """A generation that is still a stream. An empty one has `last_seq == first_seq - 1`; a limit of -1 is none."""
+
+    number: int
+    first_seq: int
+    last_seq: int
+    used_bytes: int
+    limit_bytes: int
+    sealed: bool
+    live: bool
+
+    @property
+    def stream(self) -> str:
+        """Return the stream's name."""
+        return journal_stream(self.number)
+
+
+def stream_config(generation: int = 1, *, max_bytes: int, replicas: int = 1, first_seq: int = 1) -> dict[str, Any]:
+    """Return a live generation's configuration: append-only, fixed order, refusing when full."""
+    config = {
+        "name": journal_stream(generation),
+        "subjects": list(JOURNAL_SUBJECTS),
+        "retention": "limits",
+        "storage": "file",
+        "discard": "new",
+        "max_bytes": max_bytes,
+        "max_msgs": -1,
+        "max_age": 0,
+        "max_consumers": -1,
+        "num_replicas": replicas,
+        "duplicate_window": DUPLICATE_WINDOW_SECONDS * 1_000_000_000,
+        "deny_delete": True,
+        "deny_purge": True,
+        "compression": "s2",
+    }
+    return config if first_seq == 1 else {**config, "first_seq": first_seq}
+
+
+async def generations(client: Client) -> tuple[Generation, ...]:
+    """Return the generations that are streams, oldest first. Raises JournalUnavailableError."""
+    return await listed(JetStream(client), {})
+
+
+async def listed(js: JetStream, known: dict[int, Generation]) -> tuple[Generation, ...]:
+    """Return the generations; sealed ones are taken from `known`, which learns new ones, as they never change."""
+    numbers = sorted(number for name in await js.names() if (number := generation_of(name)) is not None)
+    for number in set(known) - set(numbers):
+        known.pop(number, None)
+    found = []
+    for number in numbers:
+        if (generation := known.get(number)) is None:
+            info = await js.info(journal_stream(number))
+            if info is None:
+                continue  # trimmed a moment ago
+            generation = _generation(number, info)
+            if generation.sealed:
+                known[number] = generation
+        found.append(generation)
+    return tuple(found)
+
+
+async def open_first(client: Client, *, max_bytes: int, replicas: int = 1) -> Generation:
+    """Open the first generation where there is none at all; return the newest one, left as it is."""
+    js = JetStream(client)
+    if there := await listed(js, {}):
+        return there[-1]
+    await _create(js, stream_config(max_bytes=max_bytes, replicas=replicas))
+    if not (there := await listed(js, {})):
+        raise JournalError("the first generation was opened and is gone: somebody deletes the journal's streams")
+    return there[-1]
+
+
+async def seal(client: Client, number: int) -> Generation:
+    """Close a generation for ever and return it with its last sequence; one that is sealed stays as it is.
+
+    Where something does not come to rest it goes on taking appends, and JournalUnavailableError says why.
+    """
+    js = JetStream(client)
+    stream = journal_stream(number)
+    info = await _existing(js, stream)
+    config = info["config"]
+    if not config.get("sealed"):
+        # Read-only from here on: a limit would only reserve room that it can no longer fill.
+        closed = {**config, "subjects": [subjects.sealed(number)]}
+        try:
+            await js.call(f"STREAM.UPDATE.{stream}", closed)
+            await _settled(js, stream)
+        except JournalUnavailableError:
+            await js.call(f"STREAM.UPDATE.{stream}", {**config, "subjects": list(JOURNAL_SUBJECTS)})
+            raise
+        await js.call(f"STREAM.UPDATE.{stream}", {**closed, "max_bytes": -1, "sealed": True})
+        info = await _existing(js, stream)
+    return _generation(number, info)
+
+
+async def open_next(client: Client, number: int, *, max_bytes: int, replicas: int = 1) -> Generation:
+    """Open the generation after the sealed one of `number`; return it, also where it is open already."""
+    js = JetStream(client)
+    before = _generation(number, await _existing(js, journal_stream(number)))
+    if not before.sealed:
+        raise JournalError(f"{before.stream} still takes appends: seal it before the next one is opened")
+    config = stream_config(number + 1, max_bytes=max_bytes, replicas=replicas, first_seq=before.last_seq + 1)
+    await _create(js, config)
+    opened = _generation(number + 1, await _existing(js, journal_stream(number + 1)))
+    if opened.first_seq != before.last_seq + 1:
+        raise JournalError(f"{opened.stream} begins at {opened.first_seq}, {before.stream} ends at {before.last_seq}")
+    return opened
+
+
+async def trim(client: Client, number: int) -> None:
+    """Delete a sealed generation's stream, which is in the archive; nothing happens where it is gone already.
+
+    The oldest goes first and the last one never, so that what is left has no gap.
+    """
+    js = JetStream(client)
+    there = {generation.number: generation for generation in await listed(js, {})}
+    if (old := there.get(number)) is None:
+        return
+    if not old.sealed or number + 1 not in there:
+        raise JournalError(f"{old.stream} is not trimmed: it must be sealed, and the next one open")
+    if (oldest := min(there)) != number:
+        raise JournalError(f"{old.stream} is not trimmed: {journal_stream(oldest)} is older and goes first")
+    await _keep_heads(client, js, old)
+    try:
+        await js.call(f"STREAM.DELETE.{old.stream}")
+    except ApiError as error:
+        if error.code != STREAM_MISSING_CODE:
+            raise
+
+
+async def head_of(js: JetStream, subject: str) -> Raw | None:
+    """Return the last frame on `subject` of the generations that were trimmed, None where they had none."""
+    message = await js.message(HEADS_STREAM, {"last_by_subj": subjects.head(subject)})
+    if message is None:
+        return None
+    match = _SEQ_HEADER.search(base64.b64decode(message.get("hdrs", "")))
+    if match is None:
+        raise JournalError(f"{HEADS_STREAM} holds {message['subject']} without its sequence: it is not Tidegate's")
+    return Raw(int(match[1]), subject, raw(message).data)
+
+
+def _generation(number: int, info: dict[str, Any]) -> Generation:
+    config, state = info["config"], info["state"]
+    sealed = bool(config.get("sealed"))
+    return Generation(
+        number=number,
+        first_seq=int(config.get("first_seq") or 1),
+        last_seq=int(state["last_seq"]),
+        used_bytes=int(state["bytes"]),
+        limit_bytes=int(config.get("max_bytes", -1)),
+        sealed=sealed,
+        live=not sealed and set(config.get("subjects") or ()) == set(JOURNAL_SUBJECTS),
+    )
+
+
+async def _existing(js: JetStream, stream: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    info = await js.info(stream, body)
+    if info is None:
+        raise JournalError(f"there is no generation {stream}")
+    return info
+
+
+async def _create(js: JetStream, config: dict[str, Any]) -> None:
+    """Create the stream unless it is there, perhaps with other bounds, or another generation is live meanwhile."""
+    try:
+        await js.call(f"STREAM.CREATE.{config['name']}", config)
+    except ApiError as error:
+        if error.code not in {STREAM_EXISTS_CODE, SUBJECTS_OVERLAP_CODE}:
+            raise
+
+
+async def _settled(js: JetStream, stream: str) -> None:
+    """Return when nothing more arrives and every replica has all of it.
+
+    Only then may the stream be made read-only: a replica that learns of that first would refuse what it has yet to
+    apply, and its copy would be shorter than the others.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + SETTLE_SECONDS_MAX
+    last_seq, behind = -1, [""]
+    while loop.time() < deadline:
+        info = await _existing(js, stream)
+        replicas = (info.get("cluster") or {}).get("replicas") or []
+        behind = [each["name"] for each in replicas if not each.get("current") or each.get("lag")]
+        if info["state"]["last_seq"] == last_seq and not behind:
+            return
+        last_seq = info["state"]["last_seq"]
+        await asyncio.sleep(SETTLE_WAIT_SECONDS)
+    who = ", ".join(behind) or "none"
+    raise JournalUnavailableError(
+        f"{stream} is not sealed: no rest within {SETTLE_SECONDS_MAX:g} s, replicas behind: {who}"
+    )
+
+
+async def _keep_heads(client: Client, js: JetStream, old: Generation) -> None:
+    await _create(js, _heads_config(await _existing(js, old.stream)))
+    offset = 0
+    while True:
+        info = await _existing(js, old.stream, {"subjects_filter": ">", "offset": offset})
+        counts = info["state"].get("subjects") or {}
+        for subject in counts:
+            message = await js.message(old.stream, {"last_by_subj": subject})
+            if message is None:
+                raise JournalError(f"{old.stream} lost the last frame on {subject}, which it had a moment ago")
+            await _publish_head(client, raw(message))
+        offset += len(counts)
+        if not counts or offset >= info.get("total", 0):
+            return
+
+
+async def _publish_head(client: Client, last: Raw) -> None:
+    subject = subjects.head(last.subject)
+    try:
+        answer = await client.request(
+            subject, last.data, timeout=HEAD_COPY_SECONDS, headers={SEQ_HEADER: str(last.seq)}
+        )
+    except (*NO_ANSWER, nats.errors.Error) as error:
+        raise JournalUnavailableError(f"the last frame on {last.subject} was not kept in {HEADS_STREAM}") from error
+    if (refusal := msgspec.json.decode(answer.data).get("error")) is not None:
+        raise JournalError(f"{HEADS_STREAM} does not take {subject}: {refusal.get('description')}")
+
+
+def _heads_config(info: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "name": HEADS_STREAM,
+        "subjects": list(HEADS_SUBJECTS),
+        "retention": "limits",
+        "storage": "file",
+        "discard": "old",
+        "max_msgs_per_subject": 1,
+        "num_replicas": info["config"].get("num_replicas", 1),
+    }

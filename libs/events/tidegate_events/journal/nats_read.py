@@ -1,0 +1,199 @@
+"""Reading the journal in order, whatever each frame lies in: a file of the archive, a sealed stream, the live one.
+
+A stream is read by an ephemeral push consumer, made anew from the next sequence whenever it falls silent. Who waits at
+the end of a generation hears the server's advisory that the next one was created, and asks now and then in case it was
+lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import structlog
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from tidegate_events.cancellation import honour_cancellation
+from tidegate_events.journal.archive import Archived, ArchiveDirectory, read_segments
+from tidegate_events.journal.base import JournalGapError, JournalUnavailableError, Raw
+from tidegate_events.journal.generations import Generation, listed
+from tidegate_events.journal.jetstream import NO_ANSWER, STREAM_MISSING_CODE, ApiError, JetStream
+from tidegate_events.subjects import journal_stream
+
+RETRY_WAIT_SECONDS = 0.2
+HEARTBEAT_SECONDS = 1.0
+SILENCE_SECONDS_MAX = 3.0
+HEARTBEATS_BETWEEN_LOOKS = 5
+
+log = structlog.get_logger()
+
+
+class _Silent(Exception):
+    """The consumer stopped delivering; a new one is needed."""
+
+
+class Reader:
+    """Reads for one account."""
+
+    def __init__(
+        self, client: Client, js: JetStream, sealed: dict[int, Generation], archive: ArchiveDirectory | None
+    ) -> None:
+        self._client = client
+        self._js = js
+        self._sealed = sealed
+        self._archive = archive
+        self._looking = asyncio.Lock()
+
+    async def follow(self, after: int) -> AsyncGenerator[Raw, None]:
+        """Yield every message after `after`, for ever; generations, reconnects and lost consumers do not show."""
+        while True:
+            honour_cancellation()
+            try:
+                async with aclosing(await self._source(after)) as messages:
+                    async for raw in messages:
+                        after = raw.seq
+                        yield raw
+            except (_Silent, JournalUnavailableError, *NO_ANSWER) as error:
+                if self._client.is_closed:
+                    # Final; and a cancellation that meets a closed client comes as ConnectionClosedError.
+                    raise JournalUnavailableError("the connection to the bus was closed") from error
+                log.info("journal_consumer_renewed", after=after, why=repr(error))
+                await asyncio.sleep(RETRY_WAIT_SECONDS)
+
+    async def end(self) -> int:
+        """Return the last sequence."""
+        there = await listed(self._js, self._sealed)
+        if not there:
+            raise JournalUnavailableError("the bus has no journal yet")
+        return there[-1].last_seq
+
+    async def _source(self, after: int) -> AsyncGenerator[Raw, None]:
+        """Return the messages after `after` of what holds the next one: it may end long before the journal does."""
+        there = await listed(self._js, self._sealed)
+        if not there:
+            raise JournalUnavailableError("the bus has no journal yet")
+        for generation in there:
+            if generation.first_seq <= after + 1 and (after < generation.last_seq or generation is there[-1]):
+                return self._from_stream(generation.number, after)
+        archived = None
+        if self._archive is not None:
+            async with self._looking:
+                archived = await asyncio.to_thread(self._archive.find, after + 1)
+        if archived is None:
+            where = "has no archive" if self._archive is None else "does not find it in the archive"
+            raise JournalGapError(
+                f"sequence {after + 1} is no longer on the bus, which begins at {there[0].first_seq}, and this process "
+                f"{where}: set TIDEGATE_JOURNAL_ARCHIVE_DIR to where the keeper puts sealed generations"
+            )
+        return self._from_archive(archived, after)
+
+    async def _from_archive(self, archived: Archived, after: int) -> AsyncGenerator[Raw, None]:
+        segments = read_segments(archived.path, after)
+        while (messages := await asyncio.to_thread(next, segments, None)) is not None:
+            honour_cancellation()
+            for raw in messages:
+                yield raw
+
+    async def _from_stream(self, number: int, after: int) -> AsyncGenerator[Raw, None]:
+        arrived: asyncio.Queue[Msg | None] = asyncio.Queue()
+
+        async def on_message(message: Msg) -> None:
+            arrived.put_nowait(message)
+
+        async def on_next_created(_message: Msg) -> None:
+            arrived.put_nowait(None)
+
+        inbox = self._client.new_inbox()
+        created = f"$JS.EVENT.ADVISORY.STREAM.CREATED.{journal_stream(number + 1)}"
+        subscriptions = [await self._client.subscribe(inbox, cb=on_message)]
+        try:
+            subscriptions.append(await self._client.subscribe(created, cb=on_next_created))
+            async with aclosing(self._until_next(number, after, inbox, arrived)) as messages:
+                async for raw in messages:
+                    yield raw
+        finally:
+            if not self._client.is_closed:
+                for subscription in subscriptions:
+                    await subscription.unsubscribe()
+
+    async def _until_next(
+        self, number: int, after: int, inbox: str, arrived: asyncio.Queue[Msg | None]
+    ) -> AsyncGenerator[Raw, None]:
+        """Yield what arrives of a generation, until it is sealed and all of it was there."""
+        end = await self._end_of(number)
+        if end is not None and after >= end:
+            return
+        await self._create_consumer(number, inbox, after + 1)
+        expected = after + 1
+        heartbeats = 0
+        while end is None or expected <= end:
+            message = await self._next(arrived)
+            honour_cancellation()
+            if message is None or heartbeats >= HEARTBEATS_BETWEEN_LOOKS:
+                heartbeats = 0
+                end = await self._end_of(number)
+            if message is None:
+                continue
+            if not message.reply.startswith("$JS.ACK."):
+                heartbeats += 1
+                await self._answer_status(message)
+                continue
+            seq = message.metadata.sequence.stream
+            if seq > expected:
+                if expected == after + 1:
+                    raise JournalGapError(f"the journal has no sequence {expected}; the next is {seq}")
+                raise _Silent(f"delivery skipped from {expected} to {seq}")
+            if seq == expected:
+                expected += 1
+                yield Raw(seq, message.subject, message.data)
+
+    async def _next(self, arrived: asyncio.Queue[Msg | None]) -> Msg | None:
+        if not arrived.empty():
+            return arrived.get_nowait()
+        try:
+            async with asyncio.timeout(SILENCE_SECONDS_MAX):
+                return await arrived.get()
+        except TimeoutError as error:
+            raise _Silent(f"nothing for {SILENCE_SECONDS_MAX} s") from error
+
+    async def _end_of(self, number: int) -> int | None:
+        """Return the last sequence of a generation that is over, None for one that may still grow."""
+        there = await listed(self._js, self._sealed)
+        if not there or there[-1].number <= number:
+            return None
+        for generation in there:
+            if generation.number == number:
+                return generation.last_seq
+        raise _Silent(f"{journal_stream(number)} was trimmed")
+
+    async def _create_consumer(self, number: int, inbox: str, start: int) -> None:
+        stream, name = journal_stream(number), inbox.rsplit(".", 1)[-1]
+        config = {
+            "name": name,
+            "deliver_subject": inbox,
+            "deliver_policy": "by_start_sequence",
+            "opt_start_seq": start,
+            "ack_policy": "none",
+            "max_deliver": 1,
+            "replay_policy": "instant",
+            "flow_control": True,
+            "idle_heartbeat": int(HEARTBEAT_SECONDS * 1e9),
+            "inactive_threshold": 5_000_000_000,
+            "mem_storage": True,
+            "num_replicas": 1,
+        }
+        try:
+            await self._js.call(f"CONSUMER.CREATE.{stream}.{name}", {"stream_name": stream, "config": config})
+        except ApiError as error:
+            if error.code == STREAM_MISSING_CODE:
+                raise _Silent(f"{stream} was trimmed") from error
+            raise
+
+    async def _answer_status(self, message: Msg) -> None:
+        """Answer a flow-control request, which otherwise stalls the consumer; plain heartbeats need nothing."""
+        stalled = (message.headers or {}).get("Nats-Consumer-Stalled")
+        reply = message.reply or stalled
+        if reply:
+            await self._client.publish(reply, b"")
