@@ -1,7 +1,8 @@
-"""The wire form of every kind of event, byte for byte: a change of it must be a decision, never an accident.
+"""The wire form of every version of every kind of event, byte for byte: a change must be a decision, not an accident.
 
-A golden file is written once, by `TIDEGATE_WRITE_GOLDEN=1 pytest tests/events/test_golden.py`, for kinds that have none
-yet. From the first tagged release on, a file never changes: a changed event gets a new version and an upcaster.
+`TIDEGATE_WRITE_GOLDEN=1 pytest tests/events/test_golden.py` writes what is missing, and never writes over what is
+there. A file stays as it is for ever, since journals that hold such bytes do: a changed event gets a new version, a new
+file and an upcaster, as `docs/how-to/change-an-event.md` says. `digests.json` makes that a file was changed show.
 """
 
 from __future__ import annotations
@@ -11,29 +12,46 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from blake3 import blake3
 from tidegate_events.events import Event
-from tidegate_events.frame import KINDS, Frame, Writer, decode, encode
+from tidegate_events.frame import KINDS, VERSIONS, Frame, Writer, decode, encode
 
 from tests.events.examples import EXAMPLES
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "events"
+DIGESTS = GOLDEN / "digests.json"
+SHIPPED = sorted(path.name for path in GOLDEN.glob("*.v*.json"))
 
 
 def wire(event: Event) -> bytes:
     return encode(Frame(Writer("gateway", "g1", 1, 1), (event,)))  # type: ignore[arg-type]
 
 
-def golden(kind: str, data: bytes) -> bytes:
-    path = GOLDEN / f"{kind}.json"
-    if not path.exists() and os.environ.get("TIDEGATE_WRITE_GOLDEN"):
-        GOLDEN.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data + b"\n")
-    return path.read_bytes().removesuffix(b"\n")
+def read(name: str) -> bytes:
+    return (GOLDEN / name).read_bytes().removesuffix(b"\n")
+
+
+def digest(name: str) -> str:
+    return blake3((GOLDEN / name).read_bytes()).hexdigest()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _written() -> None:
+    """Write the files and the digests that are missing, if that was asked for."""
+    if not os.environ.get("TIDEGATE_WRITE_GOLDEN"):
+        return
+    for event in EXAMPLES:
+        path = GOLDEN / f"{type(event).__name__}.v{VERSIONS[type(event).__name__]}.json"
+        if not path.exists():
+            path.write_bytes(wire(event) + b"\n")
+    known = msgspec.json.decode(DIGESTS.read_bytes()) if DIGESTS.exists() else {}
+    found = {path.name: digest(path.name) for path in GOLDEN.glob("*.v*.json")}
+    DIGESTS.write_bytes(msgspec.json.format(msgspec.json.encode(dict(sorted({**found, **known}.items())))) + b"\n")
 
 
 @pytest.mark.parametrize("event", EXAMPLES, ids=lambda event: type(event).__name__)
 def test_the_wire_form_is_the_golden_one(event: Event) -> None:
-    stored = golden(type(event).__name__, wire(event))
+    stored = read(f"{type(event).__name__}.v{VERSIONS[type(event).__name__]}.json")
     assert wire(event) == stored
     assert decode(stored).events == (event,)
 
@@ -43,9 +61,26 @@ def test_every_kind_has_an_example_with_every_field_set() -> None:
     for event in EXAMPLES:
         # Defaults are left out of the wire form, so a field at its default would not be held by the golden bytes.
         written = msgspec.json.decode(wire(event))["events"][0]
-        expected = set(type(event).__struct_fields__) - {"v"} | {"kind"}
+        version = {"v"} if VERSIONS[type(event).__name__] > 1 else set()
+        expected = set(type(event).__struct_fields__) - {"v"} | {"kind"} | version
         assert set(written) == expected, type(event).__name__
 
 
-def test_there_is_no_golden_file_without_a_kind() -> None:
-    assert {path.stem for path in GOLDEN.iterdir()} == set(KINDS)
+def test_every_version_of_every_kind_has_its_golden_file_and_there_are_no_others() -> None:
+    expected = {f"{kind}.v{version}.json" for kind, last in VERSIONS.items() for version in range(1, last + 1)}
+    assert {path.name for path in GOLDEN.iterdir()} - {DIGESTS.name} == expected
+
+
+def test_no_golden_file_was_changed() -> None:
+    assert {name: digest(name) for name in SHIPPED} == msgspec.json.decode(DIGESTS.read_bytes())
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_todays_code_reads_every_version(name: str) -> None:
+    kind, version, _ = name.split(".")
+    (written,) = msgspec.json.decode(read(name))["events"]
+    assert (written["kind"], written.get("v", 1)) == (kind, int(version.removeprefix("v")))
+    frame = decode(read(name))
+    (event,) = frame.events
+    assert (type(event).__name__, event.v) == (kind, VERSIONS[kind])
+    assert decode(encode(frame)) == frame

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from tidegate_events import events as e
-from tidegate_events.frame import KINDS, Writer
+from tidegate_events.frame import KINDS, VERSIONS, Writer
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -183,8 +183,9 @@ def render() -> str:
     for row in CONTRACT:
         own = [f for f in row.kind.__struct_fields__ if f not in e.Event.__struct_fields__]
         fields = ", ".join(f"`{name}`" for name in own)
+        kind, version = row.kind.__name__, VERSIONS[row.kind.__name__]
         lines.append(
-            f"| `{row.kind.__name__}` | 1 | {row.writer} | {row.effect} | {row.carries} | {row.void_when} | {fields} |"
+            f"| `{kind}` | {version} | {row.writer} | {row.effect} | {row.carries} | {row.void_when} | {fields} |"
         )
     missing = set(KINDS) - set(WRITERS)
     if missing:

@@ -6,7 +6,7 @@ first tagged release on, a version never changes: a changed event gets a new ver
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -15,6 +15,8 @@ from tidegate_events.spec import JobSpec
 
 Outcome = Literal["completed", "suspended", "failed", "stopped", "lost"]
 Scalar = str | int | float | bool | None
+FirstVersion = Annotated[int, msgspec.Meta(ge=1, le=1)]
+"""The version of every event that was never changed; a changed one has its own field `v`, without a default."""
 
 
 class _Part(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -81,7 +83,7 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, tag_f
 
     id: str
     at_ns: int
-    v: int = 1
+    v: FirstVersion = 1
     cause: str = ""
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from collections.abc import Mapping
+from typing import Generic, Literal, TypeVar, get_args
 
 import msgspec
 
 from tidegate_events.events import AnyEvent, Event
+from tidegate_events.upcasters import UPCASTERS, Upcaster, UpcastError, upcast, version_of
 
 Service = Literal["gateway", "scheduler", "node", "checkpoint", "metrics", "keeper"]
 MAX_FRAME_BYTES = 900_000  # below the bus's 1 MiB message limit, headers included
@@ -42,9 +44,12 @@ class UnreadableFrameError(Exception):
 
 
 KINDS: dict[str, type[Event]] = {kind.__name__: kind for kind in get_args(AnyEvent)}
+VERSIONS: dict[str, int] = {name: version_of(kind) for name, kind in KINDS.items()}
+
+_MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_FrameT = TypeVar("_FrameT", bound=msgspec.Struct)
 
 _encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(Frame)
 
 
 def encode(frame: Frame) -> bytes:
@@ -57,13 +62,46 @@ def encode(frame: Frame) -> bytes:
     return data
 
 
-def decode(data: bytes) -> Frame:
-    """Return the frame in `data`. Raises UnreadableFrameError for anything that is not one, or of a newer version."""
-    try:
-        frame = _decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise UnreadableFrameError(f"not a frame: {error}; begins {data[:80]!r}") from error
-    for event in frame.events:
-        if event.v != 1:
-            raise UnreadableFrameError(f"{type(event).__name__} v{event.v} is newer than this reader, which knows v1")
-    return frame
+class FrameDecoder(Generic[_FrameT]):
+    """Reads frames. Today's versions are decoded at once; only a frame that is not of them is looked at again."""
+
+    def __init__(
+        self,
+        frame: type[_FrameT],
+        versions: Mapping[str, int],
+        upcasters: Mapping[tuple[str, int], Upcaster],
+    ) -> None:
+        self._frame = frame
+        self._versions = versions
+        self._upcasters = upcasters
+        self._decode = msgspec.json.Decoder(frame).decode
+
+    def decode(self, data: bytes) -> _FrameT:
+        """Return the frame in `data`, its events of earlier versions as today's.
+
+        Raises UnreadableFrameError for anything that is no frame, or of a newer version.
+        """
+        try:
+            return self._decode(data)
+        except _MALFORMED as error:
+            return self._decode_other_version(data, error)
+
+    def _decode_other_version(self, data: bytes, refusal: Exception) -> _FrameT:
+        try:
+            document = msgspec.json.decode(data)
+            if not isinstance(document, dict) or not isinstance(events := document.get("events"), list):
+                raise refusal
+            today = [self._upcast(event) for event in events]
+            if today == events:
+                raise refusal
+            return msgspec.convert({**document, "events": today}, self._frame)
+        except UpcastError as error:
+            raise UnreadableFrameError(str(error)) from error
+        except _MALFORMED as error:
+            raise UnreadableFrameError(f"not a frame: {error}; begins {data[:80]!r}") from error
+
+    def _upcast(self, event: object) -> object:
+        return upcast(event, self._versions, self._upcasters) if isinstance(event, dict) else event
+
+
+decode = FrameDecoder(Frame, VERSIONS, UPCASTERS).decode
