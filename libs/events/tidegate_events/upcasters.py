@@ -18,7 +18,7 @@ UPCASTERS: dict[tuple[str, int], Upcaster] = {}
 
 
 class UpcastError(Exception):
-    """The event's version cannot be brought to today's: it is newer than this code, or no such event was ever written."""
+    """The event cannot be brought to today's version: it is newer than this code, or was never written so."""
 
 
 def version_of(kind: type[Any]) -> int:
