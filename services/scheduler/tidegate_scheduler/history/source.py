@@ -1,0 +1,132 @@
+"""Where history is read from: a file, which needs no server, or the journal on the bus. The same questions to both."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Protocol
+
+from nats.aio.client import Client
+from tidegate_events import bus
+from tidegate_events.bus import BusSettings
+from tidegate_events.frame import UnreadableFrameError, decode
+from tidegate_events.journal.archive import ArchiveDirectory, ArchiveInfo, glance, read_archive, read_snapshot
+from tidegate_events.journal.base import Raw, Recorded
+from tidegate_events.journal.nats import NatsJournal
+
+from tidegate_scheduler.history.errors import HistoryMissingError
+from tidegate_scheduler.history.verification import Redacted
+from tidegate_scheduler.snapshot import SnapshotStore, decode_snapshot
+from tidegate_scheduler.state import State
+
+NOTE_REDACTED = "redacted"
+NOTE_CUT_PASSES = "cut_passes"
+YES = "yes"
+
+
+class Source(Protocol):
+    """A stretch of history. `first` is its first sequence; `redacted` is None where nothing was taken out."""
+
+    first: int
+    end: int
+    redacted: Redacted | None
+
+    async def state(self, at_most: int) -> State:
+        """Return the newest state that is kept and not later than after `at_most`: to fold on from there."""
+        ...
+
+    def read(self, after: int, until: int) -> AsyncGenerator[Recorded, None]:
+        """Yield the frames with `after < seq <= until`."""
+        ...
+
+    def read_raw(self, after: int, until: int) -> AsyncGenerator[Raw, None]:
+        """Yield the same frames undecoded."""
+        ...
+
+
+class FileSource:
+    """The history in one archive file. Every byte is proved before it is used."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.info: ArchiveInfo = glance(path)
+        self.first, self.end = self.info.first_seq, self.info.last_seq
+        self.redacted = redaction_of(self.info)
+
+    async def state(self, at_most: int) -> State:
+        """Return the state before the file's first frame; `at_most` cannot lie before it."""
+        del at_most
+        data = read_snapshot(self.path)
+        if data is not None:
+            state = decode_snapshot(data)
+            if state.seq == self.first - 1:
+                return state
+            raise HistoryMissingError(f"{self.path} begins with {self.first}, its snapshot follows {state.seq}.")
+        if self.first == 1:
+            return State()
+        raise HistoryMissingError(
+            f"{self.path} begins with sequence {self.first} and holds no snapshot of the state before it.",
+            "`tidegate history bundle` writes files that hold one.",
+        )
+
+    async def read(self, after: int, until: int) -> AsyncGenerator[Recorded, None]:
+        """Yield the frames with `after < seq <= until`."""
+        for raw in read_archive(self.path, after, until):
+            try:
+                yield Recorded(raw.seq, raw.subject, decode(raw.data))
+            except UnreadableFrameError as error:
+                raise UnreadableFrameError(f"sequence {raw.seq} of {self.path}: {error}") from error
+
+    async def read_raw(self, after: int, until: int) -> AsyncGenerator[Raw, None]:
+        """Yield the same frames undecoded."""
+        for raw in read_archive(self.path, after, until):
+            yield raw
+
+
+def redaction_of(info: ArchiveInfo) -> Redacted | None:
+    """Return what the notes of a file say of its redaction."""
+    if info.notes.get(NOTE_REDACTED) != YES:
+        return None
+    return Redacted(frozenset(int(seq) for seq in info.notes.get(NOTE_CUT_PASSES, "").split()))
+
+
+class BusSource:
+    """The journal on the bus, with the generations that lie in the archive directory."""
+
+    def __init__(self, client: Client, journal: NatsJournal, end: int) -> None:
+        self._journal = journal
+        self._snapshots = SnapshotStore(client)
+        self.first, self.end = 1, end
+        self.redacted: Redacted | None = None
+
+    async def state(self, at_most: int) -> State:
+        """Return the newest usable snapshot of the store; without one, the beginning."""
+        return await self._snapshots.newest(at_most) or State()
+
+    def read(self, after: int, until: int) -> AsyncGenerator[Recorded, None]:
+        """Yield the frames with `after < seq <= until`."""
+        return self._journal.read(after, until)
+
+    def read_raw(self, after: int, until: int) -> AsyncGenerator[Raw, None]:
+        """Yield the same frames undecoded."""
+        return self._journal.read_raw(after, until)
+
+
+def open_file(path: Path) -> FileSource:
+    """Return the history in a file. Raises HistoryMissingError, ArchiveDamagedError."""
+    try:
+        return FileSource(path)
+    except OSError as error:
+        raise HistoryMissingError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+@asynccontextmanager
+async def open_bus(settings: BusSettings, archive: Path | None) -> AsyncIterator[BusSource]:
+    """Connect, and give the history of that journal; archived generations lie in `archive`."""
+    client = await bus.connect(settings)
+    try:
+        journal = NatsJournal(client, ArchiveDirectory(archive) if archive is not None else None)
+        yield BusSource(client, journal, await journal.end())
+    finally:
+        await client.close()
