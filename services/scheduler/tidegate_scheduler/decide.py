@@ -12,11 +12,15 @@ from tidegate_scheduler.version import CORE_VERSION
 
 
 class Pass(msgspec.Struct, frozen=True):
-    """What a pass decided: the frame's events (empty for nothing), when to decide again, and why each job waits."""
+    """What a pass decided: the frame's events (empty for nothing), when to decide again, and why each job waits.
+
+    `cut`: the pass was full before it had looked at every job.
+    """
 
     events: tuple[e.AnyEvent, ...]
     wake_at_ns: int | None
     waiting: dict[str, e.Reason]
+    cut: bool = False
 
 
 def decide(state: State, now_ns: int) -> Pass:
@@ -41,4 +45,4 @@ def decide(state: State, now_ns: int) -> Pass:
         state_digest=state.digest(),
         decisions=len(draft.events),
     )
-    return Pass((head, *draft.events), draft.wake_at_ns, draft.waiting)
+    return Pass((head, *draft.events), draft.wake_at_ns, draft.waiting, draft.cut)

@@ -27,6 +27,7 @@ class Draft:
         self.waiting: dict[str, Reason] = {}
         self.leaving: set[str] = set()
         self.wake_at_ns: int | None = None
+        self.cut = False
         self._bytes = 0
         self._revisions: dict[str, int] = {}
 
@@ -40,6 +41,7 @@ class Draft:
         if self._bytes < PASS_BYTES_MAX and len(self.events) + decisions <= self.parameters.decisions_per_pass_max:
             return True
         self.wake_by(self.now_ns)
+        self.cut = True
         return False
 
     def add(self, kind: type[Decision], job: Job, *reasons: Reason, **fields: Any) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 import msgspec
-from tidegate_events.events import Reason
+from tidegate_events.events import JobPlaced, JobRejected, Reason
 
+from tidegate_scheduler.decide import Pass
 from tidegate_scheduler.forecast import Basis, Start, forecast
-from tidegate_scheduler.policy.queue import rank
+from tidegate_scheduler.policy.queue import BACK_OFF, rank
 from tidegate_scheduler.state import Job, State
 
 QUEUE_MAX = 1000
@@ -34,6 +35,22 @@ class Queue(msgspec.Struct, frozen=True):
 
     total: int
     queue: tuple[Explanation, ...]
+
+
+def carry_over(state: State, earlier: dict[str, Reason], result: Pass) -> dict[str, Reason]:
+    """Return why each job waits after a pass on `state`: a job that a cut pass did not reach keeps its earlier reason.
+
+    Not so one that the pass placed or rejected, nor an earlier back-off: every pass looks at all of those.
+    """
+    if not result.cut:
+        return result.waiting
+    settled = {event.job for event in result.events if isinstance(event, JobPlaced | JobRejected)}
+    kept = {
+        job_id: reason
+        for job_id, reason in earlier.items()
+        if job_id in state.jobs and state.jobs[job_id].waiting and job_id not in settled and reason.code != BACK_OFF
+    }
+    return kept | result.waiting
 
 
 def explain(state: State, waiting: dict[str, Reason], job_id: str, now_ns: int | None = None) -> Explanation:

@@ -11,7 +11,6 @@ from tidegate_events.process import log_as, run_until_signalled
 
 from tidegate_scheduler import settings as configuration
 from tidegate_scheduler.commands import history
-from tidegate_scheduler.policy.parameters import ParametersError
 from tidegate_scheduler.shell import Scheduler
 
 
@@ -34,8 +33,8 @@ def main() -> None:
         raise SystemExit(2)
     try:
         settings = configuration.from_environment()
-    except ParametersError as error:
-        print(f"TIDEGATE_POLICY: {error}", file=sys.stderr)
+    except configuration.SettingsError as error:
+        print(error, file=sys.stderr)
         raise SystemExit(2) from error
     log_as("scheduler", settings.instance)
     run_until_signalled(serve)

@@ -1,7 +1,8 @@
-"""The scheduler's shell: all of its I/O. Follows the journal, decides, appends, and tells nodes what to do.
+"""The scheduler's shell: all of its I/O. Follows the journal, and while it leads decides, appends and tells nodes.
 
 It decides only when all its earlier frames are folded back, so that the state a decision was taken on is exactly the
-state after `at_seq`, and history can be recomputed from the journal alone.
+state after `at_seq`, and history can be recomputed from the journal alone. While another one leads it folds and listens
+just so, and is ready to go on from there.
 """
 
 from __future__ import annotations
@@ -17,20 +18,27 @@ from tidegate_events import orders as wire
 from tidegate_events import subjects
 from tidegate_events.cancellation import honour_cancellation
 from tidegate_events.clock import Clock
-from tidegate_events.events import AnyEvent, Decision, QuotaChanged, Reason
-from tidegate_events.journal.base import Journal
+from tidegate_events.events import AnyEvent, Decision, NodeReachable, NodeUnreachable, QuotaChanged
+from tidegate_events.journal.base import Journal, JournalFullError, JournalUnavailableError
 from tidegate_events.process import say_ready
 
+from tidegate_scheduler.candidate import Candidate, LeaseLostError
 from tidegate_scheduler.decide import decide
-from tidegate_scheduler.explain import count_waiting, explain, queue
+from tidegate_scheduler.explain import carry_over
 from tidegate_scheduler.fold import Fold
-from tidegate_scheduler.leadership import Leadership
+from tidegate_scheduler.leadership import DeposedError, Leadership
+from tidegate_scheduler.lease import LeaseRecord
+from tidegate_scheduler.lease_bucket import NatsLeaseBucket
 from tidegate_scheduler.liveness import Liveness
 from tidegate_scheduler.orders import in_parts, orders_for
-from tidegate_scheduler.pass_times import PassTimes
+from tidegate_scheduler.questions import Questions
 from tidegate_scheduler.settings import Settings
+from tidegate_scheduler.state import State
 
 LIVENESS_TICK_SECONDS = 0.5
+FULL_WAIT_SECONDS = 1.0
+BUCKET_TIMEOUTS_PER_LEASE = 3
+"""A renewal that got no answer leaves time to look what became of it before the lease ends."""
 
 log = structlog.get_logger()
 
@@ -38,41 +46,86 @@ log = structlog.get_logger()
 class Scheduler:
     """One scheduler process."""
 
-    def __init__(self, settings: Settings, client: Client, journal: Journal, clock: Clock) -> None:
+    def __init__(
+        self, settings: Settings, client: Client, journal: Journal, clock: Clock, state: State | None = None
+    ) -> None:
+        """Go on from `state`, that of a snapshot, where there is one."""
         self._settings = settings
         self._client = client
         self._journal = journal
         self._clock = clock
-        self._fold = Fold(journal)
-        self._leadership = Leadership(journal, self._fold, settings.instance)
+        self._fold = Fold(journal, state)
+        bucket = NatsLeaseBucket(client, settings.lease_seconds / BUCKET_TIMEOUTS_PER_LEASE)
+        self._candidate = Candidate(bucket, clock, instance=settings.instance, lease_seconds=settings.lease_seconds)
+        self._questions = Questions(client, self._fold, clock, lambda: self._candidate.term)
         self._liveness = Liveness(settings.node_silence_seconds, self._now())
-        self._waiting: dict[str, Reason] = {}
-        self._passes = PassTimes()
         self._wake_at_ns: int | None = None
         self._sent: dict[str, tuple[wire.NodeOrders, float]] = {}
 
     async def run(self) -> None:
-        """Serve until cancelled; raises DeposedError when another scheduler took the lead."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._fold.run())
-            await self._fold.reach(await self._journal.end())
-            await self._client.subscribe(subjects.LIVE_ALL, cb=self._on_heartbeat)
-            await self._client.subscribe(subjects.ask_scheduler("explain"), cb=self._on_explain)
-            await self._client.subscribe(subjects.ask_scheduler("queue"), cb=self._on_queue)
-            await self._client.subscribe(subjects.ask_scheduler("waiting"), cb=self._on_waiting)
-            await self._leadership.begin(self._clock.now_ns())
-            await self._leadership.set_policy(self._settings.parameters, self._clock.now_ns())
-            say_ready()
-            tasks.create_task(self._lead())
+        """Lead or stand by until cancelled; the lease is let go of at the end."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._fold.run())
+                await self._fold.reach(await self._journal.end())
+                await self._client.subscribe(subjects.LIVE_ALL, cb=self._on_heartbeat)
+                tasks.create_task(self._candidate.run(lambda: self._fold.state.header.epoch))
+                tasks.create_task(self._serve())
+        finally:
+            await self._candidate.release()
 
-    async def _lead(self) -> None:
+    async def _serve(self) -> None:
+        while True:
+            honour_cancellation()
+            term = await self._stand_by()
+            try:
+                async with self._candidate.bounded(term.epoch):
+                    await self._lead(term)
+            except (DeposedError, LeaseLostError) as error:
+                log.warning("steps_down", epoch=term.epoch, why=str(error))
+            except (JournalUnavailableError, JournalFullError) as error:
+                log.error("steps_down", epoch=term.epoch, why=str(error))
+                say_ready()  # all is well here, and a restart would change nothing
+            finally:
+                self._candidate.resign()
+                await self._questions.end()
+
+    async def _stand_by(self) -> LeaseRecord:
+        """Fold and listen until this process has the lease; return the term that it may begin."""
+        while (term := self._candidate.term) is None:
+            honour_cancellation()
+            if self._candidate.other is not None:
+                say_ready()
+            self._look_at_nodes()
+            await self._candidate.changed(LIVENESS_TICK_SECONDS)
+        return term
+
+    async def _lead(self, term: LeaseRecord) -> None:
+        leadership = Leadership(
+            self._journal,
+            self._fold,
+            (self._settings.instance, term.epoch),
+            lambda: self._candidate.holds(term.epoch),
+        )
+        await leadership.begin(self._clock.now_ns())
+        await leadership.set_policy(self._settings.parameters, self._clock.now_ns())
+        self._questions.waiting = {}
+        self._wake_at_ns = None
+        self._sent.clear()
+        await self._send_orders(leadership)
+        await self._questions.begin()
+        say_ready()
         while True:
             honour_cancellation()
             await self._await_change()
-            self._leadership.check()
-            await self._journal_liveness()
-            await self._decide()
-            await self._send_orders()
+            leadership.check()
+            try:
+                await self._journal_liveness(leadership)
+                await self._decide(leadership)
+            except JournalFullError as error:
+                log.error("journal_full", error=str(error), retry_in_seconds=FULL_WAIT_SECONDS)
+                await asyncio.sleep(FULL_WAIT_SECONDS)
+            await self._send_orders(leadership)
 
     async def _await_change(self) -> None:
         """Wait until something was folded, a decision falls due, or it is time to look at the nodes."""
@@ -87,25 +140,30 @@ class Scheduler:
         finally:
             self._fold.changed.clear()
 
-    async def _journal_liveness(self) -> None:
+    def _look_at_nodes(self) -> list[NodeUnreachable | NodeReachable]:
+        """Return which nodes fell silent or are heard again; nobody is blamed for what was not listened to."""
         if not self._client.is_connected:
             self._liveness.listen_anew(self._now())
-            return
-        seen = self._liveness.observe(self._fold.state, self._now(), self._clock.now_ns())
+            return []
+        return self._liveness.observe(self._fold.state, self._now(), self._clock.now_ns())
+
+    async def _journal_liveness(self, leadership: Leadership) -> None:
+        seen = self._look_at_nodes()
         if seen:
             for event in seen:
                 log.warning(type(event).__name__, node=event.node)
-            await self._leadership.append(tuple(seen))
+            await leadership.append(tuple(seen))
 
-    async def _decide(self) -> None:
-        started = time.perf_counter()
+    async def _decide(self, leadership: Leadership) -> None:
+        started, computing = time.perf_counter(), time.thread_time()
         result = decide(self._fold.state, self._clock.now_ns())
-        self._passes.add(time.perf_counter() - started)
-        self._waiting = result.waiting
+        self._questions.passes.add(time.perf_counter() - started)
+        self._candidate.on_pass(time.thread_time() - computing)
+        self._questions.waiting = carry_over(self._fold.state, self._questions.waiting, result)
         self._wake_at_ns = result.wake_at_ns
         if result.events:
             decided = time.perf_counter()
-            seq = await self._leadership.append(result.events)
+            seq = await leadership.append(result.events)
             log.info(
                 "pass",
                 seq=seq,
@@ -115,10 +173,11 @@ class Scheduler:
             )
             _log_decisions(seq, result.events)
 
-    async def _send_orders(self) -> None:
+    async def _send_orders(self, leadership: Leadership) -> None:
         """Send each node what is wanted of it where that changed, and every so often anyway."""
         now = self._now()
-        for name, node in self._fold.state.nodes.items():
+        for name, node in list(self._fold.state.nodes.items()):
+            leadership.check()
             orders = orders_for(self._fold.state, node)
             sent, sent_at = self._sent.get(name, (None, 0.0))
             fresh = sent is not None and (sent.sandboxes, sent.incarnation) == (orders.sandboxes, orders.incarnation)
@@ -136,23 +195,6 @@ class Scheduler:
             log.warning("heartbeat_unreadable", subject=message.subject, error=str(error))
             return
         self._liveness.hear(heartbeat.node, self._now())
-
-    async def _on_explain(self, message: Msg) -> None:
-        try:
-            job = msgspec.json.decode(message.data, type=dict[str, str]).get("job", "")
-        except msgspec.MsgspecError as error:
-            await message.respond(msgspec.json.encode({"error": f'send {{"job": "<id>"}}: {error}'}))
-            return
-        answer = explain(self._fold.state, self._waiting, job, self._clock.now_ns())
-        await message.respond(msgspec.json.encode(answer))
-
-    async def _on_queue(self, message: Msg) -> None:
-        answer = queue(self._fold.state, self._waiting, self._clock.now_ns())
-        await message.respond(msgspec.json.encode(answer))
-
-    async def _on_waiting(self, message: Msg) -> None:
-        answer = {"waiting": count_waiting(self._fold.state, self._waiting), "passes": self._passes}
-        await message.respond(msgspec.json.encode(answer))
 
     @staticmethod
     def _now() -> float:

@@ -7,6 +7,8 @@ from tidegate_events.events import Reason
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.state import Job
 
+BACK_OFF = "BackOff"
+
 
 def in_order(draft: Draft) -> list[Job]:
     """Return the jobs that may be placed now, first in line first; those in back-off get their reason."""
@@ -16,7 +18,7 @@ def in_order(draft: Draft) -> list[Job]:
             continue
         if job.not_before_ns > draft.now_ns:
             wait_ms = (job.not_before_ns - draft.now_ns) // 1_000_000
-            draft.waiting[job.id] = Reason(code="BackOff", numbers={"wait_ms": wait_ms})
+            draft.waiting[job.id] = Reason(code=BACK_OFF, numbers={"wait_ms": wait_ms})
             draft.wake_by(job.not_before_ns)
         else:
             ready.append(job)
