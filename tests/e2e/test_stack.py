@@ -81,11 +81,11 @@ def test_a_stack_comes_back_to_its_history_and_its_jobs(start: Callable[[], Runn
 
 
 def test_passwords_stay_with_the_owner(stack: RunningStack) -> None:
-    for file in (stack.home.stack_file, stack.home.nats_config, password_file(stack.home)):
+    for file in (stack.home.stack_file, stack.home.run_dir / "nats.conf", password_file(stack.home)):
         assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
     passwords = {stack.record.bus_password, stack.record.database_url.split(":")[2].split("@")[0]}
     passwords.add(password_file(stack.home).read_text())
-    config = json.loads(stack.home.nats_config.read_text())
+    config = json.loads((stack.home.run_dir / "nats.conf").read_text())
     passwords |= {user["password"] for user in config["authorization"]["users"]}
     for pid in (stack.record.pid, *(service.pid for service in stack.record.services.values())):
         argv = Path(f"/proc/{pid}/cmdline").read_bytes().decode()

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 from tidegate_local import nats_config, plan
-from tidegate_local.bus import ADMIN, publish_permissions
 from tidegate_local.database import READERS, WRITERS
-from tidegate_local.home import NODE
+from tidegate_local.permissions import ADMIN, publish_permissions
+from tidegate_local.topology import ONE_OF_EACH
 
 ROOT = Path(__file__).parents[2]
 COMMAND_SECONDS_MAX = 60.0
-LOGINS = {ADMIN, *publish_permissions(NODE), *WRITERS, *READERS}
+LOGINS = {ADMIN, *publish_permissions(ONE_OF_EACH), *WRITERS, *READERS}
 NOT_OURS = {"nats", "postgres", "jaeger", "prometheus", "prepare"}
 
 

@@ -19,11 +19,14 @@ from tidegate_events.journal.base import Appended
 from tidegate_events.journal.nats import NatsJournal
 from tidegate_events.resources import Resources
 from tidegate_local import plan
-from tidegate_local.bus import ADMIN, Bus, is_ready, new_bus, publish_permissions, write_config
+from tidegate_local.bus import Bus, config_file, is_ready, new_bus, write_config
 from tidegate_local.home import Home
+from tidegate_local.permissions import ADMIN, publish_permissions
+from tidegate_local.topology import NATS, ONE_OF_EACH
 
 NODE = "local"
 REFUSED_SECONDS = 0.3
+(SERVER,) = ONE_OF_EACH.processes(NATS)
 
 
 @pytest.fixture
@@ -31,9 +34,9 @@ async def bus(tmp_path: Path) -> AsyncIterator[Bus]:
     """Yield the stack's bus, running."""
     home = Home(tmp_path)
     home.create()
-    made = new_bus(plan.free_port(), NODE)
-    write_config(home, made, NODE)
-    spec = plan.nats_service(home, made)
+    made = new_bus((plan.free_port(),))
+    write_config(home, made)
+    spec = plan.nats_service(home, made, SERVER)
     with (tmp_path / "nats.log").open("wb") as log:
         process = subprocess.Popen(spec.argv, stdout=log, stderr=log)  # noqa: ASYNC220 - a fork of milliseconds
     try:
@@ -102,7 +105,7 @@ async def test_no_service_can_touch_a_stream(bus: Bus, user: str) -> None:
 
     async def refused(call: str) -> bool:
         try:
-            await client.request(f"$JS.API.{call}.JOURNAL", b"{}", timeout=REFUSED_SECONDS)
+            await client.request(f"$JS.API.{call}.JOURNAL_1", b"{}", timeout=REFUSED_SECONDS)
         except (nats.errors.TimeoutError, TimeoutError):
             return True
         return False
@@ -116,10 +119,10 @@ async def test_even_the_stacks_own_login_cannot_delete_from_the_journal(bus: Bus
     admin = await connect(bus, ADMIN)
     journal = NatsJournal(admin)
     await journal.append("tg.decision", frame("scheduler", "local"))
-    stream = await admin.jetstream().stream_info("JOURNAL")
+    stream = await admin.jetstream().stream_info("JOURNAL_1")
     assert stream.config.deny_delete
     assert stream.config.deny_purge
-    answer = await admin.request("$JS.API.STREAM.PURGE.JOURNAL", b"", timeout=2)
+    answer = await admin.request("$JS.API.STREAM.PURGE.JOURNAL_1", b"", timeout=2)
     assert b'"error"' in answer.data
     assert await journal.end() == 1
     await admin.close()
@@ -138,7 +141,7 @@ async def test_samples_go_into_a_bounded_stream_in_memory_that_a_restarted_bus_h
     assert stream.config.max_bytes == 64 * 1024**2
     admin = await connect(bus, ADMIN)
     await admin.request("$JS.API.STREAM.DELETE.TELEMETRY", b"", timeout=2)  # as after a restart of the server
-    assert await is_ready(bus)
+    assert await is_ready(bus, SERVER)
     assert (await metrics.jetstream().stream_info("TELEMETRY")).state.messages == 0
     for client in (executor, metrics, admin):
         await client.close()
@@ -151,16 +154,17 @@ async def test_questions_are_answered_through_the_inbox(bus: Bus) -> None:
         await message.respond(b"because")
 
     await scheduler.subscribe("tg.ask.scheduler.explain", cb=answer)
-    await scheduler.flush()
+    for _ in range(2):  # the client writes the first ping past what it has queued, the subscription too
+        await scheduler.flush()
     assert (await gateway.request("tg.ask.scheduler.explain", b"{}", timeout=2)).data == b"because"
     await scheduler.close()
     await gateway.close()
 
 
 async def test_passwords_are_needed_and_lie_where_only_the_owner_reads(bus: Bus, tmp_path: Path) -> None:
-    assert stat.S_IMODE(Home(tmp_path).nats_config.stat().st_mode) == 0o600
-    assert len({*bus.passwords.values()}) == len(publish_permissions(NODE)) + 1
-    reader, writer = await asyncio.open_connection("127.0.0.1", bus.port)
+    assert stat.S_IMODE(config_file(Home(tmp_path), SERVER).stat().st_mode) == 0o600
+    assert len({*bus.passwords.values()}) == len(publish_permissions(ONE_OF_EACH)) + 1
+    reader, writer = await asyncio.open_connection("127.0.0.1", bus.ports[0])
     await reader.readline()
     writer.write(b"CONNECT {}\r\nPING\r\n")
     assert b"Authorization Violation" in await reader.readline()

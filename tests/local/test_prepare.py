@@ -12,13 +12,14 @@ import asyncpg
 import pytest
 from tidegate_events import bus as connecting
 from tidegate_local import bus, database, nats_config, plan, postgres
-from tidegate_local.bus import ADMIN
-from tidegate_local.home import NODE, Home
+from tidegate_local.home import Home
 from tidegate_local.logfile import LogFile
+from tidegate_local.permissions import ADMIN, publish_permissions
 from tidegate_local.service import Service
+from tidegate_local.topology import NATS, ONE_OF_EACH
 
 WAIT_SECONDS_MAX = 60.0
-LOGINS = {ADMIN, *bus.publish_permissions(NODE), *database.WRITERS, *database.READERS}
+LOGINS = {ADMIN, *publish_permissions(ONE_OF_EACH), *database.WRITERS, *database.READERS}
 PASSWORDS = {f"TIDEGATE_PASSWORD_{login.upper()}": f"p{login}" for login in LOGINS}
 
 
@@ -26,9 +27,10 @@ async def test_streams_and_logins_are_there_when_it_says_so(tmp_path: Path, monk
     home = Home(tmp_path / "home")
     home.create()
     ports = plan.free_ports()
-    monkeypatch.setattr(nats_config, "PORT", ports.nats)
+    monkeypatch.setattr(nats_config, "PORT", ports.nats[0])
     monkeypatch.setattr(nats_config, "STORE_DIR", home.nats_dir)
-    home.nats_config.write_text(nats_config.render())
+    config = bus.config_file(home, ONE_OF_EACH.processes(NATS)[0])
+    config.write_text(nats_config.render())
     await postgres.initialise(home, lambda: PASSWORDS[f"TIDEGATE_PASSWORD_{ADMIN.upper()}"])
     log = LogFile(home.logs_dir / "log")
     log.follow(asyncio.get_running_loop())
@@ -37,14 +39,14 @@ async def test_streams_and_logins_are_there_when_it_says_so(tmp_path: Path, monk
     given = {
         **os.environ,
         **PASSWORDS,
-        "TIDEGATE_NATS_PORT": str(ports.nats),
+        "TIDEGATE_NATS_PORT": str(ports.nats[0]),
         "TIDEGATE_POSTGRES_PORT": str(ports.postgres),
         "TIDEGATE_READY_FILE": str(ready),
     }
     async with asyncio.TaskGroup() as group:
         group.create_task(server.run())
         nats = await asyncio.create_subprocess_exec(
-            plan.console_script("nats-server"), "--config", str(home.nats_config), env=given, stderr=log.write_end
+            plan.console_script("nats-server"), "--config", str(config), env=given, stderr=log.write_end
         )
         prepare = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tidegate_local.prepare"), env=given, stderr=log.write_end
@@ -59,9 +61,9 @@ async def test_streams_and_logins_are_there_when_it_says_so(tmp_path: Path, monk
             assert await connection.fetchval("SELECT current_user") == database.OWNER
             await connection.close()
             client = await connecting.connect(
-                bus.Bus(port=ports.nats, passwords={"metrics": "pmetrics"}).login("metrics")
+                bus.Bus(ports=ports.nats, passwords={"metrics": "pmetrics"}).login("metrics")
             )
-            for stream in ("JOURNAL", "USER", "TELEMETRY"):
+            for stream in ("JOURNAL_1", "USER", "TELEMETRY", "DEADLETTER", "KV_LEASE", "KV_POSITIONS", "OBJ_SNAPSHOTS"):
                 assert (await client.jetstream().stream_info(stream)).state.messages == 0
             await client.close()
         finally:

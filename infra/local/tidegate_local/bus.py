@@ -1,8 +1,4 @@
-"""The stack's bus: nats-server's configuration, one login per service, and the streams.
-
-Permissions are per writer: a service may publish only what it is the writer of. Only the stack's own login may make,
-change or delete a stream, and the journal itself refuses deletes and purges to everybody.
-"""
+"""The stack's bus: where its servers listen, their configuration, and how to see that one of them is ready."""
 
 from __future__ import annotations
 
@@ -14,161 +10,145 @@ from typing import Any
 import msgspec
 import nats.errors
 import structlog
-from nats.aio.client import Client
-from nats.js.api import DiscardPolicy, StorageType, StreamConfig
-from nats.js.errors import BadRequestError
-from tidegate_events import telemetry
+from nats.js.api import StreamInfo
 from tidegate_events.bus import BusSettings, BusUnreachableError, connect
 from tidegate_events.journal.base import JournalError
-from tidegate_events.journal.nats import NatsJournal
-from tidegate_events.subjects import DECISION, JOURNAL_STREAM, TELEMETRY_STREAM, USER_STREAM, USER_SUBJECTS, fact
+from tidegate_events.journal.generations import generations
 
+from tidegate_local import streams
 from tidegate_local.home import LOOPBACK, Home, write_private
+from tidegate_local.permissions import ADMIN, publish_permissions, users
+from tidegate_local.topology import NATS, ONE_OF_EACH, Process, Topology
 
-JOURNAL_BYTES_MAX = 1024**3
-USER_BYTES_MAX = 64 * 1024**2
-USER_AGE_SECONDS_MAX = 24 * 3600
-USER_MESSAGES_PER_TENANT_MAX = 100_000
-# Asked to create a stream that exists, the server wants room for it a second time before it compares the two.
-STORE_BYTES_MAX = 2 * (JOURNAL_BYTES_MAX + USER_BYTES_MAX)
-TELEMETRY_BYTES_MAX = 64 * 1024**2
-MEMORY_STORE_BYTES_MAX = 2 * TELEMETRY_BYTES_MAX
 PASSWORD_BYTES = 24
 PROBE_SECONDS_MAX = 2.0
+CLUSTER = "tidegate"
+ROUTE_LOGIN = "route"
 
 log = structlog.get_logger()
 
-ADMIN = "stack"
-OPERATOR = "operator"
-# Instance names on one machine: the subjects a service may write follow from them.
-INSTANCE = "local"
-
-
-def publish_permissions(node: str) -> dict[str, list[str]]:
-    """Return what each login may publish, besides reading the journal."""
-    return {
-        "scheduler": [DECISION, "tg.order.>", "tg.ask.>"],
-        "executor": [fact("node", node), f"tg.live.{node}", "tg.user.>", f"tg.telemetry.{node}", "tg.ask.>"],
-        "gateway": [fact("gateway", INSTANCE), "tg.ask.>"],
-        "checkpoint": [fact("checkpoint", INSTANCE), "tg.ask.>"],
-        "projector": ["tg.ask.>"],
-        "metrics": [fact("metrics", INSTANCE), "tg.ask.>"],
-        OPERATOR: ["tg.ask.>"],
-    }
-
-
-def reading(stream: str) -> list[str]:
-    """Return the calls of the JetStream API that reading a stream needs (no call there changes what it holds)."""
-    calls = ("STREAM.INFO", "STREAM.MSG.GET", "CONSUMER.INFO", "CONSUMER.DELETE", "CONSUMER.MSG.NEXT")
-    names = [f"$JS.API.{call}.{stream}" for call in calls[:2]]
-    names += [f"$JS.API.{call}.{stream}.>" for call in (*calls[2:], "CONSUMER.CREATE", "DIRECT.GET")]
-    return [*names, f"$JS.API.DIRECT.GET.{stream}", f"$JS.ACK.{stream}.>", f"$JS.FC.{stream}.>"]
-
 
 class Bus(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the bus listens, and the password of each login."""
+    """Where the bus's servers listen for clients and for each other, and the password of each login."""
 
-    port: int
+    ports: tuple[int, ...]
+    route_ports: tuple[int, ...] = ()
     passwords: dict[str, str]
+    route_password: str = ""
+    topology: Topology = ONE_OF_EACH
+    journal_bytes: int = streams.JOURNAL_BYTES_MAX
 
     def __repr__(self) -> str:
-        return f"Bus(port={self.port}, logins={sorted(self.passwords)})"
+        return f"Bus(ports={self.ports}, logins={sorted(self.passwords)})"
 
     @property
     def url(self) -> str:
-        """Return the address that clients use."""
-        return f"nats://{LOOPBACK}:{self.port}"
+        """Return the addresses that clients use, separated by commas."""
+        return ",".join(f"nats://{LOOPBACK}:{port}" for port in self.ports)
 
     def login(self, user: str) -> BusSettings:
         """Return how `user` connects."""
         return BusSettings(url=self.url, user=user, password=self.passwords[user], name=f"tidegate-{user}")
 
 
-def new_bus(port: int, node: str) -> Bus:
-    """Return a bus at `port` with fresh passwords."""
-    users = (ADMIN, *publish_permissions(node))
-    return Bus(port=port, passwords={user: secrets.token_urlsafe(PASSWORD_BYTES) for user in users})
-
-
-def server_config(bus: Bus, store_dir: Path, node: str) -> dict[str, Any]:
-    """Return nats-server's configuration; its format takes JSON."""
-    streams = (JOURNAL_STREAM, USER_STREAM, TELEMETRY_STREAM)
-    common = ["$JS.API.INFO", *(call for stream in streams for call in reading(stream))]
-    users: list[dict[str, Any]] = [{"user": ADMIN, "password": bus.passwords[ADMIN]}]
-    for user, subjects in publish_permissions(node).items():
-        permissions = {
-            "publish": {"allow": [*subjects, *common]},
-            "subscribe": {"allow": [">"]},
-            "allow_responses": {"max": 1, "expires": "60s"},
-        }
-        users.append({"user": user, "password": bus.passwords[user], "permissions": permissions})
-    return {
-        "server_name": "tidegate-local",
-        "host": LOOPBACK,
-        "port": bus.port,
-        "max_payload": 1024**2,
-        "jetstream": {
-            "store_dir": str(store_dir),
-            # The default acknowledges before fsync and loses acknowledged events in a power cut.
-            "sync_interval": "always",
-            "max_file_store": STORE_BYTES_MAX,
-            "max_memory_store": MEMORY_STORE_BYTES_MAX,
-        },
-        "authorization": {"users": users},
-    }
-
-
-def write_config(home: Home, bus: Bus, node: str) -> None:
-    """Write the configuration, readable by its owner alone: it holds every password."""
-    config = server_config(bus, home.nats_dir, node)
-    write_private(home.nats_config, msgspec.json.format(msgspec.json.encode(config), indent=2))
-
-
-async def create_streams(bus: Bus) -> None:
-    """Create the streams where they are missing, with the stack's own login.
-
-    Needed after every start of the server: one that lives in memory is forgotten with all that was in it.
-    """
-    client = await connect(bus.login(ADMIN))
-    try:
-        await NatsJournal(client).ensure_stream(max_bytes=JOURNAL_BYTES_MAX)
-        await _ensure(client, _user_stream())
-        await _ensure(client, StreamConfig.from_response(telemetry.stream_config(max_bytes=TELEMETRY_BYTES_MAX)))
-    finally:
-        await client.close()
-
-
-def _user_stream() -> StreamConfig:
-    return StreamConfig(
-        name=USER_STREAM,
-        subjects=list(USER_SUBJECTS),
-        storage=StorageType.FILE,
-        discard=DiscardPolicy.OLD,
-        max_bytes=USER_BYTES_MAX,
-        max_age=USER_AGE_SECONDS_MAX,
-        max_msgs_per_subject=USER_MESSAGES_PER_TENANT_MAX,
+def new_bus(ports: tuple[int, ...], route_ports: tuple[int, ...] = (), topology: Topology = ONE_OF_EACH) -> Bus:
+    """Return a bus at `ports` with fresh passwords; several servers reach each other at `route_ports`."""
+    logins = (ADMIN, *publish_permissions(topology))
+    return Bus(
+        ports=ports,
+        route_ports=route_ports,
+        passwords={login: secrets.token_urlsafe(PASSWORD_BYTES) for login in logins},
+        route_password=secrets.token_urlsafe(PASSWORD_BYTES),
+        topology=topology,
     )
 
 
-async def _ensure(client: Client, config: StreamConfig) -> None:
-    try:
-        await client.jetstream().add_stream(config)
-    except BadRequestError as error:
-        # Another configuration of an earlier version: bounds are the stack's own to change.
-        if error.err_code != 10058:
-            raise
-        await client.jetstream().update_stream(config)
+def server_name(server: Process) -> str:
+    """Return what the server calls itself in the cluster."""
+    return f"tidegate-{server.instance}"
 
 
-async def is_ready(bus: Bus) -> bool:
-    """Say whether the server answers, and has its streams."""
+def store_dir(home: Home, server: Process) -> Path:
+    """Return where a server keeps its streams: of several each has its own."""
+    return home.nats_dir / server.instance if server.number else home.nats_dir
+
+
+def config_file(home: Home, server: Process) -> Path:
+    """Return a server's configuration file."""
+    return home.run_dir / f"{server.name}.conf"
+
+
+def server_config(bus: Bus, server: Process, directory: Path) -> dict[str, Any]:
+    """Return a nats-server's configuration; its format takes JSON."""
+    index = max(0, server.number - 1)
+    config: dict[str, Any] = {
+        "server_name": server_name(server),
+        "host": LOOPBACK,
+        "port": bus.ports[index],
+        "max_payload": 1024**2,
+        "jetstream": {
+            "store_dir": str(directory),
+            # The default acknowledges before fsync and loses acknowledged events in a power cut.
+            "sync_interval": "always",
+            "max_file_store": streams.store_bytes_max(bus.journal_bytes),
+            "max_memory_store": streams.MEMORY_STORE_BYTES_MAX,
+        },
+        "authorization": {"users": users(bus.topology, bus.passwords)},
+    }
+    if len(bus.ports) > 1:
+        config["cluster"] = {
+            "name": CLUSTER,
+            "host": LOOPBACK,
+            "port": bus.route_ports[index],
+            "no_advertise": True,  # clients know all addresses
+            "authorization": {"user": ROUTE_LOGIN, "password": bus.route_password},
+            "routes": [
+                f"nats-route://{ROUTE_LOGIN}:{bus.route_password}@{LOOPBACK}:{port}"
+                for port in bus.route_ports
+                if port != bus.route_ports[index]
+            ],
+        }
+    return config
+
+
+def write_config(home: Home, bus: Bus) -> None:
+    """Write each server's configuration, readable by its owner alone: it holds every password."""
+    for server in bus.topology.processes(NATS):
+        directory = store_dir(home, server)
+        directory.mkdir(exist_ok=True, mode=0o700)
+        config = server_config(bus, server, directory)
+        write_private(config_file(home, server), msgspec.json.format(msgspec.json.encode(config), indent=2))
+
+
+async def is_ready(bus: Bus, server: Process) -> bool:
+    """Say whether the server answers, the bus has its streams, and the server its copy of the journal.
+
+    Streams are looked after at every start of a server: one that lives in memory is forgotten with all that was in it.
+    """
     with socket.socket() as probe:
         probe.settimeout(PROBE_SECONDS_MAX)
-        if probe.connect_ex((LOOPBACK, bus.port)):
+        if probe.connect_ex((LOOPBACK, bus.ports[max(0, server.number - 1)])):
             return False
     try:
-        await create_streams(bus)
+        client = await connect(bus.login(ADMIN))
+        try:
+            await streams.create(client, journal_bytes=bus.journal_bytes, replicas=len(bus.ports))
+            newest = (await generations(client))[-1]
+            return _holds(server, await client.jetstream().stream_info(newest.stream))
+        finally:
+            await client.close()
     except (BusUnreachableError, JournalError, nats.errors.Error, OSError) as error:
-        log.warning("bus_not_ready", error=repr(error))
+        log.warning("bus_not_ready", server=server.name, error=repr(error))
         return False
-    return True
+
+
+def _holds(server: Process, stream: StreamInfo) -> bool:
+    """Say whether the server leads the stream or has all of it; of a single server that is not asked."""
+    if not server.number:
+        return True
+    name, cluster = server_name(server), stream.cluster
+    if cluster is None:
+        return False
+    return cluster.leader == name or any(
+        replica.name == name and replica.current and not replica.offline for replica in cluster.replicas or ()
+    )

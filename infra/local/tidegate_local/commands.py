@@ -16,7 +16,9 @@ from rich.table import Table
 from tidegate_local import launch, preflight
 from tidegate_local.home import Home, HomeInUseError, StackRecord
 from tidegate_local.plan import StackOptions
+from tidegate_local.streams import GENERATION_BYTES_MIN, JOURNAL_BYTES_MAX
 from tidegate_local.supervisor import run_stack
+from tidegate_local.topology import NODES_MAX, SCHEDULERS_MAX, Topology
 
 EXIT_FAILED = 1
 EXIT_CANNOT_RUN_HERE = 3
@@ -42,14 +44,22 @@ def up(  # noqa: PLR0917 - typer calls it by name, one argument for each option
     ] = False,
     cpu_millis: Annotated[int | None, typer.Option(min=100, help="Offer this much CPU, not all of it.")] = None,
     memory_mib: Annotated[int | None, typer.Option(min=64, help="Offer this much memory, not all of it.")] = None,
+    nodes: Annotated[int, typer.Option(min=1, max=NODES_MAX, help="Node agents, each with its share.")] = 1,
+    schedulers: Annotated[int, typer.Option(min=1, max=SCHEDULERS_MAX, help="One leads, the others stand by.")] = 1,
+    bus_servers: Annotated[int, typer.Option(help="1, or 3 with a copy of every stream each.")] = 1,
+    generation_bytes: Annotated[
+        int, typer.Option(min=GENERATION_BYTES_MIN, help="How large one generation of the journal may become.")
+    ] = JOURNAL_BYTES_MAX,
     as_json: JsonOption = False,
 ) -> None:
-    """Start the local stack: bus, database, gateway, scheduler, one node agent, checkpoints, read models, metrics."""
+    """Start the local stack: bus, database and every service; of some kinds several, where asked."""
     options = StackOptions(
         home=(Home(home) if home else Home.default()).root,
         unisolated=unisolated,
         cpu_millis=cpu_millis,
         memory_mib=memory_mib,
+        topology=Topology(bus_servers=bus_servers, schedulers=schedulers, nodes=nodes),
+        generation_bytes=generation_bytes,
     )
     _refuse_where_it_cannot_run(options, as_json)
     try:

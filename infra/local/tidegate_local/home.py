@@ -10,9 +10,10 @@ from typing import Literal
 
 import msgspec
 
+from tidegate_local.topology import ONE_OF_EACH, Topology
+
 HOME_VARIABLE = "TIDEGATE_HOME"
 LOOPBACK = "127.0.0.1"
-NODE = "local"
 
 State = Literal["starting", "ready", "stopping", "stopped", "failed"]
 
@@ -27,7 +28,10 @@ class ServiceRecord(msgspec.Struct, kw_only=True):
 
 
 class StackRecord(msgspec.Struct, kw_only=True):
-    """What `stack.json` holds; mode 0600, because of the operator's passwords (of bus and database, both read-only)."""
+    """What `stack.json` holds; mode 0600, because of the operator's passwords (of bus and database, both read-only).
+
+    `node` names all nodes, separated by commas.
+    """
 
     state: State
     pid: int
@@ -43,6 +47,7 @@ class StackRecord(msgspec.Struct, kw_only=True):
     ports: dict[str, int]
     services: dict[str, ServiceRecord] = {}
     detail: str = ""
+    topology: Topology = ONE_OF_EACH
 
 
 class HomeInUseError(Exception):
@@ -66,7 +71,8 @@ class Home:
         # The only host directories below which a job may name inputs and outputs.
         self.inputs_dir = self.root / "inputs"
         self.outputs_dir = self.root / "outputs"
-        self.nats_config = self.run_dir / "nats.conf"
+        # Sealed generations of the journal; every service that reads history reads them there.
+        self.archive_dir = self.root / "journal" / "archive"
 
     @classmethod
     def default(cls) -> Home:
@@ -85,6 +91,7 @@ class Home:
         self.root.chmod(0o711)
         for private in (self.nats_dir, self.postgres_dir, self.logs_dir, self.run_dir, self.tmp_dir, self.secrets_dir):
             private.mkdir(exist_ok=True, mode=0o700)
+        self.archive_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         for passable in (self.hot_dir, self.inputs_dir, self.outputs_dir):
             passable.mkdir(exist_ok=True, mode=0o711)
 

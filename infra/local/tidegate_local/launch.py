@@ -85,7 +85,7 @@ async def stop(home: Home) -> Ended:
     failures: list[Leftover] = []
     if was_running:
         failures += await _end_supervisor(home, record.pid)
-    options = StackOptions(home=home.root, unisolated=record.level == "unisolated")
+    options = StackOptions(home=home.root, unisolated=record.level == "unisolated", topology=record.topology)
     failures += await leftovers.sweep(options)
     left = await leftovers.find_settled(home, record.ports)
     if not left and not failures:

@@ -16,6 +16,7 @@ import msgspec
 
 from tidegate_local import plan, postgres
 from tidegate_local.home import HOME_VARIABLE, LOOPBACK, Home
+from tidegate_local.topology import EXECUTOR, Process
 
 SWEEP_SECONDS_MAX = 60.0
 SETTLE_SECONDS_MAX = 5.0
@@ -34,15 +35,20 @@ class Leftover(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def sweep(options: plan.StackOptions) -> list[Leftover]:
-    """Let the node agent's command end every sandbox of an ended stack; return what it could not do.
+    """Let the command of each node's agent end every sandbox of an ended stack; return what it could not do.
 
     What a killed database server leaves in shared memory is removed, too.
     """
     await _release_memory(Home(options.home))
+    agents = options.topology.processes(EXECUTOR)
+    return [left for found in await asyncio.gather(*(_sweep(agent, options) for agent in agents)) for left in found]
+
+
+async def _sweep(agent: Process, options: plan.StackOptions) -> list[Leftover]:
     process = await asyncio.create_subprocess_exec(
         plan.console_script("tidegate-executor"),
         "sweep",
-        env={**plan.common_env(options), **plan.executor_env(options)},
+        env={**plan.common_env(options), **plan.executor_env(agent, options)},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
@@ -136,7 +142,7 @@ def _mounts(home: Home) -> Iterator[Leftover]:
 
 
 def cgroup_directories(name: str) -> Iterator[Path]:
-    """Yield the cgroups called `name`, in every hierarchy."""
+    """Yield the cgroups called `name`, or that and one node's, in every hierarchy."""
     pending = [(CGROUP_ROOT, 0)]
     while pending:
         directory, depth = pending.pop()
@@ -145,7 +151,7 @@ def cgroup_directories(name: str) -> Iterator[Path]:
         except OSError:
             continue  # gone meanwhile, or not ours to read
         for child in children:
-            if child.name == name:
+            if child.name == name or child.name.startswith(f"{name}-"):
                 yield Path(child.path)
             elif depth < CGROUP_DEPTH_MAX:
                 pending.append((Path(child.path), depth + 1))

@@ -10,8 +10,9 @@ import re
 import sys
 from pathlib import Path
 
-from tidegate_local.bus import ADMIN, Bus, publish_permissions, server_config
-from tidegate_local.home import NODE
+from tidegate_local.bus import Bus, server_config
+from tidegate_local.permissions import ADMIN, publish_permissions
+from tidegate_local.topology import NATS, ONE_OF_EACH
 
 PORT = 4222
 STORE_DIR = Path("/data")
@@ -25,9 +26,10 @@ _VARIABLE = re.compile(r'"(\$TIDEGATE_PASSWORD_[A-Z]+)"')
 
 def render() -> str:
     """Return the file's text."""
-    logins = (ADMIN, *publish_permissions(NODE))
-    bus = Bus(port=PORT, passwords={login: f"$TIDEGATE_PASSWORD_{login.upper()}" for login in logins})
-    return HEADER + _VARIABLE.sub(r"\1", json.dumps(server_config(bus, STORE_DIR, NODE), indent=2)) + "\n"
+    logins = (ADMIN, *publish_permissions(ONE_OF_EACH))
+    bus = Bus(ports=(PORT,), passwords={login: f"$TIDEGATE_PASSWORD_{login.upper()}" for login in logins})
+    (server,) = ONE_OF_EACH.processes(NATS)
+    return HEADER + _VARIABLE.sub(r"\1", json.dumps(server_config(bus, server, STORE_DIR), indent=2)) + "\n"
 
 
 if __name__ == "__main__":

@@ -14,27 +14,27 @@ import asyncpg
 import httpx
 import msgspec
 
-from tidegate_local import bus as streams
+from tidegate_local import bus as buses
 from tidegate_local import database as logins
-from tidegate_local import postgres
-from tidegate_local.bus import INSTANCE, Bus, new_bus
+from tidegate_local import postgres, streams
+from tidegate_local.bus import Bus, new_bus
 from tidegate_local.database import Database, new_database
-from tidegate_local.home import LOOPBACK, NODE, Home
+from tidegate_local.home import LOOPBACK, Home
 from tidegate_local.service import READY_SECONDS_MAX, ReadyCheck, ServiceSpec
+from tidegate_local.topology import EXECUTOR, NATS, SCHEDULER, Process, Topology
 
 GATEWAY_PORT_PREFERRED = 7433
 PROBE_SECONDS_MAX = 2.0
 # Before its first start the node agent reads every file of the host image (gigabytes) to name it by its digest.
 EXECUTOR_READY_SECONDS_MAX = 300.0
 MIGRATE_SECONDS_MAX = 120.0
-NATS = "nats"
 
 # Stopped in this order: nothing new comes in, nothing is placed, nothing runs, and what ran is written down.
 STOP_ORDER = (
-    "gateway", "scheduler", "executor", "checkpoint", "metrics", "projector", postgres.POSTGRES, NATS,
+    "gateway", SCHEDULER, EXECUTOR, "checkpoint", "metrics", "projector", postgres.POSTGRES, NATS,
 )  # fmt: skip
 # Started when the bus is ready, all at once.
-BUS_CLIENTS = ("checkpoint", "scheduler", "executor")
+BUS_CLIENTS = ("checkpoint", SCHEDULER, EXECUTOR)
 # Started when the database has its newest schema, too.
 DATABASE_CLIENTS = ("projector", "metrics", "gateway")
 
@@ -46,13 +46,16 @@ class MigrationFailedError(Exception):
 class StackOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the operator chose. `unisolated`: the node offers plain processes, and nothing else.
 
-    `cpu_millis` and `memory_mib` bound what the node offers; None offers what the machine has.
+    `cpu_millis` and `memory_mib` bound what all nodes together offer; None offers what the machine has.
+    `generation_bytes` is how large one generation of the journal may become.
     """
 
     home: Path
     unisolated: bool = False
     cpu_millis: int | None = None
     memory_mib: int | None = None
+    topology: Topology = Topology()
+    generation_bytes: int = streams.JOURNAL_BYTES_MAX
 
     @property
     def level(self) -> str:
@@ -88,9 +91,10 @@ def free_port(preferred: int = 0) -> int:
 
 
 class Ports(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the stack listens, all on loopback."""
+    """Where the stack listens, all on loopback; servers of one bus also to each other, at `nats_routes`."""
 
-    nats: int
+    nats: tuple[int, ...]
+    nats_routes: tuple[int, ...] = ()
     postgres: int
     gateway: int
     metrics: int
@@ -105,15 +109,30 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
         """Return what Prometheus reads."""
         return f"http://{LOOPBACK}:{self.metrics}/metrics"
 
+    def by_name(self) -> dict[str, int]:
+        """Return every port by the name of who listens there."""
+        named = {"postgres": self.postgres, "gateway": self.gateway, "metrics": self.metrics}
+        for name, ports in (("nats", self.nats), ("nats-route", self.nats_routes)):
+            numbers = [""] if len(ports) == 1 else [f"-{number}" for number in range(1, len(ports) + 1)]
+            named |= {f"{name}{number}": port for number, port in zip(numbers, ports, strict=True)}
+        return named
 
-def free_ports() -> Ports:
+
+def free_ports(bus_servers: int = 1) -> Ports:
     """Return ports that nobody listens on, all different. Raises OSError."""
+    routes = bus_servers if bus_servers > 1 else 0
     with contextlib.ExitStack() as held:
-        probes = [held.enter_context(socket.socket()) for _ in range(3)]
+        probes = [held.enter_context(socket.socket()) for _ in range(bus_servers + routes + 2)]
         for probe in probes:
             probe.bind((LOOPBACK, 0))
-        nats, database, metrics = (int(probe.getsockname()[1]) for probe in probes)
-        return Ports(nats=nats, postgres=database, metrics=metrics, gateway=free_port(GATEWAY_PORT_PREFERRED))
+        database, metrics, *rest = (int(probe.getsockname()[1]) for probe in probes)
+        return Ports(
+            nats=tuple(rest[:bus_servers]),
+            nats_routes=tuple(rest[bus_servers:]),
+            postgres=database,
+            metrics=metrics,
+            gateway=free_port(GATEWAY_PORT_PREFERRED),
+        )
 
 
 class Wiring(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,19 +143,21 @@ class Wiring(msgspec.Struct, frozen=True, kw_only=True):
     database: Database
 
 
-def new_wiring() -> Wiring:
+def new_wiring(options: StackOptions) -> Wiring:
     """Return free ports and fresh passwords. Raises OSError."""
-    ports = free_ports()
-    return Wiring(ports=ports, bus=new_bus(ports.nats, NODE), database=new_database(ports.postgres))
+    ports = free_ports(options.topology.bus_servers)
+    bus = new_bus(ports.nats, ports.nats_routes, options.topology)
+    bus = msgspec.structs.replace(bus, journal_bytes=options.generation_bytes)
+    return Wiring(ports=ports, bus=bus, database=new_database(ports.postgres))
 
 
-def nats_service(home: Home, bus: Bus) -> ServiceSpec:
-    """Return the bus itself."""
+def nats_service(home: Home, bus: Bus, server: Process) -> ServiceSpec:
+    """Return a server of the bus."""
     return ServiceSpec(
-        name=NATS,
-        argv=(console_script("nats-server"), "--config", str(home.nats_config)),
+        name=server.name,
+        argv=(console_script("nats-server"), "--config", str(buses.config_file(home, server))),
         env={"PATH": os.environ.get("PATH", ""), "TMPDIR": str(home.tmp_dir)},
-        is_ready=lambda: streams.is_ready(bus),
+        is_ready=lambda: buses.is_ready(bus, server),
         before_start=lambda: None,
     )
 
@@ -158,19 +179,20 @@ def common_env(options: StackOptions) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "TMPDIR": str(home.tmp_dir),
         "TIDEGATE_HOME": str(home.root),
-        "TIDEGATE_INSTANCE": INSTANCE,
+        "TIDEGATE_JOURNAL_ARCHIVE_DIR": str(home.archive_dir),
         "TIDEGATE_SECRETS_DIR": str(home.secrets_dir),
         "TIDEGATE_INPUT_ROOTS": str(home.inputs_dir),
         "TIDEGATE_OUTPUT_ROOTS": str(home.outputs_dir),
     }
 
 
-def service_env(name: str, options: StackOptions, wiring: Wiring) -> dict[str, str]:
+def service_env(process: Process, options: StackOptions, wiring: Wiring) -> dict[str, str]:
     """Return the whole environment of a service: the caller's own, and its settings."""
-    home = Home(options.home)
+    home, name = Home(options.home), process.name
     bus, database, ports = wiring.bus, wiring.database, wiring.ports
     env = {
         **common_env(options),
+        "TIDEGATE_INSTANCE": process.instance,
         "TIDEGATE_BUS_URL": bus.url,
         "TIDEGATE_BUS_USER": name,
         "TIDEGATE_BUS_PASSWORD": bus.passwords[name],
@@ -186,44 +208,55 @@ def service_env(name: str, options: StackOptions, wiring: Wiring) -> dict[str, s
             "TIDEGATE_PORT": str(ports.gateway),
             "TIDEGATE_DATA_DIR": str(home.root / "gateway"),
         }
-    if name == "executor":
-        env |= {**executor_env(options), "TIDEGATE_GATEWAY_URL": ports.gateway_url}
+    if name == "keeper":
+        env["TIDEGATE_GENERATION_BYTES"] = str(options.generation_bytes)
+    if process.kind == EXECUTOR:
+        env |= {**executor_env(process, options), "TIDEGATE_GATEWAY_URL": ports.gateway_url}
     return env
 
 
-def executor_env(options: StackOptions) -> dict[str, str]:
-    """Return what the node agent's commands are told, besides the common part."""
+def executor_env(process: Process, options: StackOptions) -> dict[str, str]:
+    """Return what the commands of one node's agent are told, besides the common part."""
+    home, nodes = Home(options.home), options.topology.nodes
     env = {
-        "TIDEGATE_NODE": NODE,
+        "TIDEGATE_NODE": process.instance,
         "TIDEGATE_LEVELS": options.level,
-        "TIDEGATE_CGROUP_NAME": Home(options.home).cgroup_name,
+        "TIDEGATE_CGROUP_NAME": home.cgroup_name,
     }
+    if nodes > 1:
+        env |= {
+            "TIDEGATE_CGROUP_NAME": f"{home.cgroup_name}-{process.instance}",
+            "TIDEGATE_SHARE_INDEX": str(process.number - 1),
+            "TIDEGATE_SHARE_COUNT": str(nodes),
+            "TIDEGATE_IMAGE_CACHE_DIR": os.environ.get("TIDEGATE_IMAGE_CACHE_DIR", str(home.root / "images")),
+        }
     if options.cpu_millis is not None:
-        env["TIDEGATE_CPU_MILLIS"] = str(options.cpu_millis)
+        env["TIDEGATE_CPU_MILLIS"] = str(options.cpu_millis // nodes)
     if options.memory_mib is not None:
-        env["TIDEGATE_MEMORY_MIB"] = str(options.memory_mib)
+        env["TIDEGATE_MEMORY_MIB"] = str(options.memory_mib // nodes)
     return env
 
 
-def client(name: str, options: StackOptions, wiring: Wiring) -> ServiceSpec:
+def client(process: Process, options: StackOptions, wiring: Wiring) -> ServiceSpec:
     """Return one of Tidegate's own services."""
-    ready_file = Home(options.home).ready_file(name)
+    ready_file = Home(options.home).ready_file(process.name)
     return ServiceSpec(
-        name=name,
-        argv=(console_script(f"tidegate-{name}"),),
-        env=service_env(name, options, wiring),
-        is_ready=_answers(wiring.ports.gateway) if name == "gateway" else _exists(ready_file),
+        name=process.name,
+        argv=(console_script(f"tidegate-{process.kind}"),),
+        env=service_env(process, options, wiring),
+        is_ready=_answers(wiring.ports.gateway) if process.name == "gateway" else _exists(ready_file),
         before_start=lambda: ready_file.unlink(missing_ok=True),
-        ready_seconds_max=EXECUTOR_READY_SECONDS_MAX if name == "executor" else READY_SECONDS_MAX,
+        ready_seconds_max=EXECUTOR_READY_SECONDS_MAX if process.kind == EXECUTOR else READY_SECONDS_MAX,
     )
 
 
 async def migrate(options: StackOptions, wiring: Wiring) -> None:
     """Bring the database's schema up to date. Raises MigrationFailedError."""
+    (projector,) = options.topology.processes("projector")
     process = await asyncio.create_subprocess_exec(
         console_script("tidegate-projector"),
         "migrate",
-        env=service_env("projector", options, wiring),
+        env=service_env(projector, options, wiring),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,

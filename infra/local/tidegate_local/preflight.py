@@ -10,11 +10,14 @@ from pathlib import Path
 import msgspec
 
 from tidegate_local import account, plan, postgres
+from tidegate_local.bus import store_dir
 from tidegate_local.home import LOOPBACK, Home
+from tidegate_local.topology import BUS_SERVERS, EXECUTOR, NATS, Topology, TopologyError
+from tidegate_local.topology import check as check_topology
 
 DISK_BYTES_MIN = 1024**3
 PROBE_SECONDS_MAX = 30.0
-COMMANDS = ("nats-server", *(f"tidegate-{name}" for name in (*plan.BUS_CLIENTS, *plan.DATABASE_CLIENTS)))
+COMMANDS = ("nats-server", *(f"tidegate-{kind}" for kind in (*plan.BUS_CLIENTS, *plan.DATABASE_CLIENTS)))
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,10 +37,26 @@ class _Probe(msgspec.Struct, kw_only=True):
 
 async def check(options: plan.StackOptions) -> list[Problem]:
     """Return everything that stands in the way; nothing is started, and nothing is left behind."""
-    problems = [*_commands(), *_database(), *_disk(options.home), *_loopback()]
+    problems = [*_numbers(options), *_commands(), *_database(), *_disk(options.home), *_loopback()]
     if not problems:
         problems += await _isolation(options)
     return problems
+
+
+def _numbers(options: plan.StackOptions) -> list[Problem]:
+    """Another number of bus servers keeps history in other places: it would seem to be gone."""
+    wanted = options.topology.bus_servers
+    try:
+        check_topology(options.topology)
+    except TopologyError as error:
+        return [Problem(what=str(error), remedy="see `tidegate up --help`")]
+    home = Home(options.home)
+    for other in BUS_SERVERS:
+        servers = Topology(bus_servers=other).processes(NATS)
+        if other != wanted and any((store_dir(home, server) / "jetstream").exists() for server in servers):
+            what = f"the history in {home.root} is that of a bus of {other}, not of {wanted}"
+            return [Problem(what=what, remedy=f"use --bus-servers {other}, or give another directory with --home")]
+    return []
 
 
 def _commands() -> list[Problem]:
@@ -88,11 +107,12 @@ def _loopback() -> list[Problem]:
 async def _isolation(options: plan.StackOptions) -> list[Problem]:
     home = Home(options.home)
     home.create()
+    agent = options.topology.processes(EXECUTOR)[0]
     process = await asyncio.create_subprocess_exec(
         plan.console_script("tidegate-executor"),
         "probe",
         "--json",
-        env={**plan.common_env(options), **plan.executor_env(options)},
+        env={**plan.common_env(options), **plan.executor_env(agent, options)},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -17,9 +17,11 @@ import structlog
 from tidegate_events.process import log_as, run_until_signalled, say_ready
 
 from tidegate_local import bus, database, postgres
-from tidegate_local.bus import ADMIN, Bus, publish_permissions
+from tidegate_local.bus import Bus
 from tidegate_local.database import READERS, WRITERS, Database
-from tidegate_local.home import LOOPBACK, NODE
+from tidegate_local.home import LOOPBACK
+from tidegate_local.permissions import ADMIN, publish_permissions
+from tidegate_local.topology import INSTANCE, NATS, ONE_OF_EACH
 
 LOOK_SECONDS = 5.0
 CONNECT_SECONDS_MAX = 5.0
@@ -48,9 +50,10 @@ async def _serve(made_bus: Bus, made_database: Database, superuser_password: str
             command_timeout=CONNECT_SECONDS_MAX,
         )
 
+    (server,) = ONE_OF_EACH.processes(NATS)
     was_ready = False
     while True:
-        ready = await bus.is_ready(made_bus) and await database.is_ready(connect, made_database)
+        ready = await bus.is_ready(made_bus, server) and await database.is_ready(connect, made_database)
         if ready and not was_ready:
             say_ready()
         if ready != was_ready:
@@ -62,11 +65,11 @@ async def _serve(made_bus: Bus, made_database: Database, superuser_password: str
 def main() -> int:
     """Prepare until SIGTERM; exit code 2 where a setting is missing."""
     environ = os.environ
-    log_as("prepare", NODE)
+    log_as("prepare", INSTANCE)
     try:
         made_bus = Bus(
-            port=int(environ["TIDEGATE_NATS_PORT"]),
-            passwords={login: _password(environ, login) for login in (ADMIN, *publish_permissions(NODE))},
+            ports=(int(environ["TIDEGATE_NATS_PORT"]),),
+            passwords={login: _password(environ, login) for login in (ADMIN, *publish_permissions(ONE_OF_EACH))},
         )
         made_database = Database(
             port=int(environ["TIDEGATE_POSTGRES_PORT"]),

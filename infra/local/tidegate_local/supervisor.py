@@ -9,19 +9,20 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
-import msgspec
 import structlog
 
 from tidegate_local import database, plan, postgres
-from tidegate_local.bus import OPERATOR, write_config
-from tidegate_local.home import NODE, Home, ServiceRecord, StackRecord, State
+from tidegate_local.bus import write_config
+from tidegate_local.home import Home, ServiceRecord, StackRecord, State
 from tidegate_local.leftovers import sweep
 from tidegate_local.logfile import LogFile
+from tidegate_local.permissions import OPERATOR
 from tidegate_local.plan import StackOptions
 from tidegate_local.postgres import InitFailedError
 from tidegate_local.service import Service, ServiceFailedError, ServiceSpec
+from tidegate_local.topology import EXECUTOR, NATS, Process
 
 START_SECONDS_MAX = plan.EXECUTOR_READY_SECONDS_MAX + 30.0
 
@@ -34,7 +35,7 @@ class Stack:
     def __init__(self, options: StackOptions) -> None:
         self._options = options
         self._home = Home(options.home)
-        self._wiring = plan.new_wiring()
+        self._wiring = plan.new_wiring(options)
         self._services: dict[str, Service] = {}
         self._bus_ready = asyncio.Event()
         self._state: State = "starting"
@@ -47,7 +48,7 @@ class Stack:
             state=self._state,
             pid=os.getpid(),
             home=str(self._home.root),
-            node=NODE,
+            node=",".join(self._options.topology.node_names),
             level=self._options.level,
             gateway_url=self._wiring.ports.gateway_url,
             metrics_url=self._wiring.ports.metrics_url,
@@ -55,7 +56,8 @@ class Stack:
             bus_url=self._wiring.bus.url,
             bus_user=OPERATOR,
             bus_password=self._wiring.bus.passwords[OPERATOR],
-            ports=msgspec.structs.asdict(self._wiring.ports),
+            ports=self._wiring.ports.by_name(),
+            topology=self._options.topology,
             services={
                 name: ServiceRecord(
                     pid=service.pid, ready=service.ready.is_set(), restarts=service.restarts, log=f"logs/{name}.log"
@@ -67,7 +69,7 @@ class Stack:
 
     async def run(self, stop_asked: asyncio.Event, on_ready: Callable[[StackRecord], None]) -> int:
         """Run until `stop_asked`, or until a service cannot be kept running; return the exit code."""
-        write_config(self._home, self._wiring.bus, NODE)
+        write_config(self._home, self._wiring.bus)
         self._publish("starting")
         with self._log_files() as logs:
             code = await self._supervise(logs, stop_asked, on_ready)
@@ -104,10 +106,16 @@ class Stack:
             starting.create_task(self._start_database(group, logs))
 
     async def _start_bus(self, group: asyncio.TaskGroup, logs: dict[str, LogFile]) -> None:
-        nats = self._add(group, logs, plan.nats_service(self._home, self._wiring.bus))
-        await nats.ready.wait()
+        servers = self._options.topology.processes(NATS)
+        started = [self._add(group, logs, plan.nats_service(self._home, self._wiring.bus, each)) for each in servers]
+        for server in started:
+            await server.ready.wait()
         self._bus_ready.set()
-        await self._start_clients(group, logs, plan.BUS_CLIENTS)
+        # One node reads the files of the image; the others find its hashes.
+        first, *others = self._options.topology.processes(EXECUTOR)
+        kinds = [kind for kind in plan.BUS_CLIENTS if kind != EXECUTOR]
+        await self._start_clients(group, logs, (*self._processes(kinds), first))
+        await self._start_clients(group, logs, others)
 
     async def _start_database(self, group: asyncio.TaskGroup, logs: dict[str, LogFile]) -> None:
         await postgres.initialise(self._home, database.new_password)
@@ -115,10 +123,15 @@ class Stack:
         await server.ready.wait()
         await plan.migrate(self._options, self._wiring)
         await self._bus_ready.wait()
-        await self._start_clients(group, logs, plan.DATABASE_CLIENTS)
+        await self._start_clients(group, logs, self._processes(plan.DATABASE_CLIENTS))
 
-    async def _start_clients(self, group: asyncio.TaskGroup, logs: dict[str, LogFile], names: tuple[str, ...]) -> None:
-        clients = [self._add(group, logs, plan.client(name, self._options, self._wiring)) for name in names]
+    def _processes(self, kinds: Iterable[str]) -> tuple[Process, ...]:
+        return tuple(process for kind in kinds for process in self._options.topology.processes(kind))
+
+    async def _start_clients(
+        self, group: asyncio.TaskGroup, logs: dict[str, LogFile], processes: Iterable[Process]
+    ) -> None:
+        clients = [self._add(group, logs, plan.client(process, self._options, self._wiring)) for process in processes]
         for service in clients:
             await service.ready.wait()
 
@@ -134,9 +147,11 @@ class Stack:
             on_ready(self.record)
 
     async def _stop(self) -> None:
-        for name in plan.STOP_ORDER:
-            if service := self._services.get(name):
-                await service.stop()
+        for kind in plan.STOP_ORDER:
+            async with asyncio.TaskGroup() as stopping:
+                for process in self._processes((kind,)):
+                    if service := self._services.get(process.name):
+                        stopping.create_task(service.stop())
 
     def _publish(self, state: State) -> None:
         self._state = state
@@ -148,7 +163,8 @@ class Stack:
     @contextlib.contextmanager
     def _log_files(self) -> Iterator[dict[str, LogFile]]:
         loop = asyncio.get_running_loop()
-        logs = {name: LogFile(self._home.logs_dir / f"{name}.log") for name in plan.STOP_ORDER}
+        names = [process.name for process in self._processes(plan.STOP_ORDER)]
+        logs = {name: LogFile(self._home.logs_dir / f"{name}.log") for name in names}
         for file in logs.values():
             file.follow(loop)
         try:

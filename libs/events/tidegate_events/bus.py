@@ -15,7 +15,7 @@ log = structlog.get_logger()
 
 
 class BusSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the bus is and who we are there."""
+    """Where the bus is and who we are there. `url`: of a cluster the addresses of several servers, comma-separated."""
 
     url: str = "nats://127.0.0.1:4222"
     user: str = ""
@@ -44,7 +44,7 @@ async def connect(settings: BusSettings) -> Client:
 
     try:
         await client.connect(
-            settings.url,
+            settings.url.split(","),
             name=settings.name,
             user=settings.user or None,
             password=settings.password or None,

@@ -37,9 +37,9 @@ class CapacityError(Exception):
 
 def detect(settings: Settings) -> NodeCapacity:
     """Return what the node offers, after overrides and reserve. Raises CapacityError when that is nothing."""
-    gpus = gpu_devices()
-    cpu_millis = settings.cpu_millis or cpu_millis_available() - settings.reserved_cpu_millis
-    memory_mib = settings.memory_mib or memory_mib_available() - settings.reserved_memory_mib
+    gpus = gpu_devices()[settings.share_index :: settings.share_count]
+    cpu_millis = settings.cpu_millis or (cpu_millis_available() - settings.reserved_cpu_millis) // settings.share_count
+    memory_mib = settings.memory_mib or (memory_mib_available() - settings.reserved_memory_mib) // settings.share_count
     if cpu_millis <= 0 or memory_mib <= 0:
         raise CapacityError(
             f"cpu_millis={cpu_millis}, memory_mib={memory_mib} left to offer; "

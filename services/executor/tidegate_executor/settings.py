@@ -36,7 +36,10 @@ class ImageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One agent. `cpu_millis` and `memory_mib` replace what is detected, so that agents can share one machine.
+    """One agent. `cpu_millis` and `memory_mib` replace what is detected.
+
+    Of `share_count` agents on one machine, the one with `share_index` (from 0) offers its share of what is detected:
+    as much CPU and memory as the others, and GPUs of its own.
 
     `input_roots` and `output_roots` are the host directories below which a job may name inputs and outputs; an empty
     list allows none. `image_cache_dir` keeps the hashes of image files, for several agents to share.
@@ -53,6 +56,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     offer_unisolated: bool = False
     cpu_millis: int | None = None
     memory_mib: int | None = None
+    share_index: int = 0
+    share_count: int = 1
     reserved_cpu_millis: int = 0
     reserved_memory_mib: int = 0
     input_roots: tuple[str, ...] = ()
@@ -118,6 +123,8 @@ _TEXTS = {
 _NUMBERS = {
     "TIDEGATE_CPU_MILLIS": "cpu_millis",
     "TIDEGATE_MEMORY_MIB": "memory_mib",
+    "TIDEGATE_SHARE_INDEX": "share_index",
+    "TIDEGATE_SHARE_COUNT": "share_count",
     "TIDEGATE_RESERVED_CPU_MILLIS": "reserved_cpu_millis",
     "TIDEGATE_RESERVED_MEMORY_MIB": "reserved_memory_mib",
     "TIDEGATE_UID_BASE": "uid_base",
@@ -205,6 +212,10 @@ def checked(settings: Settings) -> Settings:
         value = getattr(settings, name)
         if value is not None and value <= 0:
             raise SettingsError(f"{name}: {value} refused; a positive amount, or nothing to detect it, is accepted")
+    if not 0 <= settings.share_index < settings.share_count:
+        raise SettingsError(
+            f"share_index {settings.share_index} of share_count {settings.share_count} refused; 0 to share_count - 1"
+        )
     if not (settings.offer_trusted or settings.offer_unisolated):
         raise SettingsError("offer_trusted and offer_unisolated are both false: the node would offer no level at all")
     if "host" in settings.images and settings.offer_host_image:
