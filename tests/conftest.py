@@ -13,11 +13,16 @@ from tidegate_local import preflight
 from tidegate_local.plan import StackOptions
 
 # They look at the whole machine, which others would change under them: nothing runs beside them.
-ALONE = ("tests/e2e/test_demo.py", "tests/executor/cgroups/", "tests/executor/sandbox/test_leaks.py")
+ALONE = (
+    "tests/e2e/test_demo.py::test_the_demo_holds_all_that_it_claims",
+    "tests/executor/cgroups/",
+    "tests/executor/sandbox/test_leaks.py",
+)
 
 
 # Whole stacks, and what they train, take most of a machine: never more than two at once, and those from the start.
 LANES = {
+    "tests/e2e/test_demo.py": "stacks-1",
     "tests/e2e/test_kill.py": "stacks-1",
     "tests/e2e/test_resume.py": "stacks-1",
     "tests/e2e/test_gang.py": "stacks-1",
