@@ -13,26 +13,40 @@ from tidegate_local import preflight
 from tidegate_local.plan import StackOptions
 
 # They look at the whole machine, which others would change under them: nothing runs beside them.
-ALONE = ("tests/e2e/test_demo.py", "tests/executor/cgroups/", "tests/executor/sandbox/test_leaks.py")
+ALONE = (
+    "tests/e2e/test_demo.py::test_the_demo_holds_all_that_it_claims",
+    "tests/executor/cgroups/",
+    "tests/executor/sandbox/test_leaks.py",
+)
 
 
-# The longest tests. They begin first, so that none of them is what the last worker is still busy with.
-LONG = "tests/e2e/"
+# Whole stacks, and what they train, take most of a machine: never more than two at once, and those from the start.
+LANES = {
+    "tests/e2e/test_demo.py": "stacks-1",
+    "tests/e2e/test_kill.py": "stacks-1",
+    "tests/e2e/test_resume.py": "stacks-1",
+    "tests/e2e/test_gang.py": "stacks-1",
+    "tests/e2e/test_operator.py": "stacks-2",
+    "tests/e2e/test_stack.py": "stacks-2",
+    "tests/e2e/test_logs.py": "stacks-2",
+}
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that run alone, and say which of the others one worker runs together: `scripts/test` asks both.
+    """Mark the tests that run alone, and say which of the others one worker runs in turn: `scripts/test` asks both.
 
-    A file's tests may share servers, so they stay together; a long one with a stack of its own shares nothing.
+    A file's tests may share servers, so they stay together.
     """
-    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+    items.sort(key=lambda item: _file(item) not in LANES)
     for item in items:
-        file = item.nodeid.partition("::")[0]
         if item.nodeid.startswith(ALONE):
             item.add_marker("alone")
-        if not (file.startswith(LONG) and {"start", "tmp_path"} & set(getattr(item, "fixturenames", ()))):
-            item.add_marker(pytest.mark.xdist_group(file))
+        item.add_marker(pytest.mark.xdist_group(LANES.get(_file(item), _file(item))))
+
+
+def _file(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
 
 
 @lru_cache(maxsize=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +13,7 @@ import structlog
 import typer
 from rich.console import Console
 from rich.table import Table
+from tidegate.cli.output import Progress
 
 from tidegate_local import launch, preflight
 from tidegate_local.home import Home, HomeInUseError, StackRecord
@@ -78,7 +80,8 @@ def up(  # noqa: PLR0917 - typer calls it by name, one argument for each option
 def down(home: HomeOption = None, as_json: JsonOption = False) -> None:
     """End the local stack and everything it runs, and say what is left of it (nothing, or exit code 1)."""
     place = Home(home) if home else Home.default()
-    outcome = asyncio.run(launch.stop(place))
+    with Progress("ending the stack: its jobs, its services, and what they left"):
+        outcome = asyncio.run(launch.stop(place))
     if as_json:
         print(msgspec.json.encode(outcome).decode())
     elif not outcome.was_running and not outcome.leftovers:
@@ -139,3 +142,5 @@ def _show(record: StackRecord, as_json: bool) -> None:
         screen.print(f"[bold yellow]{UNISOLATED_LABEL}[/]", highlight=False)
     screen.print(f"gateway {record.gateway_url}   metrics {record.metrics_url}", highlight=False)
     screen.print(f"node {record.node}   level {record.level}", highlight=False)
+    if Path(record.home) != Home.default().root:
+        screen.print(f"other commands find it by TIDEGATE_HOME={shlex.quote(record.home)}", highlight=False)

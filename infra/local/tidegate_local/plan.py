@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
 import sys
@@ -28,6 +27,9 @@ PROBE_SECONDS_MAX = 2.0
 # Before its first start the node agent reads every file of the host image (gigabytes) to name it by its digest.
 EXECUTOR_READY_SECONDS_MAX = 300.0
 MIGRATE_SECONDS_MAX = 120.0
+NATS = "nats"
+PORT_TRIES_MAX = 10
+_claims: list[socket.socket] = []
 
 # Stopped in this order: nothing new comes in, nothing is placed, nothing runs, and what ran is written down.
 STOP_ORDER = (
@@ -78,16 +80,33 @@ def console_script(name: str) -> str:
 
 
 def free_port(preferred: int = 0) -> int:
-    """Return a free loopback port, `preferred` if it is one."""
-    for port in (preferred, 0):
+    """Return a free loopback port, `preferred` if it is one; until this process ends no other stack takes it."""
+    for wanted in (preferred, *[0] * PORT_TRIES_MAX):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind((LOOPBACK, port))
+                probe.bind((LOOPBACK, wanted))
             except OSError:
                 continue
-            return int(probe.getsockname()[1])
+            port = int(probe.getsockname()[1])
+            if _claim(port):
+                return port
     raise OSError(f"no free port on {LOOPBACK}")
+
+
+def _claim(port: int) -> bool:
+    """Claim a port before its server listens: two stacks that start at once would both find it free.
+
+    The claim is an abstract socket's name, which the kernel forgets with the process that holds it.
+    """
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        claim.bind(f"\0tidegate-port-{port}")
+    except OSError:
+        claim.close()
+        return False
+    _claims.append(claim)
+    return True
 
 
 class Ports(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,18 +140,13 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
 def free_ports(bus_servers: int = 1) -> Ports:
     """Return ports that nobody listens on, all different. Raises OSError."""
     routes = bus_servers if bus_servers > 1 else 0
-    with contextlib.ExitStack() as held:
-        probes = [held.enter_context(socket.socket()) for _ in range(bus_servers + routes + 2)]
-        for probe in probes:
-            probe.bind((LOOPBACK, 0))
-        database, metrics, *rest = (int(probe.getsockname()[1]) for probe in probes)
-        return Ports(
-            nats=tuple(rest[:bus_servers]),
-            nats_routes=tuple(rest[bus_servers:]),
-            postgres=database,
-            metrics=metrics,
-            gateway=free_port(GATEWAY_PORT_PREFERRED),
-        )
+    return Ports(
+        nats=tuple(free_port() for _ in range(bus_servers)),
+        nats_routes=tuple(free_port() for _ in range(routes)),
+        postgres=free_port(),
+        metrics=free_port(),
+        gateway=free_port(GATEWAY_PORT_PREFERRED),
+    )
 
 
 class Wiring(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,12 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from tidegate_events.records import CheckpointRef as CheckpointRef
+from tidegate_events.records import HeldSandbox as HeldSandbox
+from tidegate_events.records import LayerRef as LayerRef
+from tidegate_events.records import MemberPlacement as MemberPlacement
+from tidegate_events.records import Quota as Quota
+from tidegate_events.records import Reason as Reason
 from tidegate_events.resources import GpuDevice, Resources
 from tidegate_events.spec import JobSpec
 
@@ -17,62 +23,6 @@ Outcome = Literal["completed", "suspended", "failed", "stopped", "lost"]
 Scalar = str | int | float | bool | None
 FirstVersion = Annotated[int, msgspec.Meta(ge=1, le=1)]
 """The version of every event that was never changed; a changed one has its own field `v`, without a default."""
-
-
-class _Part(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Common options of the records inside events."""
-
-
-class Reason(_Part, frozen=True, kw_only=True):
-    """Why a decision was taken: a stable code and the numbers behind it."""
-
-    code: str
-    detail: str = ""
-    numbers: dict[str, int] = {}
-
-
-class Quota(_Part, frozen=True, kw_only=True):
-    """The limits of **each** replica of one component."""
-
-    component: str
-    cpu_millis: int
-    memory_mib: int
-
-
-class MemberPlacement(_Part, frozen=True, kw_only=True):
-    """Where one member of a job runs, and with what."""
-
-    rank: int
-    node: str
-    incarnation: int
-    quotas: tuple[Quota, ...]
-    gpu_indices: tuple[int, ...] = ()
-
-
-class LayerRef(_Part, frozen=True, kw_only=True):
-    """One layer of a checkpoint: its name, the digest of its bytes and their number."""
-
-    name: str
-    digest: str
-    size_bytes: int
-
-
-class CheckpointRef(_Part, frozen=True, kw_only=True):
-    """A committed checkpoint: `directory` is its name below the job's hot directory."""
-
-    id: str
-    step: int
-    attempt: int
-    directory: str
-    layers: tuple[LayerRef, ...] = ()
-
-
-class HeldSandbox(_Part, frozen=True, kw_only=True):
-    """A sandbox that a node still holds when its agent (re)starts."""
-
-    job: str
-    attempt: int
-    rank: int
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, tag_field="kind", tag=True):

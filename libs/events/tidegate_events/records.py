@@ -1,0 +1,61 @@
+"""The records that events carry: not events themselves, but part of the wire form, so under the same rules."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class _Part(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Common options of the records inside events."""
+
+
+class Reason(_Part, frozen=True, kw_only=True):
+    """Why a decision was taken: a stable code and the numbers behind it."""
+
+    code: str
+    detail: str = ""
+    numbers: dict[str, int] = {}
+
+
+class Quota(_Part, frozen=True, kw_only=True):
+    """The limits of **each** replica of one component."""
+
+    component: str
+    cpu_millis: int
+    memory_mib: int
+
+
+class MemberPlacement(_Part, frozen=True, kw_only=True):
+    """Where one member of a job runs, and with what."""
+
+    rank: int
+    node: str
+    incarnation: int
+    quotas: tuple[Quota, ...]
+    gpu_indices: tuple[int, ...] = ()
+
+
+class LayerRef(_Part, frozen=True, kw_only=True):
+    """One layer of a checkpoint: its name, the digest of its bytes and their number."""
+
+    name: str
+    digest: str
+    size_bytes: int
+
+
+class CheckpointRef(_Part, frozen=True, kw_only=True):
+    """A committed checkpoint: `directory` is its name below the job's hot directory."""
+
+    id: str
+    step: int
+    attempt: int
+    directory: str
+    layers: tuple[LayerRef, ...] = ()
+
+
+class HeldSandbox(_Part, frozen=True, kw_only=True):
+    """A sandbox that a node still holds when its agent (re)starts."""
+
+    job: str
+    attempt: int
+    rank: int
