@@ -27,7 +27,6 @@ PROBE_SECONDS_MAX = 2.0
 # Before its first start the node agent reads every file of the host image (gigabytes) to name it by its digest.
 EXECUTOR_READY_SECONDS_MAX = 300.0
 MIGRATE_SECONDS_MAX = 120.0
-NATS = "nats"
 PORT_TRIES_MAX = 10
 _claims: list[socket.socket] = []
 
