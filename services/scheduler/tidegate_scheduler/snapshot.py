@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -24,7 +24,7 @@ import zstandard
 from blake3 import blake3
 from nats.aio.client import Client
 from nats.js.api import ObjectInfo, ObjectMeta, StorageType
-from nats.js.errors import APIError, BadRequestError, NotFoundError
+from nats.js.errors import APIError, NotFoundError
 from nats.js.object_store import ObjectStore
 from tidegate_events.journal.base import JournalUnavailableError
 from tidegate_events.spec import JobSpec, member_floor
@@ -44,7 +44,6 @@ ASK_SECONDS_MAX = 5.0
 SET_ASIDE_HEADER = "Tidegate-Set-Aside"
 
 # Error codes of the JetStream API (server/errors.json of nats-server 2.15).
-_EXISTS_CODE = 10058
 _FULL_CODES = frozenset({10077, 10047, 10023})
 
 log = structlog.get_logger()
@@ -63,7 +62,10 @@ class OtherCodeError(SnapshotError):
 
 
 class SnapshotInfo(msgspec.Struct, frozen=True):
-    """What a snapshot is, without reading the state: it follows `seq`, and `schema` tells the fields it was made of."""
+    """What a snapshot is, without reading the state: it follows `seq`, and `schema` tells the fields it was made of.
+
+    `chain` is the digest of every frame up to `seq`, empty where whoever saved it had not read them all.
+    """
 
     seq: int
     state_digest: str
@@ -71,6 +73,7 @@ class SnapshotInfo(msgspec.Struct, frozen=True):
     policy: int
     generation: int
     schema: str
+    chain: str = ""
 
 
 class _Body(msgspec.Struct, frozen=True):
@@ -104,8 +107,8 @@ def _without_words(node: Any) -> Any:
     return [_without_words(each) for each in node] if isinstance(node, list) else node
 
 
-def encode_snapshot(state: State) -> bytes:
-    """Return the state as bytes."""
+def encode_snapshot(state: State, chain: str = "") -> bytes:
+    """Return the state as bytes; `chain` is the journal's chain of digests up to there, where it is known."""
     info = SnapshotInfo(
         seq=state.seq,
         state_digest=state.digest(),
@@ -113,6 +116,7 @@ def encode_snapshot(state: State) -> bytes:
         policy=state.header.policy,
         generation=state.header.generation,
         schema=schema(),
+        chain=chain,
     )
     body = _Body(
         seq=state.seq,
@@ -201,6 +205,13 @@ class Kept(msgspec.Struct, frozen=True):
         return (self.info.core, self.info.schema) == (CORE_VERSION, schema())
 
 
+class Found(msgspec.Struct, frozen=True):
+    """A snapshot that was read and proved."""
+
+    info: SnapshotInfo
+    state: State
+
+
 def snapshot_name(seq: int) -> str:
     """Return the name of the snapshot after `seq`."""
     return f"state-{seq:016d}"
@@ -217,22 +228,21 @@ class SnapshotStore:
 
     async def ensure(self, *, max_bytes: int = BUCKET_BYTES_MAX, replicas: int = 1) -> None:
         """Create the bucket where it is missing; one that exists is left as it is. Raises JournalUnavailableError."""
-        with _asked("to make the bucket"):
+        with _asked("to be there"):
             try:
+                await self._js.stream_info(f"OBJ_{BUCKET}")
+            except NotFoundError:
                 await self._js.create_object_store(
                     BUCKET, max_bytes=max_bytes, storage=StorageType.FILE, replicas=replicas
                 )
-            except BadRequestError as error:
-                if error.err_code != _EXISTS_CODE:
-                    raise
 
-    async def save(self, state: State) -> Kept:
+    async def save(self, state: State, chain: str = "") -> Kept:
         """Write the state, read it back, decode it; return what is now kept under its name.
 
         Raises SnapshotError where what was read is not what was written, JournalUnavailableError where it cannot be
         written. Saving the same state again replaces it by itself.
         """
-        data = encode_snapshot(state)
+        data = encode_snapshot(state, chain)
         info = read_info(data)
         name = snapshot_name(info.seq)
         with _asked(f"to keep {name}"):
@@ -259,7 +269,12 @@ class SnapshotStore:
         return b"".join(parts)
 
     async def newest(self, at_most: int | None = None) -> State | None:
-        """Return the state of the newest usable snapshot that does not lie after `at_most`; None for none.
+        """Return the state of what `find` finds."""
+        found = await self.find(at_most)
+        return None if found is None else found.state
+
+    async def find(self, at_most: int | None = None) -> Found | None:
+        """Return the newest usable snapshot that does not lie after `at_most`; None for none.
 
         A bad one is logged with why, and set aside by the keeper; one by other code is logged and left to that code.
         Raises JournalUnavailableError.
@@ -278,15 +293,17 @@ class SnapshotStore:
                 if self._keeps:
                     await self._set_aside(kept, str(error))
             else:
-                return state
+                return Found(kept.info, state)
         return None
 
     async def kept(self) -> list[Kept]:
         """Return what is in the store, oldest first; nothing where there is none. Raises JournalUnavailableError."""
         return [kept for each in await self._metas() if (kept := _as_kept(each)) is not None]
 
-    async def prune(self, keep: int = KEPT_DEFAULT) -> list[str]:
+    async def prune(self, keep: int = KEPT_DEFAULT, *, needed: Container[str] = ()) -> list[str]:
         """Delete all but the newest `keep`, of each kind apart: usable, of other code, set aside; return their names.
+
+        Those `needed` stay.
 
         So no kind can push out another. What a killed writer left without a name goes too.
         """
@@ -294,7 +311,12 @@ class SnapshotStore:
         aside = [each for each in kept if each.set_aside]
         own = [each for each in kept if not each.set_aside and each.own]
         others = [each for each in kept if not each.set_aside and not each.own]
-        old = [each.name for kind in (own, others, aside) for each in kind[: max(0, len(kind) - keep)]]
+        old = [
+            each.name
+            for kind in (own, others, aside)
+            for each in kind[: max(0, len(kind) - keep)]
+            if each.name not in needed
+        ]
         with _asked("to delete old snapshots"):
             for name in old:
                 await self._js.purge_stream(f"OBJ_{BUCKET}", subject=_meta_subject(name))

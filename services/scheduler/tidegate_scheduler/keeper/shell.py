@@ -1,0 +1,257 @@
+"""The keeper's shell: follows the journal, saves states, opens the next generation in time, archives and trims.
+
+Two loops: one keeps up with the journal and rolls, the other archives what is sealed, so that a long archive never
+delays a roll. Whatever it does may be done again: a keeper that was killed between any two steps looks at what there is
+and goes on from there. Only between sealing a generation and opening the next one do writers wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from itertools import pairwise
+
+import msgspec
+import structlog
+from tidegate_events.cancellation import honour_cancellation
+from tidegate_events.clock import Clock
+from tidegate_events.events import GenerationOpened
+from tidegate_events.journal.base import JournalError, JournalGapError, JournalUnavailableError
+from tidegate_events.journal.generations import Generation
+from tidegate_events.journal.nats import NatsJournal
+from tidegate_events.process import say_ready
+
+from tidegate_scheduler.keeper.archiving import Archivist
+from tidegate_scheduler.keeper.fold import Fold
+from tidegate_scheduler.keeper.settings import SEALED_MAX, Settings
+from tidegate_scheduler.keeper.streams import JournalStreams
+from tidegate_scheduler.keeper.voice import Opening, Voice
+from tidegate_scheduler.snapshot import Kept, SnapshotError, SnapshotStore, snapshot_name
+
+RETRY_SECONDS_MAX = 10.0
+
+log = structlog.get_logger()
+
+
+class Ports(msgspec.Struct, frozen=True):
+    """What the keeper works on. `journal` also reads what is archived already."""
+
+    streams: JournalStreams
+    journal: NatsJournal
+    snapshots: SnapshotStore
+    archivist: Archivist
+    clock: Clock
+
+
+class HistoryForkedError(Exception):
+    """The journal says something else of a generation than what was folded here: somebody must look."""
+
+
+class Keeper:
+    """One keeper process; there must be one at a time."""
+
+    def __init__(self, settings: Settings, ports: Ports) -> None:
+        self._settings = settings
+        self._streams = ports.streams
+        self._journal = ports.journal
+        self._snapshots = ports.snapshots
+        self._archivist = ports.archivist
+        self._voice = Voice(ports.journal, ports.clock, settings.instance)
+        self._fold: Fold | None = None
+        self._unsaid: list[Opening] = []
+        self._proved: set[int] = set()
+
+    async def run(self) -> None:
+        """Keep until cancelled. Raises what cannot be mended: a gap, a frame that cannot be folded, another keeper."""
+        async with asyncio.TaskGroup() as tasks:
+            await self._until_done("begin", self.begin)
+            await self._until_done("keep", self.keep)
+            say_ready()
+            tasks.create_task(self._for_ever("keep", self.keep))
+            tasks.create_task(self._for_ever("archive", self.archive))
+
+    async def _for_ever(self, what: str, act: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await self._until_done(what, act)
+            await asyncio.sleep(self._settings.poll_seconds)
+
+    async def _until_done(self, what: str, act: Callable[[], Awaitable[None]]) -> None:
+        """Try until it is done: what the bus or the disk refuses now it may take later; nothing is lost till then."""
+        wait_seconds = self._settings.poll_seconds
+        while True:
+            honour_cancellation()
+            try:
+                return await act()
+            except JournalGapError:
+                raise
+            except (JournalError, SnapshotError, OSError) as error:
+                log.error("keeper_waits", what=what, why=str(error), wait_seconds=wait_seconds)
+            await asyncio.sleep(wait_seconds)
+            wait_seconds = min(RETRY_SECONDS_MAX, 2 * wait_seconds)
+
+    # ---- beginning ----
+
+    async def begin(self) -> None:
+        """Go on from the newest snapshot before whatever is still to be said of the journal."""
+        there = await self._with_a_live_one()
+        await self._snapshots.ensure(max_bytes=self._settings.snapshots_bytes_max)
+        found = await self._snapshots.find(await self._nothing_unsaid_before(there))
+        if found is not None and not found.info.chain:
+            log.warning("snapshot_without_chain", seq=found.info.seq)
+            found = None
+        self._fold = Fold(found)
+        self._unsaid.clear()
+        await self._voice.begin()
+        log.info("keeper_begins", seq=self._fold.seq, end=there[-1].last_seq, generation=there[-1].number)
+
+    async def _nothing_unsaid_before(self, there: tuple[Generation, ...]) -> int:
+        """Return the last sequence whose state is needed: of the first generation after which nothing was said."""
+        for generation, following in pairwise(there):
+            if await self._streams.opening(following) is None:
+                return generation.last_seq
+        return there[-1].last_seq
+
+    async def _there(self) -> tuple[Generation, ...]:
+        there = await self._streams.generations()
+        if not there:
+            raise JournalUnavailableError("the bus has no journal yet")
+        return there
+
+    async def _with_a_live_one(self) -> tuple[Generation, ...]:
+        """Return the generations; where somebody died between sealing and opening, go on: every writer waits."""
+        there = await self._there()
+        return there if there[-1].live else await self._roll(there[-1])
+
+    # ---- keeping up ----
+
+    async def keep(self) -> None:
+        """Fold what there is, save what is due, say which generations opened, and roll where it is time."""
+        there = await self._with_a_live_one()
+        for number, generation in enumerate(there):
+            await self._fold_to(generation.last_seq)
+            if number + 1 < len(there) and self._known.seq == generation.last_seq:
+                await self._note_opening(generation)
+        await self._say_openings()
+        await self._save_if_due(there)
+        if not self._unsaid and self._is_time(there):
+            await self._save(there)  # where no state can be saved, no generation is sealed
+            await self._roll(there[-1])
+            await self.keep()
+
+    @property
+    def _known(self) -> Fold:
+        assert self._fold is not None, "begin comes first"
+        return self._fold
+
+    async def _fold_to(self, until: int) -> None:
+        fold = self._known
+        if fold.seq >= until:
+            return
+        async with aclosing(self._journal.read_raw(fold.seq, until)) as frames:
+            async for raw in frames:
+                for said in fold.add(raw):
+                    self._hear(said)
+
+    def _hear(self, said: GenerationOpened) -> None:
+        """Drop what is in history by now. Raises HistoryForkedError where it is not what was folded here."""
+        for opening in self._unsaid:
+            if opening.generation != said.generation:
+                continue
+            known = (opening.first_seq, opening.sealed_frames, opening.sealed_digest)
+            if known != (said.first_seq, said.sealed_frames, said.sealed_digest):
+                raise HistoryForkedError(f"{said} was said, and {opening} was folded")
+            self._unsaid.remove(opening)
+            return
+
+    async def _note_opening(self, sealed: Generation) -> None:
+        """Save the state at the end of a sealed generation, and note what will be said of the next one."""
+        number = sealed.number + 1
+        if self._known.state.header.generation >= number or any(each.generation == number for each in self._unsaid):
+            return
+        kept = await self._save_now()
+        opening = Opening(
+            generation=number,
+            first_seq=sealed.last_seq + 1,
+            sealed_frames=sealed.last_seq - sealed.first_seq + 1,
+            sealed_digest=self._known.chain.text(),
+            snapshot=kept.name,
+            state_digest=kept.info.state_digest,
+        )
+        self._unsaid.append(opening)
+
+    async def _say_openings(self) -> None:
+        """Say what is in no frame up to the end, which was looked at first: an earlier life may have said it."""
+        for opening in self._unsaid:
+            await self._voice.say(opening)
+
+    # ---- snapshots ----
+
+    async def _save_if_due(self, there: tuple[Generation, ...]) -> None:
+        if self._known.unsaved_events >= self._settings.snapshot_events:
+            await self._save(there)
+
+    async def _save(self, there: tuple[Generation, ...]) -> None:
+        await self._save_now()
+        needed = {snapshot_name(generation.first_seq - 1) for generation in there}
+        await self._snapshots.prune(self._settings.snapshots_kept, needed=needed)
+
+    async def _save_now(self) -> Kept:
+        began = time.monotonic()
+        fold = self._known
+        kept = await self._snapshots.save(fold.state, fold.chain.text())
+        fold.unsaved_events = 0
+        log.info(
+            "snapshot_saved",
+            snapshot=kept.name,
+            size_bytes=kept.size_bytes,
+            digest=kept.info.state_digest,
+            seconds=round(time.monotonic() - began, 3),
+        )
+        return kept
+
+    # ---- generations ----
+
+    def _is_time(self, there: tuple[Generation, ...]) -> bool:
+        live = there[-1]
+        limit = self._settings.generation_bytes
+        if live.limit_bytes > 0:
+            limit = min(limit, live.limit_bytes)
+        if live.used_bytes * 100 < limit * self._settings.roll_percent:
+            return False
+        if len(there) - 1 >= SEALED_MAX:
+            log.error("journal_not_sealed", generation=live.number, why=f"{SEALED_MAX} wait for the archive already")
+            return False
+        return True
+
+    async def _roll(self, live: Generation) -> tuple[Generation, ...]:
+        """Seal the generation, open the next; return what there is then."""
+        began = time.monotonic()
+        sealed = await self._streams.seal(live.number)
+        opened = await self._streams.open_next(live.number, max_bytes=self._settings.generation_bytes)
+        log.info(
+            "journal_rolled",
+            generation=opened.number,
+            first_seq=opened.first_seq,
+            sealed_bytes=sealed.used_bytes,
+            gap_ms=round((time.monotonic() - began) * 1000, 1),
+        )
+        return await self._there()
+
+    # ---- archive ----
+
+    async def archive(self) -> None:
+        """Bring every sealed generation into the archive, prove the file, and only then trim, oldest first."""
+        there = await self._there()
+        for old, following in pairwise(there):
+            after = await self._streams.opening(following)
+            if after is None:
+                return  # its digest is not in the journal yet
+            if old.number not in self._proved:
+                before = await self._streams.opening(old) if old.number > 1 else None
+                await self._archivist.archive(old, before, after)
+                self._proved.add(old.number)
+        for old in there[: max(0, len(there) - 1 - self._settings.sealed_kept)]:
+            await self._streams.trim(old.number)
+            log.info("generation_trimmed", generation=old.number, stream=old.stream, freed_bytes=old.used_bytes)

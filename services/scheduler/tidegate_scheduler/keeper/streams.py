@@ -1,0 +1,59 @@
+"""The journal's generations as the keeper handles them: what there is, and each step of going on to the next one."""
+
+from __future__ import annotations
+
+from nats.aio.client import Client
+from tidegate_events.contract import may_say
+from tidegate_events.events import GenerationOpened
+from tidegate_events.frame import decode
+from tidegate_events.journal import generations as steps
+from tidegate_events.journal.base import JournalError
+from tidegate_events.journal.generations import Generation
+from tidegate_events.journal.jetstream import JetStream, raw
+from tidegate_events.subjects import fact, speaks_for
+
+KEEPER_FACTS = fact("keeper", "any").removesuffix("any") + "*"
+FACTS_PER_GENERATION_MAX = 1000
+
+
+class JournalStreams:
+    """The streams of one account. Every step may be repeated."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._js = JetStream(client)
+
+    async def generations(self) -> tuple[Generation, ...]:
+        """Return those that are streams, oldest first."""
+        return await steps.generations(self._client)
+
+    async def seal(self, number: int) -> Generation:
+        """Close a generation for ever."""
+        return await steps.seal(self._client, number)
+
+    async def open_next(self, number: int, *, max_bytes: int) -> Generation:
+        """Open the generation after `number`, with as many replicas as that has."""
+        info = await self._js.info(steps.journal_stream(number))
+        replicas = 1 if info is None else int(info["config"].get("num_replicas", 1))
+        return await steps.open_next(self._client, number, max_bytes=max_bytes, replicas=replicas)
+
+    async def trim(self, number: int) -> None:
+        """Delete a sealed generation's stream."""
+        await steps.trim(self._client, number)
+
+    async def opening(self, generation: Generation) -> GenerationOpened | None:
+        """Return what was said when the generation opened; None where nothing was said yet."""
+        after = generation.first_seq - 1
+        for _ in range(FACTS_PER_GENERATION_MAX):
+            message = await self._js.message(generation.stream, {"seq": after + 1, "next_by_subj": KEEPER_FACTS})
+            if message is None:
+                return None
+            found = raw(message)
+            frame = decode(found.data)
+            for event in frame.events if speaks_for(found.subject, frame.writer) else ():
+                if not isinstance(event, GenerationOpened) or not may_say(frame.writer, event):
+                    continue
+                if event.generation == generation.number:
+                    return event
+            after = found.seq
+        raise JournalError(f"{generation.stream} holds {FACTS_PER_GENERATION_MAX} facts of keepers: one is expected")
