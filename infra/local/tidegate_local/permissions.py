@@ -36,14 +36,8 @@ READING = (
     "$JS.ACK.>",
     "$JS.FC.>",
 )
-NOT_THE_KEEPERS = (
-    USER_STREAM,
-    TELEMETRY_STREAM,
-    DEADLETTER_STREAM,
-    f"KV_{LEASE}",
-    POSITIONS_STREAM,
-    f"OBJ_{SNAPSHOTS}",
-)
+# The keeper may make the bucket of snapshots, which it alone fills, but not take it away.
+NOT_THE_KEEPERS = (USER_STREAM, TELEMETRY_STREAM, DEADLETTER_STREAM, f"KV_{LEASE}", POSITIONS_STREAM)
 
 
 def publish_permissions(topology: Topology) -> dict[str, list[str]]:
@@ -75,8 +69,9 @@ def denied(login: str) -> list[str]:
     """Return what `login` may not publish although a pattern allows it: names cannot be matched by their beginning."""
     if login != KEEPER:
         return []
-    calls = ("CREATE", "UPDATE", "DELETE")
-    return [f"$JS.API.STREAM.{call}.{stream}" for call in calls for stream in NOT_THE_KEEPERS]
+    kept = [(call, stream) for call in ("UPDATE", "DELETE") for stream in (*NOT_THE_KEEPERS, f"OBJ_{SNAPSHOTS}")]
+    made = [("CREATE", stream) for stream in NOT_THE_KEEPERS]
+    return [f"$JS.API.STREAM.{call}.{stream}" for call, stream in (*made, *kept)]
 
 
 def users(topology: Topology, passwords: dict[str, str]) -> list[dict[str, Any]]:

@@ -32,10 +32,10 @@ _claims: list[socket.socket] = []
 
 # Stopped in this order: nothing new comes in, nothing is placed, nothing runs, and what ran is written down.
 STOP_ORDER = (
-    "gateway", SCHEDULER, EXECUTOR, "checkpoint", "metrics", "projector", postgres.POSTGRES, NATS,
+    "gateway", SCHEDULER, EXECUTOR, "checkpoint", "metrics", "projector", "keeper", postgres.POSTGRES, NATS,
 )  # fmt: skip
 # Started when the bus is ready, all at once.
-BUS_CLIENTS = ("checkpoint", SCHEDULER, EXECUTOR)
+BUS_CLIENTS = ("checkpoint", "keeper", SCHEDULER, EXECUTOR)
 # Started when the database has its newest schema, too.
 DATABASE_CLIENTS = ("projector", "metrics", "gateway")
 

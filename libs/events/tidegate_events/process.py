@@ -17,8 +17,10 @@ from structlog.typing import EventDict, WrappedLogger
 
 from tidegate_events import trace
 from tidegate_events.bus import BusSettings
+from tidegate_events.journal.archive import ArchiveDirectory
 
 READY_FILE_VARIABLE = "TIDEGATE_READY_FILE"
+ARCHIVE_VARIABLE = "TIDEGATE_JOURNAL_ARCHIVE_DIR"
 POLITE_SECONDS = 1.0
 CANCEL_AGAIN_SECONDS = 0.1
 CANCELLATIONS_MAX = 20
@@ -36,6 +38,15 @@ def bus_settings(name: str) -> BusSettings:
         password=os.environ.get("TIDEGATE_BUS_PASSWORD", ""),
         name=name,
     )
+
+
+def journal_archive() -> ArchiveDirectory | None:
+    """Return where sealed generations of the journal are, from TIDEGATE_JOURNAL_ARCHIVE_DIR; None where it is not set.
+
+    Whoever starts behind what the bus still holds reads them there.
+    """
+    directory = os.environ.get(ARCHIVE_VARIABLE)
+    return ArchiveDirectory(Path(directory)) if directory else None
 
 
 def log_as(service: str, instance: str) -> None:

@@ -7,7 +7,7 @@ import sys
 from tidegate_events import bus
 from tidegate_events.clock import SystemClock
 from tidegate_events.journal.nats import NatsJournal
-from tidegate_events.process import log_as, run_until_signalled
+from tidegate_events.process import journal_archive, log_as, run_until_signalled
 
 from tidegate_checkpoint import settings as configuration
 from tidegate_checkpoint.shell import CheckpointService
@@ -27,7 +27,7 @@ def main() -> None:
     async def serve() -> None:
         client = await bus.connect(settings.bus)
         try:
-            await CheckpointService(settings, client, NatsJournal(client), SystemClock()).run()
+            await CheckpointService(settings, client, NatsJournal(client, journal_archive()), SystemClock()).run()
         finally:
             await client.close()
 

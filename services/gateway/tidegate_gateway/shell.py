@@ -15,7 +15,7 @@ from tidegate_events import bus
 from tidegate_events.clock import Clock, SystemClock
 from tidegate_events.journal.base import Journal
 from tidegate_events.journal.nats import NatsJournal
-from tidegate_events.process import say_ready
+from tidegate_events.process import journal_archive, say_ready
 
 from tidegate_gateway import tenants
 from tidegate_gateway.asks.base import Asker
@@ -97,7 +97,7 @@ async def run(settings: Settings) -> None:
         return
     kept: tuple[Database, View] | None = None
     try:
-        journal = NatsJournal(client)
+        journal = NatsJournal(client, journal_archive())
         if settings.journal_bytes_max:
             await journal.ensure_stream(max_bytes=settings.journal_bytes_max)
         kept = await _open_database(settings, journal)

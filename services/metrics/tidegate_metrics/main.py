@@ -7,7 +7,7 @@ import sys
 from tidegate_events import bus
 from tidegate_events.clock import SystemClock
 from tidegate_events.journal.nats import NatsJournal
-from tidegate_events.process import log_as, run_until_signalled
+from tidegate_events.process import journal_archive, log_as, run_until_signalled
 
 from tidegate_metrics import settings as configuration
 from tidegate_metrics.database import Database
@@ -32,7 +32,7 @@ def main() -> None:
         database = Database(settings.database_url) if settings.database_url else None
         try:
             feed = NatsFeed(client, create_bytes_max=settings.telemetry_bytes_max)
-            ports = Ports(NatsJournal(client), feed, NatsPolls(client), database, SystemClock())
+            ports = Ports(NatsJournal(client, journal_archive()), feed, NatsPolls(client), database, SystemClock())
             await MetricsService(settings, ports).run()
         finally:
             if database is not None:

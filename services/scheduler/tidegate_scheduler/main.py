@@ -7,7 +7,7 @@ import sys
 from tidegate_events import bus
 from tidegate_events.clock import SystemClock
 from tidegate_events.journal.nats import NatsJournal
-from tidegate_events.process import log_as, run_until_signalled
+from tidegate_events.process import journal_archive, log_as, run_until_signalled
 
 from tidegate_scheduler import settings as configuration
 from tidegate_scheduler.commands import history
@@ -19,7 +19,7 @@ async def serve() -> None:
     settings = configuration.from_environment()
     client = await bus.connect(settings.bus)
     try:
-        await Scheduler(settings, client, NatsJournal(client), SystemClock()).run()
+        await Scheduler(settings, client, NatsJournal(client, journal_archive()), SystemClock()).run()
     finally:
         await client.close()
 

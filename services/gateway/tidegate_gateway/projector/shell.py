@@ -7,7 +7,7 @@ import os
 
 from tidegate_events import bus
 from tidegate_events.journal.nats import NatsJournal
-from tidegate_events.process import say_ready
+from tidegate_events.process import journal_archive, say_ready
 
 from tidegate_gateway.database import migrations
 from tidegate_gateway.database.connection import Database
@@ -29,7 +29,7 @@ async def run(settings: Settings) -> None:
     client = await bus.connect(settings.bus)
     try:
         await database.open()
-        journal = NatsJournal(client)
+        journal = NatsJournal(client, journal_archive())
         projector = Projector(database, journal, settings.instance, say_ready)
         rebuilds = Rebuilds(database, journal, f"{settings.instance}-rebuild")
         await rebuilds.listen(client)
@@ -61,7 +61,7 @@ async def rebuild(settings: Settings) -> Rebuilt:
     client = await bus.connect(settings.bus)
     try:
         await database.open()
-        return await rebuilding.rebuild(database, NatsJournal(client), f"rebuild-{os.getpid()}")
+        return await rebuilding.rebuild(database, NatsJournal(client, journal_archive()), f"rebuild-{os.getpid()}")
     finally:
         await database.close()
         await client.close()
