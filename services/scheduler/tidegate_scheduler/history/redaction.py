@@ -8,7 +8,6 @@ recomputed ones.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -18,8 +17,11 @@ from tidegate_events import spec as s
 from tidegate_events.frame import Frame
 
 from tidegate_scheduler.draft import PASS_BYTES_MAX
+from tidegate_scheduler.snapshot import decode_snapshot, encode_snapshot
 from tidegate_scheduler.state import Exit, Job, State
 
+# The very default, which is left out of the wire form: one that only equals it is not.
+_NO_SOURCE = s.JobSpec(name="", tenant="", submitter="", components=()).source
 Field = tuple[type[msgspec.Struct], str]
 T = TypeVar("T")
 
@@ -45,7 +47,7 @@ REMOVED: dict[Field, Callable[[Any], Any]] = {
     (s.JobSpec, "inputs"): lambda _: (),
     (s.JobSpec, "outputs"): lambda _: (),
     (s.JobSpec, "labels"): lambda _: {},
-    (s.JobSpec, "source"): lambda _: s.SourceRecord(),
+    (s.JobSpec, "source"): lambda _: _NO_SOURCE,
     (s.Component, "command"): lambda _: (),
     (s.Component, "env"): _names_only,
     (s.PreemptionRule, "checkpoint_dir"): _blank_if_there,
@@ -95,7 +97,7 @@ def redact_frame(frame: Frame) -> Frame:
 
 def redact_state(state: State) -> State:
     """Return a copy of the state with nothing in it that `redact` would have removed from the events it came from."""
-    made = copy.deepcopy(state)
+    made = decode_snapshot(encode_snapshot(state))
     for job in made.jobs.values():
         _redact_job(job)
         job.spec_digest = made.remember_spec(job.id, redact(made.specs[job.id]))

@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 import typer
 from tidegate.cli import exits, moments, output
+from tidegate_events.journal.archive import inspect
 from tidegate_events.journal.base import Recorded
 
 from tidegate_scheduler.history.commands.asking import FileOption, HomeOption, ask, moment
@@ -61,7 +62,13 @@ def verify_command(
 
 
 async def prove(source: Source, begin: Moment, end: Moment, told: Told) -> Verification:
-    """Verify the passes of `source` from `begin` to `end`, and tell the story of the job that differs."""
+    """Verify the passes of `source` from `begin` to `end`, and tell the story of the job that differs.
+
+    Of a file every byte is proved before. Raises ArchiveDamagedError, NotInHistoryError.
+    """
+    if isinstance(source, FileSource):
+        told(f"Proving {source.path}")
+        inspect(source.path)
     last = await _sequence(source, end, source.end, told)
     first = await _sequence(source, begin, source.first, told)
     if begin.at_ns is not None:
@@ -73,8 +80,6 @@ async def prove(source: Source, begin: Moment, end: Moment, told: Told) -> Verif
     state = await source.state(await provable_start(source, max(first, source.first), last) - 1)
     frames = _told(source.read(state.seq, last), last, told)
     report = await verify(frames, state, after=first - 1, redacted=source.redacted)
-    if isinstance(source, FileSource):
-        report.until = max(report.until, state.seq)
     difference = report.difference
     if difference is not None and difference.job:
         events = await story(source, difference.job, difference.seq)
