@@ -161,13 +161,22 @@ def may_write(service: str, kind: str) -> bool:
     return service in WRITERS.get(kind, frozenset())
 
 
+_OF_A_NODE = frozenset(row.kind for row in CONTRACT if "node" in row.kind.__struct_fields__)
+_SAID_BY: dict[str, frozenset[type[e.Event]]] = {
+    service: frozenset(row.kind for row in CONTRACT if service in WRITERS[row.kind.__name__])
+    for service in frozenset[str]().union(*WRITERS.values())
+}
+
+
 def may_say(writer: Writer, event: e.Event) -> bool:
     """Say whether `writer` may write `event`; an agent's event must also be about its own node.
 
     The bus guards subjects, not what frames claim, so every fold asks this and voids what it refuses.
     """
-    own = writer.service != "node" or getattr(event, "node", writer.instance) == writer.instance
-    return own and may_write(writer.service, type(event).__name__)
+    kind = type(event)
+    if kind not in _SAID_BY.get(writer.service, ()):
+        return False
+    return writer.service != "node" or kind not in _OF_A_NODE or event.node == writer.instance  # type: ignore[attr-defined]
 
 
 def render() -> str:

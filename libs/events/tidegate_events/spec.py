@@ -126,14 +126,14 @@ def member_floor(spec: JobSpec) -> Resources:
 
     A phase change then never needs room that is not there; what a phase does not need is lent above the floor.
     """
-    floor = Resources()
+    cpu_millis = gpus = gpu_memory_mib = 0
     for phase in spec.phases:
-        need = Resources()
-        for component in spec.components:
-            need = need.plus(component.range_in(phase).minimum.times(component.replicas))
-        floor = floor.ceiling(need)
-    memory = sum(component_memory_mib(component) * component.replicas for component in spec.components)
-    return Resources(floor.cpu_millis, memory, floor.gpus, floor.gpu_memory_mib)
+        minima = [(component.range_in(phase).minimum, component.replicas) for component in spec.components]
+        cpu_millis = max(cpu_millis, sum(least.cpu_millis * replicas for least, replicas in minima))
+        gpus = max(gpus, sum(least.gpus * replicas for least, replicas in minima))
+        gpu_memory_mib = max(gpu_memory_mib, *(least.gpu_memory_mib for least, _ in minima))
+    memory_mib = sum(component_memory_mib(component) * component.replicas for component in spec.components)
+    return Resources(cpu_millis, memory_mib, gpus, gpu_memory_mib)
 
 
 def component_memory_mib(component: Component) -> int:
