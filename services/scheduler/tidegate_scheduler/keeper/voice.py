@@ -39,10 +39,10 @@ class Voice:
         self._epoch = self._last_seq = self._next_seq = 0
 
     async def begin(self) -> None:
-        """Take the epoch after that of whoever wrote last."""
+        """Take an epoch of this life alone, above that of whoever wrote last, whatever the clock says."""
         last = await self._journal.last(self._subject)
         self._last_seq = 0 if last is None else last.seq
-        self._epoch = 1 if last is None else last.frame.writer.epoch + 1
+        self._epoch = max(self._clock.now_ns(), 0 if last is None else last.frame.writer.epoch + 1)
         self._next_seq = 0
 
     async def say(self, opening: Opening) -> None:
