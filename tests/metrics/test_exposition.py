@@ -36,6 +36,7 @@ REQUIRED = {
     "tidegate_lost_gpu_seconds_total": ("queue",),
     "tidegate_gpus": ("state",),
     "tidegate_journal_bytes": ("kind",),
+    "tidegate_journal_generation": (),
     "tidegate_projection_lag_seconds": (),
     "tidegate_pass_seconds": (),
     "tidegate_env_steps_total": ("tenant", "job", "component", "node"),
@@ -57,7 +58,7 @@ def state() -> State:
     made.journal, made.caught_up = story.metrics, True
     made.ledger = Ledger(Stored(), START)
     made.scheduler = SchedulerAnswer((WaitingCount("lab-a", "Resources", 3),), PassTimes((0.001, 0.01), (4, 2, 1), 0.5))
-    made.journal_bytes, made.projection_lag, made.database_up = JournalBytes(10, 100), (1.5, 3), True
+    made.journal_bytes, made.projection_lag, made.database_up = JournalBytes(10, 100, 3, 1), (1.5, 3), True
     node = Node()
     gauges = {name.removeprefix("tidegate_node_"): 1.0 for name in _names("tidegate_node_", "gauge")}
     counters = {

@@ -117,6 +117,8 @@ def _polled(state: State) -> Iterator[Metric]:
         if state.journal_bytes.limit > 0:
             sizes.append((("limit",), float(state.journal_bytes.limit)))
         yield _simple("tidegate_journal_bytes", sizes)
+        yield _simple("tidegate_journal_generation", [((), float(state.journal_bytes.generation))])
+        yield _simple("tidegate_journal_sealed_generations", [((), float(state.journal_bytes.sealed))])
     if state.projection_lag is not None:
         yield _simple("tidegate_projection_lag_seconds", [((), state.projection_lag[0])])
         yield _simple("tidegate_projection_lag_events", [((), float(state.projection_lag[1]))])

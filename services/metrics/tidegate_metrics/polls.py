@@ -41,10 +41,15 @@ class SchedulerAnswer(msgspec.Struct, frozen=True):
 
 
 class JournalBytes(msgspec.Struct, frozen=True):
-    """How large the journal's live generation is and may become; a negative limit is none."""
+    """How large the journal's newest generation is and may become (a negative limit is none), and how many lie before.
+
+    `sealed` counts generations that are over and still on the bus: until they are archived, or longer by a setting.
+    """
 
     used: int
     limit: int
+    generation: int = 1
+    sealed: int = 0
 
 
 class Polls(Protocol):
@@ -75,15 +80,17 @@ class NatsPolls:
             return None
 
     async def journal_bytes(self) -> JournalBytes | None:
-        """Ask JetStream about the generation of the journal that takes appends."""
+        """Ask JetStream about the generations of the journal."""
         try:
             there = await generations(self._client)
         except (JournalError, nats.errors.Error, OSError) as error:
             log.debug("journal_not_asked", why=repr(error))
             return None
-        if not there or not there[-1].live:
+        if not there:
             return None
-        return JournalBytes(there[-1].used_bytes, there[-1].limit_bytes)
+        newest = there[-1]
+        sealed = sum(generation.sealed for generation in there)
+        return JournalBytes(newest.used_bytes, newest.limit_bytes, newest.number, sealed)
 
     async def _ask(self, subject: str) -> bytes | None:
         try:
