@@ -12,6 +12,7 @@ from tidegate_events.process import journal_archive, log_as, run_until_signalled
 from tidegate_scheduler import settings as configuration
 from tidegate_scheduler.commands import history
 from tidegate_scheduler.shell import Scheduler
+from tidegate_scheduler.start import load_state
 
 
 async def serve() -> None:
@@ -19,7 +20,8 @@ async def serve() -> None:
     settings = configuration.from_environment()
     client = await bus.connect(settings.bus)
     try:
-        await Scheduler(settings, client, NatsJournal(client, journal_archive()), SystemClock()).run()
+        journal, state = NatsJournal(client, journal_archive()), await load_state(client)
+        await Scheduler(settings, client, journal, SystemClock(), state).run()
     finally:
         await client.close()
 
