@@ -1,0 +1,1 @@
+"""Chaos: a stack under load whose processes are killed and stopped at random, and the reckoning afterwards."""

@@ -1,0 +1,65 @@
+"""Sandboxes that are still there though every job has ended: their cgroups, their processes, their mounts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+from tidegate_local.home import Home
+from tidegate_local.leftovers import PROC, cgroup_directories
+
+SETTLE_SECONDS_MAX = 20.0
+POLL_SECONDS = 0.2
+JOB_PREFIX = "j-"
+
+
+def sandboxes(home: Home) -> list[str]:
+    """Return what the kernel still knows of any sandbox of the stack's nodes."""
+    return [*_cgroups(home), *_mounts(home), *_processes(home)]
+
+
+async def settled(home: Home) -> list[str]:
+    """Return what is left after a bounded wait."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + SETTLE_SECONDS_MAX
+    while True:
+        left = sandboxes(home)
+        if not left or loop.time() > deadline:
+            return left
+        await asyncio.sleep(POLL_SECONDS)
+
+
+def _cgroups(home: Home) -> Iterator[str]:
+    for top in cgroup_directories(home.cgroup_name):
+        yield from (f"cgroup {path}" for path in top.rglob(f"{JOB_PREFIX}*") if path.is_dir())
+
+
+def _mounts(home: Home) -> Iterator[str]:
+    nodes = f"{home.root}/nodes/"
+    for line in (PROC / "self" / "mountinfo").read_text().splitlines():
+        target = line.split()[4].encode().decode("unicode_escape")
+        if target.startswith(nodes):
+            yield f"mount {target}"
+
+
+def _processes(home: Home) -> Iterator[str]:
+    own = f"/{home.cgroup_name}"
+    for directory in PROC.iterdir():
+        if not directory.name.isdigit():
+            continue
+        try:
+            groups = (directory / "cgroup").read_text().splitlines()
+            command = (directory / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue  # gone meanwhile, or another user's
+        if any(own in group and f"/{JOB_PREFIX}" in group for group in groups):
+            yield f"process {directory.name} {command[:100]}"
+
+
+def newest_logs(home: Home, lines: int) -> str:
+    """Return the end of every log, for the message of a run that ended badly."""
+    ends = []
+    for file in sorted(Path(home.logs_dir).glob("*.log")):
+        ends.append(f"--- {file.name}\n" + "\n".join(file.read_text(errors="replace").splitlines()[-lines:]))
+    return "\n".join(ends)
