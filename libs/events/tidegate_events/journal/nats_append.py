@@ -40,7 +40,11 @@ log = structlog.get_logger()
 
 
 class _Append(msgspec.Struct):
-    """One append and what its tries have shown. Nothing at or before `floor` can be a try of this append."""
+    """One append and what its tries have shown.
+
+    Nothing at or before `floor` can be a try of this append. While `in_doubt`, an earlier try may have written it, and
+    it is not sent again before reading back has said that it did not.
+    """
 
     subject: str
     writer: Writer
@@ -48,6 +52,7 @@ class _Append(msgspec.Struct):
     expected_last: int | None
     began: float
     floor: int | None = None
+    in_doubt: bool = False
     silent_since: float | None = None
 
 
@@ -76,19 +81,19 @@ class Appender:
         for attempt in range(APPEND_TRIES_MAX):
             honour_cancellation()
             try:
+                if one.in_doubt and (found := await self._written(one)) is not None:
+                    return found
                 if (settled := await self._try(one)) is not None:
                     return settled
             except (JournalUnavailableError, *NO_ANSWER) as error:
                 self._live = None
-                log.warning("append_doubtful", subject=subject, frame=frame.writer.frame_id, attempt=attempt)
-                if one.silent_since is None and isinstance(error, TimeoutError):
+                why = repr(error)
+                log.warning("append_doubtful", subject=subject, frame=frame.writer.frame_id, attempt=attempt, why=why)
+                if not isinstance(error, TimeoutError):
+                    one.silent_since = None
+                elif one.silent_since is None:
                     one.silent_since = clock() - APPEND_TIMEOUT_SECONDS
                 await asyncio.sleep(RETRY_WAIT_SECONDS)
-            try:
-                if (found := await self._written(one)) is not None:
-                    return found
-            except JournalUnavailableError:
-                one.silent_since = None
             self._give_up_in_time(one, clock())
         raise _unsettled(one, clock() - one.began)
 
@@ -116,6 +121,7 @@ class Appender:
                     return await self._conflict(one, one.expected_last)
                 guard = 0
             headers["Nats-Expected-Last-Subject-Sequence"] = str(guard)
+        one.in_doubt = True
         answer = await self._client.request(one.subject, one.data, timeout=APPEND_TIMEOUT_SECONDS, headers=headers)
         return await self._settle(one, msgspec.json.decode(answer.data))
 
@@ -125,7 +131,6 @@ class Appender:
             self._newest_seq = max(self._newest_seq, body["seq"])
             return Appended(body["seq"], duplicate=bool(body.get("duplicate")))
         code, description = error.get("err_code", 0), error.get("description", "")
-        one.silent_since = None
         if code in WRONG_LAST_SEQUENCE_CODES and one.expected_last is not None:
             return await self._conflict(one, one.expected_last)
         if code in STREAM_FULL_CODES:
