@@ -33,6 +33,8 @@ class Suitable:
     def __init__(self, state: State) -> None:
         self._state = state
         self._known: dict[Shape, list[Node]] = {}
+        self._open: dict[Shape, list[Node]] = {}
+        self._shapes: dict[str, Shape] = {}
         self._hopeful: dict[Shape, bool] = {}
 
     def eligible(self, job: Job) -> list[Node]:
@@ -40,7 +42,12 @@ class Suitable:
 
         Nodes that refused the job are left out as long as the others, when empty, could hold the whole gang.
         """
-        nodes = [node for node in self._suiting(job) if node.status == "up" and not node.zombies]
+        shape = self._shape(job)
+        if (nodes := self._open.get(shape)) is None:
+            nodes = [node for node in self._suiting(job) if node.status == "up" and not node.zombies]
+            self._open[shape] = nodes
+        if not job.excluded_nodes:
+            return nodes
         kept = [node for node in nodes if node.name not in job.excluded_nodes]
         return kept if len(kept) == len(nodes) or self.holds_gang(job, kept) else nodes
 
@@ -64,8 +71,11 @@ class Suitable:
         return self._known[shape]
 
     def _shape(self, job: Job) -> Shape:
-        spec = self._state.specs[job.id]
-        return Shape(spec.isolation, spec.image, self._state.floors[job.id], spec.gang_size)
+        if (shape := self._shapes.get(job.id)) is None:
+            spec = self._state.specs[job.id]
+            shape = Shape(spec.isolation, spec.image, self._state.floors[job.id], spec.gang_size)
+            self._shapes[job.id] = shape
+        return shape
 
 
 def _suits(shape: Shape, node: Node) -> bool:
@@ -102,5 +112,6 @@ def seat_gang(
         if not open_nodes:
             return None
         name = min(open_nodes)[2]
+        spaces[name] = spaces[name].copied()
         seats.append(Seat(name, spaces[name].take(need)))
     return tuple(seats)

@@ -56,7 +56,7 @@ def _place_waiting(draft: Draft, room: Room, closed: dict[str, Job], before: str
         if job.id == before or not draft.has_room_for(len(placements) + 1):
             break
         nodes = suitable.eligible(job)
-        open_nodes = [node for node in nodes if _is_open(node, job, closed)]
+        open_nodes = [node for node in nodes if _is_open(node, job, closed)] if closed else nodes
         seats = fit.seat_gang(state, job, open_nodes, lambda name, job=job: room.now_for(job, name))  # type: ignore[misc]
         if seats is not None:
             room.withdraw(job)

@@ -25,13 +25,19 @@ class Space(msgspec.Struct):
         """Say whether one more member with `need` fits."""
         if need.cpu_millis > self.cpu_millis or need.memory_mib > self.memory_mib or need.gpus > self.gpu_count:
             return False
-        return need.gpus <= len(self._fitting(need))
+        return not need.gpus or need.gpus <= len(self._fitting(need))
+
+    def copied(self) -> Space:
+        """Return a copy, to take from."""
+        return Space(self.cpu_millis, self.memory_mib, self.gpus, self.gpu_count)
 
     def take(self, need: Resources) -> tuple[int, ...]:
         """Take room for one member; return the indices of its GPUs (smallest sufficient memory first)."""
-        chosen = self._fitting(need)[: need.gpus]
         self.cpu_millis -= need.cpu_millis
         self.memory_mib -= need.memory_mib
+        if not need.gpus:
+            return ()
+        chosen = self._fitting(need)[: need.gpus]
         self.gpu_count -= need.gpus
         self.gpus = [gpu for gpu in self.gpus if gpu not in chosen]
         return tuple(gpu.index for gpu in chosen)
@@ -42,12 +48,18 @@ class Space(msgspec.Struct):
 
 
 class _Ledger(msgspec.Struct):
-    """One node's accounts."""
+    """One node's accounts. `freed` is what will be free once the leaving ones left, `now` what may be taken at once.
+
+    Both are without promises, and kept until somebody comes (then they are None) or more are asked to leave.
+    """
 
     devices: dict[int, GpuDevice]
     free: Space
     held: list[tuple[str, Resources, tuple[int, ...]]]
     promised: dict[str, Resources]
+    freed: Space | None = None
+    now: Space | None = None
+    leaving: int = 0
 
 
 class Room:
@@ -57,6 +69,7 @@ class Room:
         """Open the accounts; `leaving` grows while the pass asks more jobs to leave."""
         self._state = state
         self._leaving = leaving
+        self._promised_on: dict[str, set[str]] = {}
         self._ledgers = {name: self._open(node) for name, node in sorted(state.nodes.items())}
         for job in state.jobs.values():
             for member in job.members:
@@ -67,16 +80,16 @@ class Room:
                     self.promise(job, name)
 
     def now_for(self, job: Job, name: str) -> Space:
-        """Return what `job` may take on the node at once: free room less what is promised to others."""
+        """Return what `job` may take on the node at once: free room less what is promised to others.
+
+        To be looked at only: take from a copy.
+        """
         ledger = self._ledgers[name]
-        later = self._later(ledger, job, victims=frozenset())
-        free = ledger.free
-        return Space(
-            min(free.cpu_millis, later.cpu_millis),
-            min(free.memory_mib, later.memory_mib),
-            list(free.gpus),
-            min(free.gpu_count, later.gpu_count),
-        )
+        if not ledger.promised:
+            self._freed(ledger)
+            assert ledger.now is not None
+            return ledger.now
+        return _smaller(ledger.free, self._later(ledger, job, victims=frozenset()))
 
     def later_for(self, job: Job, name: str, victims: frozenset[str]) -> Space:
         """Return what `job` could take once the leaving jobs and `victims` have left."""
@@ -101,11 +114,12 @@ class Room:
         if name in self._ledgers:
             promised = self._ledgers[name].promised
             promised[job.id] = promised.get(job.id, Resources()).plus(self._state.floors[job.id])
+            self._promised_on.setdefault(job.id, set()).add(name)
 
     def withdraw(self, job: Job) -> None:
         """Take back every promise to `job`."""
-        for ledger in self._ledgers.values():
-            ledger.promised.pop(job.id, None)
+        for name in self._promised_on.pop(job.id, ()):
+            self._ledgers[name].promised.pop(job.id, None)
 
     def _open(self, node: Node) -> _Ledger:
         free = Space(node.capacity.cpu_millis, node.capacity.memory_mib, list(node.gpus), len(node.gpus))
@@ -119,23 +133,51 @@ class Room:
         free = ledger.free
         free.cpu_millis -= need.cpu_millis
         free.memory_mib -= need.memory_mib
-        free.gpu_count -= len(gpu_indices)
-        free.gpus = [gpu for gpu in free.gpus if gpu.index not in gpu_indices]
+        if gpu_indices:
+            free.gpu_count -= len(gpu_indices)
+            free.gpus = [gpu for gpu in free.gpus if gpu.index not in gpu_indices]
         ledger.held.append((job.id, need, gpu_indices))
+        ledger.freed = None
 
     def _later(self, ledger: _Ledger, job: Job, victims: frozenset[str]) -> Space:
-        free = ledger.free
-        space = Space(free.cpu_millis, free.memory_mib, list(free.gpus), free.gpu_count)
-        for job_id, need, gpu_indices in ledger.held:
-            holder = self._state.jobs[job_id]
-            if job_id in victims or job_id in self._leaving or holder.stage in LEAVING_STAGES:
-                space.cpu_millis += need.cpu_millis
-                space.memory_mib += need.memory_mib
-                space.gpu_count += len(gpu_indices)
-                space.gpus.extend(ledger.devices[i] for i in gpu_indices if i in ledger.devices)
+        space = self._freed(ledger).copied()
+        for job_id, need, gpu_indices in ledger.held if victims else ():
+            if job_id in victims and not self._leaves(job_id):
+                _give_back(space, need, gpu_indices, ledger.devices)
         for owner, need in ledger.promised.items():
             if owner != job.id and self._state.jobs[owner].priority >= job.priority:
                 space.cpu_millis -= need.cpu_millis
                 space.memory_mib -= need.memory_mib
                 space.gpu_count -= need.gpus
         return space
+
+    def _freed(self, ledger: _Ledger) -> Space:
+        """Return what will be free once the leaving ones left; `self._leaving` only grows, so its size tells."""
+        if ledger.freed is None or ledger.leaving != len(self._leaving):
+            space = ledger.free.copied()
+            for job_id, need, gpu_indices in ledger.held:
+                if self._leaves(job_id):
+                    _give_back(space, need, gpu_indices, ledger.devices)
+            ledger.freed, ledger.now, ledger.leaving = space, _smaller(ledger.free, space), len(self._leaving)
+        return ledger.freed
+
+    def _leaves(self, job_id: str) -> bool:
+        return job_id in self._leaving or self._state.jobs[job_id].stage in LEAVING_STAGES
+
+
+def _smaller(free: Space, later: Space) -> Space:
+    """Return what is free now and is not needed later by others."""
+    return Space(
+        min(free.cpu_millis, later.cpu_millis),
+        min(free.memory_mib, later.memory_mib),
+        free.gpus,
+        min(free.gpu_count, later.gpu_count),
+    )
+
+
+def _give_back(space: Space, need: Resources, gpu_indices: tuple[int, ...], devices: dict[int, GpuDevice]) -> None:
+    space.cpu_millis += need.cpu_millis
+    space.memory_mib += need.memory_mib
+    if gpu_indices:
+        space.gpu_count += len(gpu_indices)
+        space.gpus = [*space.gpus, *(devices[index] for index in gpu_indices if index in devices)]
