@@ -17,7 +17,8 @@ from typing import Any
 import msgspec
 import pytest
 from nats.aio.client import Client
-from tidegate_events import bus
+from nats.js.api import StreamConfig
+from tidegate_events import bus, deadletter, positions
 from tidegate_events.events import CheckpointFailed, CheckpointVerified
 from tidegate_events.frame import Frame
 from tidegate_events.journal.nats import NatsJournal
@@ -78,6 +79,8 @@ async def server(tmp_path: Path) -> AsyncIterator[NatsServer]:
 async def client(server: NatsServer) -> AsyncIterator[Client]:
     client = await bus.connect(bus.BusSettings(url=server.url))
     await NatsJournal(client).ensure_stream(max_bytes=16 * 1024 * 1024)
+    for config in (positions.stream_config(max_bytes=1024 * 1024), deadletter.stream_config(max_bytes=1024 * 1024)):
+        await client.jetstream().add_stream(StreamConfig.from_response(config))
     yield client
     await client.close()
 

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import pytest
-from tidegate_checkpoint import shell, verdicts
+from tidegate_checkpoint import verdicts, verifying
+from tidegate_checkpoint.hot import HotTier
 from tidegate_checkpoint.settings import Settings
 from tidegate_checkpoint.shell import CheckpointService
-from tidegate_checkpoint.verify import Verified
+from tidegate_checkpoint.verify import Broken, Verified
 from tidegate_events.bus import BusSettings
 from tidegate_events.clock import SystemClock
+from tidegate_events.consumer import ReaderPorts
+from tidegate_events.deadletter import DeadLetters
 from tidegate_events.events import CheckpointFailed, CheckpointSaved, CheckpointVerified, Event
 from tidegate_events.frame import Frame, Writer
 from tidegate_events.journal.base import Appended, Conflict, Journal, JournalFullError, JournalUnavailableError
 from tidegate_events.journal.memory import MemoryJournal
+from tidegate_events.positions import Positions
+from tidegate_events.register.memory import MemoryRegister
 from tidegate_events.subjects import fact
 
 from tests.checkpoint.saving import Job, frames, verified
 
+Registers = tuple[MemoryRegister, MemoryRegister]
 SECONDS_MAX = 30
 WRITERS = frames()
 OWN = fact("checkpoint", "c1")
@@ -33,9 +39,14 @@ async def report(journal: Journal, *events: Event) -> None:
 
 
 @asynccontextmanager
-async def running(job: Job, journal: Journal, *, verifications: int = 2) -> AsyncIterator[CheckpointService]:
+async def running(
+    job: Job, journal: Journal, registers: Registers | None = None, *, verifications: int = 2
+) -> AsyncIterator[CheckpointService]:
     settings = Settings(bus=BusSettings(), hot_dir=job.hot_dir, instance="c1", verifications=verifications)
-    service = CheckpointService(settings, None, journal, SystemClock())
+    if registers is None:
+        registers = (MemoryRegister(), MemoryRegister())
+    ports = ReaderPorts(journal, Positions(registers[0]), DeadLetters(registers[1]), SystemClock())
+    service = CheckpointService(settings, None, ports)
     task = asyncio.create_task(service.run())
     try:
         yield service
@@ -107,8 +118,9 @@ async def test_what_was_said_before_a_restart_is_not_said_again(job: Job) -> Non
     journal = MemoryJournal()
     saved = [job.save(step) for step in range(1, 21)]
     await report(journal, *saved)
+    registers = (MemoryRegister(), MemoryRegister())
     for enough in (3, 9, 20):
-        async with running(job, journal):
+        async with running(job, journal, registers):
             await until(journal, enough)
     counted = Counter(event.checkpoint_id for event in await said(journal))
     assert counted == {each.checkpoint.id: 1 for each in saved}
@@ -146,7 +158,8 @@ async def test_two_processes_of_one_name_say_everything_once(job: Job) -> None:
     journal = MemoryJournal()
     saved = [job.save(step) for step in range(1, 16)]
     await report(journal, *saved)
-    async with running(job, journal), running(job, journal):
+    registers = (MemoryRegister(), MemoryRegister())
+    async with running(job, journal, registers), running(job, journal, registers):
         await until(journal, len(saved))
         # Both have now nothing left to do: one more checkpoint passes through both.
         extra = job.save(99)
@@ -185,7 +198,7 @@ async def test_an_outage_of_the_journal_is_waited_out(job: Job, monkeypatch: pyt
 
 
 async def test_a_tier_that_is_away_delays_the_verdict(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shell, "TIER_RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(verifying, "TIER_RETRY_SECONDS", 0.02)
     journal = MemoryJournal()
     saved = job.save(1)
     unmounted = job.hot_dir.with_name("unmounted")
@@ -212,7 +225,7 @@ async def test_one_job_does_not_hold_up_the_others(job: Job, monkeypatch: pytest
             asyncio.run_coroutine_threadsafe(released.wait(), loop).result(SECONDS_MAX)
         return Verified(1)
 
-    monkeypatch.setattr(shell, "verify", slow)
+    monkeypatch.setattr(verifying, "verify", slow)
     await report(journal, *hoarder)
     async with running(job, journal):
         last = other.save(1)
@@ -247,3 +260,37 @@ async def test_a_clock_that_went_back_makes_no_verdict_a_late_duplicate(job: Job
                     if recorded.subject == OWN:
                         break
     assert recorded.frame.writer.epoch > ahead
+
+
+async def test_a_checkpoint_that_cannot_even_be_judged_is_set_aside_and_retried(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not a verdict about the checkpoint, but a fault at judging it: it must not stop the others, nor be lost."""
+    monkeypatch.setattr(verifying, "TIER_RETRY_SECONDS", 0.001)
+    journal, registers = MemoryJournal(), (MemoryRegister(), MemoryRegister())
+    odd, good = job.save(1), job.save(2)
+    judge, broken = verifying.verify, True
+
+    def faulty(tier: HotTier, saved: CheckpointSaved, stopping: Callable[[], bool]) -> Verified | Broken:
+        if broken and saved == odd:
+            raise RecursionError("too deep")
+        return judge(tier, saved, stopping)
+
+    monkeypatch.setattr(verifying, "verify", faulty)
+    await report(journal, odd, good)
+    async with running(job, journal, registers):
+        (verdict,) = await until(journal, 1)
+        assert verdict.checkpoint_id == good.checkpoint.id
+    letters = DeadLetters(registers[1])
+    (stored,) = [each async for each in letters.newer(0)]
+    letter = stored.letter
+    assert (letter.consumer, letter.place, letter.kind, letter.job) == ("checkpoint", "1.0", "CheckpointSaved", "j-1")
+    assert (letter.error_type, letter.attempts) == ("RecursionError", verifying.TRIES_MAX)
+    # It stays set aside over a restart, and is judged when that is asked for.
+    broken = False
+    async with running(job, journal, registers):
+        third = job.save(3)
+        await report(journal, third)
+        assert [each.checkpoint_id for each in await until(journal, 2)][1:] == [third.checkpoint.id]
+        await letters.ask_retry("checkpoint", "1.0", by="op", reason="fixed", now_ns=1)
+        assert [each.checkpoint_id for each in await until(journal, 3)][2:] == [odd.checkpoint.id]

@@ -154,6 +154,11 @@ class Catalogue:
         """Return what is known of a job's checkpoints; None where it never saved one, or is forgotten."""
         return self._jobs.get(job)
 
+    def reported(self, job: str, checkpoint_id: str) -> Entry | None:
+        """Return a checkpoint; None where it was never reported in time, or is forgotten."""
+        record = self._jobs.get(job)
+        return record.entries.get(checkpoint_id) if record else None
+
     def unsettled(self) -> list[Entry]:
         """Return the checkpoints without a verdict, oldest report first."""
         return [self._jobs[job].entries[checkpoint_id] for job, checkpoint_id in self._unsettled]

@@ -19,14 +19,14 @@ class Fold:
         self._journal = journal
         self._moved = asyncio.Condition()
         self.catalogue = Catalogue()
-        self.moves = 0
 
     async def run(self) -> None:
         """Fold every frame of the journal, for ever."""
         async with aclosing(self._journal.follow(0)) as frames:
             async for recorded in frames:
                 self.catalogue.apply(recorded)
-                await self.tell()
+                async with self._moved:
+                    self._moved.notify_all()
                 if recorded.seq % FOLDS_BEFORE_YIELD_MAX == 0:
                     await asyncio.sleep(0)
 
@@ -34,14 +34,3 @@ class Fold:
         """Wait until the frame at `seq` is folded."""
         async with self._moved:
             await self._moved.wait_for(lambda: self.catalogue.seq >= seq)
-
-    async def tell(self) -> None:
-        """Wake whoever waits in `moved`."""
-        async with self._moved:
-            self.moves += 1
-            self._moved.notify_all()
-
-    async def moved(self, since: int) -> None:
-        """Wait until a frame was folded, or somebody told so, after `moves` was `since`."""
-        async with self._moved:
-            await self._moved.wait_for(lambda: self.moves != since)

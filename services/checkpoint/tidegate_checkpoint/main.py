@@ -6,7 +6,10 @@ import sys
 
 from tidegate_events import bus
 from tidegate_events.clock import SystemClock
+from tidegate_events.consumer import ReaderPorts
+from tidegate_events.deadletter import nats_letters
 from tidegate_events.journal.nats import NatsJournal
+from tidegate_events.positions import nats_positions
 from tidegate_events.process import journal_archive, log_as, run_until_signalled
 
 from tidegate_checkpoint import settings as configuration
@@ -27,7 +30,9 @@ def main() -> None:
     async def serve() -> None:
         client = await bus.connect(settings.bus)
         try:
-            await CheckpointService(settings, client, NatsJournal(client, journal_archive()), SystemClock()).run()
+            journal = NatsJournal(client, journal_archive())
+            ports = ReaderPorts(journal, nats_positions(client), nats_letters(client), SystemClock())
+            await CheckpointService(settings, client, ports).run()
         finally:
             await client.close()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -107,7 +107,7 @@ class NatsRegister:
         try:
             yield changed
         finally:
-            if not self._client.is_closed:
+            with suppress(nats.errors.Error):  # a connection that is being closed takes its subscriptions along
                 await subscription.unsubscribe()
 
     def _subjects(self, under: str) -> str:
