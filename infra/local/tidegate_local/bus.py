@@ -120,7 +120,7 @@ def write_config(home: Home, bus: Bus) -> None:
         write_private(config_file(home, server), msgspec.json.format(msgspec.json.encode(config), indent=2))
 
 
-async def is_ready(bus: Bus, server: Process) -> bool:
+async def is_ready(bus: Bus, server: Process, archive: Path | None = None) -> bool:
     """Say whether the server answers, the bus has its streams, and the server its copy of the journal.
 
     Streams are looked after at every start of a server: one that lives in memory is forgotten with all that was in it.
@@ -132,7 +132,7 @@ async def is_ready(bus: Bus, server: Process) -> bool:
     try:
         client = await connect(bus.login(ADMIN))
         try:
-            await streams.create(client, journal_bytes=bus.journal_bytes, replicas=len(bus.ports))
+            await streams.create(client, journal_bytes=bus.journal_bytes, replicas=len(bus.ports), archive=archive)
             newest = (await generations(client))[-1]
             return _holds(server, await client.jetstream().stream_info(newest.stream))
         finally:

@@ -170,7 +170,7 @@ def nats_service(home: Home, bus: Bus, server: Process) -> ServiceSpec:
         name=server.name,
         argv=(console_script("nats-server"), "--config", str(buses.config_file(home, server))),
         env={"PATH": os.environ.get("PATH", ""), "TMPDIR": str(home.tmp_dir)},
-        is_ready=lambda: buses.is_ready(bus, server),
+        is_ready=lambda: buses.is_ready(bus, server, home.archive_dir),
         before_start=lambda: None,
     )
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from nats.aio.client import Client
 from nats.js.api import DiscardPolicy, StorageType, StreamConfig
 from nats.js.errors import BadRequestError
 from tidegate_events import deadletter, positions, telemetry
-from tidegate_events.journal.generations import open_first
+from tidegate_events.journal.archive import ArchiveDirectory
+from tidegate_events.journal.generations import open_archived, open_first
 from tidegate_events.subjects import USER_STREAM, USER_SUBJECTS
 
 JOURNAL_BYTES_MAX = 1024**3
@@ -34,8 +37,13 @@ def store_bytes_max(journal_bytes: int) -> int:
     return GENERATIONS_HELD_MAX * journal_bytes + 2 * others
 
 
-async def create(client: Client, *, journal_bytes: int, replicas: int) -> None:
-    """Create what is missing, and give bounds of an earlier version their new value. Idempotent."""
+async def create(client: Client, *, journal_bytes: int, replicas: int, archive: Path | None = None) -> None:
+    """Create what is missing, and give bounds of an earlier version their new value. Idempotent.
+
+    A journal of which there is only the archive (it was imported) goes on after that.
+    """
+    if archive is not None:
+        await open_archived(client, ArchiveDirectory(archive), max_bytes=journal_bytes, replicas=replicas)
     await open_first(client, max_bytes=journal_bytes, replicas=replicas)
     theirs = (
         telemetry.stream_config(max_bytes=TELEMETRY_BYTES_MAX),

@@ -21,6 +21,7 @@ import nats.errors
 from nats.aio.client import Client
 
 from tidegate_events import subjects
+from tidegate_events.journal.archive import ArchiveDirectory, read_archive
 from tidegate_events.journal.base import JournalError, JournalUnavailableError, Raw
 from tidegate_events.journal.jetstream import (
     NO_ANSWER,
@@ -33,7 +34,17 @@ from tidegate_events.journal.jetstream import (
 )
 from tidegate_events.subjects import HEADS_STREAM, HEADS_SUBJECTS, JOURNAL_SUBJECTS, generation_of, journal_stream
 
-__all__ = ["Generation", "generations", "head_of", "journal_stream", "open_first", "open_next", "seal", "trim"]
+__all__ = [
+    "Generation",
+    "generations",
+    "head_of",
+    "journal_stream",
+    "open_archived",
+    "open_first",
+    "open_next",
+    "seal",
+    "trim",
+]
 
 DUPLICATE_WINDOW_SECONDS = 120
 SETTLE_WAIT_SECONDS = 0.05
@@ -114,6 +125,30 @@ async def open_first(client: Client, *, max_bytes: int, replicas: int = 1) -> Ge
     if not (there := await listed(js, {})):
         raise JournalError("the first generation was opened and is gone: somebody deletes the journal's streams")
     return there[-1]
+
+
+async def open_archived(
+    client: Client, archive: ArchiveDirectory, *, max_bytes: int, replicas: int = 1
+) -> Generation | None:
+    """Open the generation after the newest archived one where there is no stream at all: after an import.
+
+    The last frame of each subject is kept beside first, so that its writer finds it. None where nothing is archived.
+    """
+    js = JetStream(client)
+    if there := await listed(js, {}):
+        return there[-1]
+    if not (archived := archive.list()):
+        return None
+    newest = archived[-1]
+    number, first_seq = newest.generation + 1, newest.info.last_seq + 1
+    heads = await asyncio.to_thread(
+        lambda: {frame.subject: frame for each in archived for frame in read_archive(each.path)}
+    )
+    await _create(js, _heads_config(replicas))
+    for head in heads.values():
+        await _publish_head(client, head)
+    await _create(js, stream_config(number, max_bytes=max_bytes, replicas=replicas, first_seq=first_seq))
+    return _generation(number, await _existing(js, journal_stream(number)))
 
 
 async def seal(client: Client, number: int) -> Generation:
@@ -239,7 +274,8 @@ async def _settled(js: JetStream, stream: str) -> None:
 
 
 async def _keep_heads(client: Client, js: JetStream, old: Generation) -> None:
-    await _create(js, _heads_config(await _existing(js, old.stream)))
+    info = await _existing(js, old.stream)
+    await _create(js, _heads_config(info["config"].get("num_replicas", 1)))
     offset = 0
     while True:
         info = await _existing(js, old.stream, {"subjects_filter": ">", "offset": offset})
@@ -266,7 +302,7 @@ async def _publish_head(client: Client, last: Raw) -> None:
         raise JournalError(f"{HEADS_STREAM} does not take {subject}: {refusal.get('description')}")
 
 
-def _heads_config(info: dict[str, Any]) -> dict[str, Any]:
+def _heads_config(replicas: int) -> dict[str, Any]:
     return {
         "name": HEADS_STREAM,
         "subjects": list(HEADS_SUBJECTS),
@@ -274,5 +310,5 @@ def _heads_config(info: dict[str, Any]) -> dict[str, Any]:
         "storage": "file",
         "discard": "old",
         "max_msgs_per_subject": 1,
-        "num_replicas": info["config"].get("num_replicas", 1),
+        "num_replicas": replicas,
     }

@@ -108,10 +108,16 @@ class Keeper:
 
     async def _nothing_unsaid_before(self, there: tuple[Generation, ...]) -> int:
         """Return the last sequence whose state is needed: of the first generation after which nothing was said."""
+        if await self._follows_an_import(there[0]):
+            return there[0].first_seq - 1
         for generation, following in pairwise(there):
             if await self._streams.opening(following) is None:
                 return generation.last_seq
         return there[-1].last_seq
+
+    async def _follows_an_import(self, oldest: Generation) -> bool:
+        """Say whether the first generation was imported, never a stream here: nobody has said where the next began."""
+        return oldest.number == 2 and await self._streams.opening(oldest) is None
 
     async def _there(self) -> tuple[Generation, ...]:
         there = await self._streams.generations()
@@ -129,6 +135,10 @@ class Keeper:
     async def keep(self) -> None:
         """Fold what there is, save what is due, say which generations opened, and roll where it is time."""
         there = await self._with_a_live_one()
+        if self._known.seq < there[0].first_seq and await self._follows_an_import(there[0]):
+            imported = msgspec.structs.replace(there[0], number=1, first_seq=1, last_seq=there[0].first_seq - 1)
+            await self._fold_to(imported.last_seq)
+            await self._note_opening(imported)
         for number, generation in enumerate(there):
             await self._fold_to(generation.last_seq)
             if number + 1 < len(there) and self._known.seq == generation.last_seq:
