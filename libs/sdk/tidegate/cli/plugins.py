@@ -21,6 +21,7 @@ SERVER_COMMANDS = {
     "up": "Start the local stack, and say when it is ready.",
     "down": "Stop the local stack; its data stays.",
     "history": "Replay the journal and prove every decision in it.",
+    "deadletter": "List, retry or drop what a service could not process.",
     "projections": "Say how far the read models are, and make them anew.",
 }
 """Commands of the server's wheel and what they do: shown, with how to get them, even where it is not installed."""
