@@ -20,7 +20,7 @@ GROUP = "tidegate.commands"
 SERVER_COMMANDS = {
     "up": "Start the local stack, and say when it is ready.",
     "down": "Stop the local stack; its data stays.",
-    "history": "Replay the journal and prove every decision in it.",
+    "history": "Look into the journal, explain it, prove it, carry it away.",
     "deadletter": "List, retry or drop what a service could not process.",
     "projections": "Say how far the read models are, and make them anew.",
 }
