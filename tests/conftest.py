@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from tidegate_local import preflight
 from tidegate_local.plan import StackOptions
+from xdist.remote import Producer
+from xdist.scheduler.loadscope import LoadScopeScheduling
 
 # They look at the whole machine, which others would change under them: nothing runs beside them.
 ALONE = (
@@ -32,21 +34,26 @@ LANES = {
 }
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that run alone, and say which of the others one worker runs in turn: `scripts/test` asks both.
-
-    A file's tests may share servers, so they stay together.
-    """
-    items.sort(key=lambda item: _file(item) not in LANES)
+    """Mark the tests that run alone: `scripts/test` runs the others side by side."""
+    items.sort(key=lambda item: item.nodeid.partition("::")[0] not in LANES)
     for item in items:
         if item.nodeid.startswith(ALONE):
             item.add_marker("alone")
-        item.add_marker(pytest.mark.xdist_group(LANES.get(_file(item), _file(item))))
 
 
-def _file(item: pytest.Item) -> str:
-    return item.nodeid.partition("::")[0]
+class Lanes(LoadScopeScheduling):
+    """What one worker runs in turn: a lane, or a file, whose tests may share servers."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return LANES.get(file, file)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Lanes:
+    """Take the place of xdist's own ways to distribute tests."""
+    return Lanes(config, log)
 
 
 @lru_cache(maxsize=1)
