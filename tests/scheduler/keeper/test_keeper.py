@@ -257,6 +257,22 @@ async def test_no_generation_is_sealed_where_no_state_can_be_saved(
     assert len(await generations(client)) == 2
 
 
+async def test_no_generation_is_sealed_where_the_bus_has_no_room_for_the_next(
+    client: Client, history: History, archive_dir: Path
+) -> None:
+    greedy = keeper(client, settings(archive_dir, generation_bytes=1 << 50))
+    await greedy.begin()
+    await history.pad(TO_ROLL)
+    with pytest.raises(JournalError, match="no room for another"):
+        await greedy.keep()
+    assert [(each.number, each.live) for each in await generations(client)] == [(1, True)]
+    await history.pad(1)
+    modest = keeper(client, settings(archive_dir))
+    await modest.begin()
+    await work(modest, 2)
+    assert [each.number for each in await generations(client)] == [2]
+
+
 async def test_two_keepers_of_one_name_do_not_go_on_together(
     client: Client, history: History, archive_dir: Path
 ) -> None:

@@ -146,7 +146,9 @@ class Keeper:
         await self._say_openings()
         await self._save_if_due(there)
         if not self._unsaid and self._is_time(there):
-            await self._save(there)  # where no state can be saved, no generation is sealed
+            # Where the next one could not follow at once, or no state can be saved, no generation is sealed.
+            await self._streams.check_room(there[-1], self._settings.generation_bytes)
+            await self._save(there)
             await self._roll(there[-1])
             await self.keep()
 

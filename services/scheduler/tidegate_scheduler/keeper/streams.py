@@ -9,11 +9,13 @@ from tidegate_events.frame import decode
 from tidegate_events.journal import generations as steps
 from tidegate_events.journal.base import JournalError
 from tidegate_events.journal.generations import Generation
-from tidegate_events.journal.jetstream import JetStream, raw
+from tidegate_events.journal.jetstream import STREAM_MISSING_CODE, ApiError, JetStream, raw
 from tidegate_events.subjects import fact, speaks_for
 
 KEEPER_FACTS = fact("keeper", "any").removesuffix("any") + "*"
 FACTS_PER_GENERATION_MAX = 1000
+ROOM_STREAM = "JOURNAL_ROOM"
+ROOM_SUBJECT = "tg.room"
 
 
 class JournalStreams:
@@ -27,15 +29,45 @@ class JournalStreams:
         """Return those that are streams, oldest first."""
         return await steps.generations(self._client)
 
+    async def check_room(self, live: Generation, max_bytes: int) -> None:
+        """Raise JournalError where the bus has no room for another generation beside the live one.
+
+        Only the server knows what it has promised to whom, so it is asked for that much, which is given back at once.
+        A generation that is sealed with no room for the next one would stop every writer, though it is not full.
+        """
+        config = {
+            "name": ROOM_STREAM,
+            "subjects": [ROOM_SUBJECT],
+            "storage": "file",
+            "max_bytes": max_bytes,
+            "num_replicas": await self._replicas(live.number),
+        }
+        await self._give_back_room()
+        try:
+            await self._js.call(f"STREAM.CREATE.{ROOM_STREAM}", config)
+        except ApiError as error:
+            raise JournalError(f"the bus has no room for another {max_bytes} bytes: {error}") from error
+        await self._give_back_room()
+
+    async def _give_back_room(self) -> None:
+        try:
+            await self._js.call(f"STREAM.DELETE.{ROOM_STREAM}")
+        except ApiError as error:
+            if error.code != STREAM_MISSING_CODE:
+                raise
+
     async def seal(self, number: int) -> Generation:
         """Close a generation for ever."""
         return await steps.seal(self._client, number)
 
     async def open_next(self, number: int, *, max_bytes: int) -> Generation:
         """Open the generation after `number`, with as many replicas as that has."""
-        info = await self._js.info(steps.journal_stream(number))
-        replicas = 1 if info is None else int(info["config"].get("num_replicas", 1))
+        replicas = await self._replicas(number)
         return await steps.open_next(self._client, number, max_bytes=max_bytes, replicas=replicas)
+
+    async def _replicas(self, number: int) -> int:
+        info = await self._js.info(steps.journal_stream(number))
+        return 1 if info is None else int(info["config"].get("num_replicas", 1))
 
     async def trim(self, number: int) -> None:
         """Delete a sealed generation's stream."""
