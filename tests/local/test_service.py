@@ -94,6 +94,25 @@ async def test_a_service_that_never_gets_ready_is_started_again(
         await asyncio.wait_for(watched.run(), WAIT_SECONDS_MAX)
 
 
+async def test_a_service_that_is_stuck_is_started_again(
+    tmp_path: Path, log: LogFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "WATCH_SECONDS", 0.01)
+    asked: list[int] = []
+
+    async def is_stuck() -> bool:
+        asked.append(watched.pid)
+        return len(asked) == 3
+
+    stuck_once = msgspec.structs.replace(spec(tmp_path, READY_THEN_WAIT), is_stuck=is_stuck)
+    watched = Service(stuck_once, log, on_change=lambda: None)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(watched.run())
+        await until(lambda: watched.restarts == 1 and watched.ready.is_set() and len(asked) > 3)
+        assert asked[0] == asked[2] != asked[-1]
+        await watched.stop()
+
+
 async def test_a_service_that_ignores_the_request_to_end_is_killed(
     tmp_path: Path, log: LogFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,8 +1,10 @@
-"""The stack's bus: where its servers listen, their configuration, and how to see that one of them is ready."""
+"""The stack's bus: where its servers listen, their configuration, and how to see that one is ready, or stuck."""
 
 from __future__ import annotations
 
+import asyncio
 import secrets
+import shutil
 import socket
 from pathlib import Path
 from typing import Any
@@ -10,10 +12,8 @@ from typing import Any
 import msgspec
 import nats.errors
 import structlog
-from nats.js.api import StreamInfo
 from tidegate_events.bus import BusSettings, BusUnreachableError, connect
 from tidegate_events.journal.base import JournalError
-from tidegate_events.journal.generations import generations
 
 from tidegate_local import streams
 from tidegate_local.home import LOOPBACK, Home, write_private
@@ -24,6 +24,12 @@ PASSWORD_BYTES = 24
 PROBE_SECONDS_MAX = 2.0
 CLUSTER = "tidegate"
 ROUTE_LOGIN = "route"
+HEALTH_LOGIN = "health"
+SYSTEM_ACCOUNT = "SYSTEM"
+HEALTH_SECONDS_MAX = 3.0
+# With less than this a server whose disk was full would stop at once again.
+ROOM_BYTES_MIN = 64 * 1024**2
+WRITE_ERROR = "write error"
 
 log = structlog.get_logger()
 
@@ -35,6 +41,7 @@ class Bus(msgspec.Struct, frozen=True, kw_only=True):
     route_ports: tuple[int, ...] = ()
     passwords: dict[str, str]
     route_password: str = ""
+    health_password: str = ""
     topology: Topology = ONE_OF_EACH
     journal_bytes: int = streams.JOURNAL_BYTES_MAX
 
@@ -59,6 +66,7 @@ def new_bus(ports: tuple[int, ...], route_ports: tuple[int, ...] = (), topology:
         route_ports=route_ports,
         passwords={login: secrets.token_urlsafe(PASSWORD_BYTES) for login in logins},
         route_password=secrets.token_urlsafe(PASSWORD_BYTES),
+        health_password=secrets.token_urlsafe(PASSWORD_BYTES),
         topology=topology,
     )
 
@@ -84,7 +92,7 @@ def server_config(bus: Bus, server: Process, directory: Path) -> dict[str, Any]:
     config: dict[str, Any] = {
         "server_name": server_name(server),
         "host": LOOPBACK,
-        "port": bus.ports[index],
+        "port": _port(bus, server),
         "max_payload": 1024**2,
         "jetstream": {
             "store_dir": str(directory),
@@ -95,6 +103,10 @@ def server_config(bus: Bus, server: Process, directory: Path) -> dict[str, Any]:
         },
         "authorization": {"users": users(bus.topology, bus.passwords)},
     }
+    if bus.health_password:
+        asker = {"user": HEALTH_LOGIN, "password": bus.health_password}
+        config["accounts"] = {SYSTEM_ACCOUNT: {"users": [asker]}}
+        config["system_account"] = SYSTEM_ACCOUNT
     if len(bus.ports) > 1:
         config["cluster"] = {
             "name": CLUSTER,
@@ -121,34 +133,82 @@ def write_config(home: Home, bus: Bus) -> None:
 
 
 async def is_ready(bus: Bus, server: Process, archive: Path | None = None) -> bool:
-    """Say whether the server answers, the bus has its streams, and the server its copy of the journal.
+    """Say whether the server answers, the bus has its streams, and the server holds all of its copies of them.
 
     Streams are looked after at every start of a server: one that lives in memory is forgotten with all that was in it.
     """
-    with socket.socket() as probe:
-        probe.settimeout(PROBE_SECONDS_MAX)
-        if probe.connect_ex((LOOPBACK, bus.ports[max(0, server.number - 1)])):
-            return False
+    if not _listens(_port(bus, server)):
+        return False
     try:
         client = await connect(bus.login(ADMIN))
         try:
             await streams.create(client, journal_bytes=bus.journal_bytes, replicas=len(bus.ports), archive=archive)
-            newest = (await generations(client))[-1]
-            return _holds(server, await client.jetstream().stream_info(newest.stream))
         finally:
             await client.close()
-    except (BusUnreachableError, JournalError, nats.errors.Error, OSError) as error:
+        if not bus.health_password or (health := await _health(bus, server)).is_well:
+            return True
+    except (BusUnreachableError, JournalError, nats.errors.Error, TimeoutError, OSError) as error:
         log.warning("bus_not_ready", server=server.name, error=repr(error))
         return False
+    log.info("bus_not_ready", server=server.name, error=health.error)
+    return False
 
 
-def _holds(server: Process, stream: StreamInfo) -> bool:
-    """Say whether the server leads the stream or has all of it; of a single server that is not asked."""
-    if not server.number:
-        return True
-    name, cluster = server_name(server), stream.cluster
-    if cluster is None:
+async def is_stuck(bus: Bus, server: Process, directory: Path) -> bool:
+    """Say whether the server has stopped storing and could store again if it were started anew.
+
+    One whose disk was full never tries again by itself: its streams answer, but no append. It is worth a restart once
+    there is room.
+    """
+    if not _listens(_port(bus, server)):
         return False
-    return cluster.leader == name or any(
-        replica.name == name and replica.current and not replica.offline for replica in cluster.replicas or ()
-    )
+    try:
+        health = await _health(bus, server)
+        stopped = WRITE_ERROR in health.error or not (await _health(bus, server, js_enabled_only=True)).is_well
+    except (BusUnreachableError, nats.errors.Error, TimeoutError, OSError):
+        return False  # it does not answer at all: no sign of a full disk
+    if not stopped:
+        return False
+    free = (await asyncio.to_thread(shutil.disk_usage, directory)).free
+    log.error("bus_stores_nothing", server=server.name, error=health.error, disk_free_bytes=free)
+    return free >= ROOM_BYTES_MIN
+
+
+class _Health(msgspec.Struct, frozen=True):
+    """What a server says of itself: "ok", or why not."""
+
+    status: str = ""
+    error: str = ""
+
+    @property
+    def is_well(self) -> bool:
+        return self.status == "ok"
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    data: _Health
+
+
+async def _health(bus: Bus, server: Process, *, js_enabled_only: bool = False) -> _Health:
+    """Ask the server itself, by the system account, which sees nothing of what streams hold."""
+    url = f"nats://{LOOPBACK}:{_port(bus, server)}"
+    login = BusSettings(url=url, user=HEALTH_LOGIN, password=bus.health_password, name="tidegate-health")
+    only = {"server_name": server_name(server), "exact_match": True}
+    async with asyncio.timeout(HEALTH_SECONDS_MAX):
+        client = await connect(login)
+        try:
+            body = msgspec.json.encode({**only, "js-enabled-only": js_enabled_only})
+            answer = await client.request("$SYS.REQ.SERVER.PING.HEALTHZ", body, timeout=HEALTH_SECONDS_MAX)
+            return msgspec.json.decode(answer.data, type=_Answer).data
+        finally:
+            await client.close()
+
+
+def _port(bus: Bus, server: Process) -> int:
+    return bus.ports[max(0, server.number - 1)]
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(PROBE_SECONDS_MAX)
+        return not probe.connect_ex((LOOPBACK, port))

@@ -171,6 +171,7 @@ def nats_service(home: Home, bus: Bus, server: Process) -> ServiceSpec:
         argv=(console_script("nats-server"), "--config", str(buses.config_file(home, server))),
         env={"PATH": os.environ.get("PATH", ""), "TMPDIR": str(home.tmp_dir)},
         is_ready=lambda: buses.is_ready(bus, server, home.archive_dir),
+        is_stuck=lambda: buses.is_stuck(bus, server, buses.store_dir(home, server)),
         before_start=lambda: None,
     )
 

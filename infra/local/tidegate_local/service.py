@@ -27,6 +27,7 @@ BACKOFF_SECONDS_MAX = 5.0
 READY_SECONDS_MAX = 30.0
 READY_POLL_SECONDS = 0.05
 STOP_SECONDS_MAX = 8.0
+WATCH_SECONDS = 2.0
 PR_SET_PDEATHSIG = 1
 
 log = structlog.get_logger()
@@ -43,6 +44,8 @@ class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True):
     env: dict[str, str]
     is_ready: ReadyCheck
     before_start: Callable[[], None]
+    is_stuck: ReadyCheck | None = None
+    """Says of a ready process whether it shall be started anew; asked every WATCH_SECONDS."""
     ready_seconds_max: float = READY_SECONDS_MAX
     stop_signal: signal.Signals = signal.SIGTERM
     become: Callable[[], None] | None = None
@@ -93,6 +96,7 @@ class Service:
         process = self._process
         if process is None or process.returncode is not None:
             return
+        began = time.monotonic()
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(self.spec.stop_signal)
         try:
@@ -102,6 +106,7 @@ class Service:
             log.warning("service_killed", service=self.spec.name, after_seconds=STOP_SECONDS_MAX)
             process.kill()
             await process.wait()
+        log.info("service_stopped", service=self.spec.name, seconds=round(time.monotonic() - began, 2))
 
     async def _start(self) -> asyncio.subprocess.Process:
         self.spec.before_start()
@@ -119,12 +124,21 @@ class Service:
         return self._process
 
     async def _watch(self, process: asyncio.subprocess.Process) -> int:
-        """Wait for the end of the process, and for its readiness meanwhile; return its exit code."""
+        """Wait for the end of the process, and look after it meanwhile; return its exit code."""
         async with asyncio.TaskGroup() as group:
-            waiting = group.create_task(self._become_ready(process))
+            attending = group.create_task(self._attend(process))
             code = await process.wait()
-            waiting.cancel()
+            attending.cancel()
         return code
+
+    async def _attend(self, process: asyncio.subprocess.Process) -> None:
+        await self._become_ready(process)
+        while self.spec.is_stuck is not None and self.ready.is_set():
+            await asyncio.sleep(WATCH_SECONDS)
+            if await self.spec.is_stuck():
+                log.error("service_stuck", service=self.spec.name, pid=process.pid)
+                process.send_signal(self.spec.stop_signal)  # counts as an end: it is started again, within the bound
+                return
 
     async def _become_ready(self, process: asyncio.subprocess.Process) -> None:
         deadline = time.monotonic() + self.spec.ready_seconds_max
