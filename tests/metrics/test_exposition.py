@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tidegate_events import events as e
+from tidegate_events.deadletter import StoredLetter
 from tidegate_events.telemetry import CheckpointTiming, GpuReading
 from tidegate_metrics.catalogue import BY_NAME, CATALOGUE, render
 from tidegate_metrics.exposition import render as exposed
@@ -22,6 +23,7 @@ from tidegate_metrics.signals import RateWatch, Verdict
 from tidegate_metrics.state import State
 
 from tests.metrics.conftest import parsed, shown
+from tests.metrics.letters import letter
 from tests.metrics.samples import SECOND, START, Node
 from tests.metrics.test_journal_metrics import Story
 
@@ -36,6 +38,8 @@ REQUIRED = {
     "tidegate_lost_gpu_seconds_total": ("queue",),
     "tidegate_gpus": ("state",),
     "tidegate_journal_bytes": ("kind",),
+    "tidegate_deadletters": ("consumer",),
+    "tidegate_deadletters_total": ("consumer",),
     "tidegate_journal_generation": (),
     "tidegate_projection_lag_seconds": (),
     "tidegate_pass_seconds": (),
@@ -59,6 +63,9 @@ def state() -> State:
     made.ledger = Ledger(Stored(), START)
     made.scheduler = SchedulerAnswer((WaitingCount("lab-a", "Resources", 3),), PassTimes((0.001, 0.01), (4, 2, 1), 0.5))
     made.journal_bytes, made.projection_lag, made.database_up = JournalBytes(10, 100, 3, 1), (1.5, 3), True
+    made.letters.forget(0)
+    made.letters.apply(StoredLetter(letter(seq=1), 1))
+    made.letters.forget(2)
     node = Node()
     gauges = {name.removeprefix("tidegate_node_"): 1.0 for name in _names("tidegate_node_", "gauge")}
     counters = {
@@ -118,7 +125,7 @@ def test_names_follow_the_conventions() -> None:
         assert bool(metric.buckets) == (metric.kind == "histogram"), metric
         assert set(metric.labels) <= {
             *("tenant", "job", "component", "node", "gpu"),
-            *("queue", "reason", "state", "kind", "outcome"),
+            *("queue", "reason", "state", "kind", "outcome", "consumer"),
         }, metric
         assert not re.search(r"_(ms|millis|mib|percent|minutes)(_|$)", metric.name), metric
     assert len(BY_NAME) == len(CATALOGUE)

@@ -17,6 +17,7 @@ JOB = ("tenant", "job", "component", "node")
 NODE = ("node",)
 GPU = ("node", "gpu")
 QUEUE = ("queue",)
+CONSUMER = ("consumer",)
 NONE: tuple[str, ...] = ()
 
 WAIT_BUCKETS = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0)
@@ -81,6 +82,19 @@ CLUSTER = (
         "gauge",
         NONE,
         "generations that are sealed and still on the bus, archived or not yet",
+    ),
+    Metric(
+        "tidegate_deadletters",
+        "gauge",
+        CONSUMER,
+        "events that a consumer set aside, not yet retried with success or dropped",
+    ),
+    Metric("tidegate_deadletters_total", "counter", CONSUMER, "events set aside since the metrics service started"),
+    Metric(
+        "tidegate_deadletters_expired_total",
+        "counter",
+        CONSUMER,
+        "dead letters that nobody dealt with and that were let go, for age or want of room, since the service started",
     ),
     Metric("tidegate_projection_lag_seconds", "gauge", NONE, "how far the read models are behind the journal"),
     Metric("tidegate_projection_lag_events", "gauge", NONE, "events that the read models have not yet"),

@@ -119,6 +119,11 @@ def _polled(state: State) -> Iterator[Metric]:
         yield _simple("tidegate_journal_bytes", sizes)
         yield _simple("tidegate_journal_generation", [((), float(state.journal_bytes.generation))])
         yield _simple("tidegate_journal_sealed_generations", [((), float(state.journal_bytes.sealed))])
+    if state.letters.known:
+        letters = state.letters
+        yield _simple("tidegate_deadletters", (((name,), float(count)) for name, count in letters.open().items()))
+        yield _simple("tidegate_deadletters_total", (((name,), n) for name, n in letters.set_aside.items()))
+        yield _simple("tidegate_deadletters_expired_total", (((name,), n) for name, n in letters.expired.items()))
     if state.projection_lag is not None:
         yield _simple("tidegate_projection_lag_seconds", [((), state.projection_lag[0])])
         yield _simple("tidegate_projection_lag_events", [((), float(state.projection_lag[1]))])

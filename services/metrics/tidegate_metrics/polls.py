@@ -9,8 +9,12 @@ import nats.errors
 import structlog
 from nats.aio.client import Client
 from tidegate_events import subjects
+from tidegate_events.deadletter import nats_letters
 from tidegate_events.journal.base import JournalError
 from tidegate_events.journal.generations import generations
+from tidegate_events.register.base import RegisterUnavailableError
+
+from tidegate_metrics.letter_count import LetterCount
 
 ASK_SECONDS_MAX = 2.0
 
@@ -63,12 +67,17 @@ class Polls(Protocol):
         """Ask how large the journal is."""
         ...
 
+    async def count_letters(self, count: LetterCount) -> None:
+        """Bring the count of dead letters up to date, as far as the bus answers."""
+        ...
+
 
 class NatsPolls:
     """Asks over one connection."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
+        self._letters = nats_letters(client)
 
     async def scheduler(self) -> SchedulerAnswer | None:
         """Ask the leading scheduler."""
@@ -91,6 +100,18 @@ class NatsPolls:
         newest = there[-1]
         sealed = sum(generation.sealed for generation in there)
         return JournalBytes(newest.used_bytes, newest.limit_bytes, newest.number, sealed)
+
+    async def count_letters(self, count: LetterCount) -> None:
+        """Read on in the stream of dead letters."""
+        try:
+            # Asked before reading on: what is older and was not changed since is gone.
+            oldest = await self._letters.oldest()
+            async for stored in self._letters.newer(count.revision):
+                count.apply(stored)
+        except RegisterUnavailableError as error:
+            log.debug("dead_letters_not_counted", why=str(error))
+        else:
+            count.forget(oldest)
 
     async def _ask(self, subject: str) -> bytes | None:
         try:

@@ -150,6 +150,7 @@ class MetricsService:
             honour_cancellation()
             self.state.scheduler = await self._polls.scheduler()
             self.state.journal_bytes = await self._polls.journal_bytes()
+            await self._polls.count_letters(self.state.letters)
             if self._database is not None:
                 try:
                     self.state.projection_lag = await self._database.projection_lag()

@@ -9,6 +9,7 @@ from tidegate_events.telemetry import ProcessSample
 from tidegate_metrics.feed.base import Message
 from tidegate_metrics.journal_metrics import JournalMetrics
 from tidegate_metrics.ledger import Ledger
+from tidegate_metrics.letter_count import LetterCount
 from tidegate_metrics.marks import Marks
 from tidegate_metrics.polls import JournalBytes, SchedulerAnswer
 from tidegate_metrics.readings import Readings
@@ -28,6 +29,7 @@ class State:
         self.ledger: Ledger | None = None
         self.scheduler: SchedulerAnswer | None = None
         self.journal_bytes: JournalBytes | None = None
+        self.letters = LetterCount()
         self.projection_lag: tuple[float, int] | None = None
         self.database_up: bool | None = None
         self.rows_written = 0
