@@ -27,14 +27,30 @@ _UNKNOWN = JobSpec(
 )
 
 
-def orders_for(state: State, node: Node) -> NodeOrders:
+class Holders:
+    """Who holds room on which node, gathered once for every state that is asked about and not once for every node."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._at_seq = -1
+        self._by_node: dict[str, list[tuple[Job, Member]]] = {}
+
+    def on(self, node: str) -> list[tuple[Job, Member]]:
+        """Return the active members on the node and their jobs, in the order of jobs and ranks."""
+        if self._at_seq != self._state.seq:
+            self._by_node = {}
+            for _, job in sorted(self._state.jobs.items()):
+                for member in job.members:
+                    if member.active:
+                        self._by_node.setdefault(member.node, []).append((job, member))
+            self._at_seq = self._state.seq
+        return self._by_node.get(node, [])
+
+
+def orders_for(state: State, node: Node, holders: Holders | None = None) -> NodeOrders:
     """Return all that the scheduler wants of `node`, by job and rank; zombies shall end at once."""
-    sandboxes = [
-        _order(state, job, member)
-        for _, job in sorted(state.jobs.items())
-        for member in job.members
-        if member.active and member.node == node.name
-    ]
+    held = (Holders(state) if holders is None else holders).on(node.name)
+    sandboxes = [_order(state, job, member) for job, member in held]
     for zombie in node.zombies:
         spec = state.specs.get(zombie.job, _UNKNOWN)
         sandboxes.append(
