@@ -154,21 +154,24 @@ async def open_archived(
 async def seal(client: Client, number: int) -> Generation:
     """Close a generation for ever and return it with its last sequence; one that is sealed stays as it is.
 
-    Where something does not come to rest it goes on taking appends, and JournalUnavailableError says why.
+    Where a replica is behind, or something does not come to rest, it goes on taking appends, and
+    JournalUnavailableError says why.
     """
     js = JetStream(client)
     stream = journal_stream(number)
     info = await _existing(js, stream)
     config = info["config"]
     if not config.get("sealed"):
-        # Read-only from here on: a limit would only reserve room that it can no longer fill.
+        if _generation(number, info).live:
+            await _settled(js, stream, growing=True)
         closed = {**config, "subjects": [subjects.sealed(number)]}
         try:
             await js.call(f"STREAM.UPDATE.{stream}", closed)
-            await _settled(js, stream)
+            await _settled(js, stream, growing=False)
         except JournalUnavailableError:
             await js.call(f"STREAM.UPDATE.{stream}", {**config, "subjects": list(JOURNAL_SUBJECTS)})
             raise
+        # What can never grow needs no limit, which would only reserve room.
         await js.call(f"STREAM.UPDATE.{stream}", {**closed, "max_bytes": -1, "sealed": True})
         info = await _existing(js, stream)
     return _generation(number, info)
@@ -250,20 +253,25 @@ async def _create(js: JetStream, config: dict[str, Any]) -> None:
             raise
 
 
-async def _settled(js: JetStream, stream: str) -> None:
-    """Return when nothing more arrives and every replica has all of it.
+def _replicas(info: dict[str, Any]) -> list[dict[str, Any]]:
+    return (info.get("cluster") or {}).get("replicas") or []
+
+
+async def _settled(js: JetStream, stream: str, *, growing: bool) -> None:
+    """Return when every replica keeps up and, unless it is `growing`, has all of it and nothing more arrives.
 
     Only then may the stream be made read-only: a replica that learns of that first would refuse what it has yet to
     apply, and its copy would be shorter than the others.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + SETTLE_SECONDS_MAX
-    last_seq, behind = -1, [""]
+    last_seq, behind = -1, list[str]()
     while loop.time() < deadline:
         info = await _existing(js, stream)
-        replicas = (info.get("cluster") or {}).get("replicas") or []
-        behind = [each["name"] for each in replicas if not each.get("current") or each.get("lag")]
-        if info["state"]["last_seq"] == last_seq and not behind:
+        behind = [
+            each["name"] for each in _replicas(info) if not each.get("current") or (each.get("lag") and not growing)
+        ]
+        if not behind and (growing or info["state"]["last_seq"] == last_seq):
             return
         last_seq = info["state"]["last_seq"]
         await asyncio.sleep(SETTLE_WAIT_SECONDS)

@@ -1,0 +1,157 @@
+"""The journal on three servers: the port's whole contract, and nothing lost or doubled when one of them dies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+from nats.aio.client import Client
+from tidegate_events import bus
+from tidegate_events.journal.base import Appended, Conflict, JournalUnavailableError
+from tidegate_events.journal.generations import generations, seal
+from tidegate_events.journal.nats import NatsJournal
+
+from tests.events import test_journal_contract as contract
+from tests.events.journal.rolling import roll
+from tests.events.writing import frame, read, take
+from tests.support.nats_cluster import NAMES, NatsCluster
+
+STREAM_BYTES_MAX = 16 * 1024**2
+ONE = "tg.fact.gateway.g1"
+WRITES = 150
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[NatsCluster]:
+    """Yield three running servers, which the module's tests share: each brings a journal of its own."""
+    made = NatsCluster(tmp_path_factory.mktemp("cluster"))
+    try:
+        asyncio.run(made.start())
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.fixture
+async def client(cluster: NatsCluster) -> AsyncIterator[Client]:
+    """Yield a connection to a cluster without streams."""
+    await cluster.ready()
+    connected = await bus.connect(cluster.settings)
+    yield connected
+    for name in msgspec.json.decode((await connected.request("$JS.API.STREAM.NAMES", b"", timeout=5)).data)["streams"]:
+        await connected.request(f"$JS.API.STREAM.DELETE.{name}", b"", timeout=5)
+    await connected.close()
+
+
+@pytest.fixture
+async def journal(client: Client) -> NatsJournal:
+    """Return an empty journal with three copies."""
+    made = NatsJournal(client)
+    await made.ensure_stream(max_bytes=STREAM_BYTES_MAX, replicas=3)
+    return made
+
+
+async def leader_of(client: Client, stream: str) -> str:
+    """Return the server that leads the stream, as `n1`."""
+    info = await client.jetstream().stream_info(stream)
+    assert info.cluster is not None
+    assert info.cluster.leader is not None
+    return info.cluster.leader.removeprefix("tidegate-")
+
+
+CONTRACT = [getattr(contract, name) for name in sorted(vars(contract)) if name.startswith("test_")]
+
+
+@pytest.mark.parametrize("tried", CONTRACT, ids=lambda tried: tried.__name__)
+async def test_the_contract_holds(journal: NatsJournal, tried: object) -> None:
+    marks = getattr(tried, "pytestmark", [])
+    if marks:
+        (guards,) = marks
+        guard = guards.args[1][-1]
+        await tried(journal, guard)  # type: ignore[operator]
+    else:
+        await tried(journal)  # type: ignore[operator]
+
+
+async def test_a_failed_guard_is_a_conflict_whichever_code_says_so(client: Client, journal: NatsJournal) -> None:
+    await journal.append("tg.decision", frame("a", 1), expected_last=0)
+    rivals = [NatsJournal(client) for _ in range(8)]
+    answers = await asyncio.gather(
+        *(rival.append("tg.decision", frame(f"r{n}", 1), expected_last=1) for n, rival in enumerate(rivals))
+    )
+    assert sorted(type(answer).__name__ for answer in answers) == ["Appended", *["Conflict"] * 7]
+    assert {answer.actual for answer in answers if isinstance(answer, Conflict)} == {2}
+
+
+async def test_nothing_is_lost_or_doubled_when_the_leader_is_killed(
+    cluster: NatsCluster, client: Client, journal: NatsJournal
+) -> None:
+    follower = asyncio.create_task(take(NatsJournal(client), 0, 3 * WRITES))
+    half = asyncio.Event()
+
+    async def write(name: str, guarded: bool) -> list[int]:
+        own, last, given = NatsJournal(client), 0, []
+        for number in range(1, WRITES + 1):
+            answer = await own.append(
+                f"tg.fact.gateway.{name}", frame(name, number), expected_last=last if guarded else None
+            )
+            assert isinstance(answer, Appended), answer
+            last = answer.seq
+            given.append(last)
+            if number == WRITES // 3:
+                half.set()
+        return given
+
+    async with asyncio.TaskGroup() as tasks:
+        writing = {name: tasks.create_task(write(name, name != "free")) for name in ("a", "b", "free")}
+        await half.wait()
+        killed = await leader_of(client, "JOURNAL_1")
+        cluster.kill9(killed)
+        await asyncio.sleep(1)
+        cluster.start_one(killed)
+    recorded = await follower
+    assert [r.seq for r in recorded] == list(range(1, 3 * WRITES + 1))
+    for name, task in writing.items():
+        own = [(r.frame.writer.writer_seq, r.seq) for r in recorded if r.frame.writer.instance == name]
+        assert own == list(enumerate(task.result(), start=1))
+
+
+async def test_generations_roll_while_all_copies_are_there(
+    cluster: NatsCluster, client: Client, journal: NatsJournal
+) -> None:
+    follower = asyncio.create_task(take(NatsJournal(client), 0, 60))
+    last = 0
+    for number in range(1, 61):
+        answer = await journal.append("tg.decision", frame("a", number), expected_last=last)
+        assert isinstance(answer, Appended), answer
+        last = answer.seq
+        if number in {20, 40}:
+            await roll(client, replicas=3)
+    assert [r.frame.writer.writer_seq for r in await follower] == list(range(1, 61))
+    assert await journal.append("tg.decision", frame("b", 1), expected_last=20) == Conflict(20, 60)
+    cluster.kill9(await leader_of(client, "JOURNAL_1"))
+    assert [r.seq for r in await read(NatsJournal(client), 0, 60)] == list(range(1, 61))
+    for name in set(NAMES) - cluster.running:
+        cluster.start_one(name)
+    await cluster.ready()
+    assert [(g.first_seq, g.last_seq) for g in await generations(client)] == [(1, 20), (21, 40), (41, 60)]
+
+
+async def test_a_generation_is_not_sealed_while_a_copy_is_behind(
+    cluster: NatsCluster, client: Client, journal: NatsJournal
+) -> None:
+    assert await journal.append(ONE, frame("g1", 1)) == Appended(1)
+    leader = await leader_of(client, "JOURNAL_1")
+    away = next(name for name in NAMES if name != leader)
+    cluster.kill9(away)
+    assert isinstance(await journal.append(ONE, frame("g1", 2)), Appended)
+    with pytest.raises(JournalUnavailableError, match=f"is not sealed.*tidegate-{away}"):
+        await seal(client, 1)
+    # It goes on taking appends, and is sealed when the third one is back.
+    assert await journal.append(ONE, frame("g1", 3)) == Appended(3)
+    cluster.start_one(away)
+    await cluster.ready()
+    assert (await roll(client, replicas=3)).first_seq == 4
+    assert await journal.append(ONE, frame("g1", 4), expected_last=3) == Appended(4)
