@@ -57,7 +57,7 @@ def _place_waiting(draft: Draft, room: Room, closed: dict[str, Job], before: str
             break
         nodes = suitable.eligible(job)
         open_nodes = [node for node in nodes if _is_open(node, job, closed)] if closed else nodes
-        seats = fit.seat_gang(state, job, open_nodes, lambda name, job=job: room.now_for(job, name))  # type: ignore[misc]
+        seats = fit.seat_gang(state, job, open_nodes, room.all_now_for(job, open_nodes).__getitem__)
         if seats is not None:
             room.withdraw(job)
             for seat in seats:

@@ -91,6 +91,19 @@ class Room:
             return ledger.now
         return _smaller(ledger.free, self._later(ledger, job, victims=frozenset()))
 
+    def all_now_for(self, job: Job, nodes: list[Node]) -> dict[str, Space]:
+        """Return `now_for` each of the nodes, by name: most have nothing promised and have not changed since."""
+        leaving = len(self._leaving)
+        spaces: dict[str, Space] = {}
+        for node in nodes:
+            name = node.name
+            ledger = self._ledgers[name]
+            now = ledger.now
+            if ledger.promised or now is None or ledger.freed is None or ledger.leaving != leaving:
+                now = self.now_for(job, name)
+            spaces[name] = now
+        return spaces
+
     def later_for(self, job: Job, name: str, victims: frozenset[str]) -> Space:
         """Return what `job` could take once the leaving jobs and `victims` have left."""
         return self._later(self._ledgers[name], job, victims)
