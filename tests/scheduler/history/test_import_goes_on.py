@@ -22,8 +22,10 @@ from tidegate_events.journal.nats import NatsJournal
 from tidegate_events.subjects import DECISION, fact
 from tidegate_local import streams
 from tidegate_scheduler.history.commands.proving import prove
+from tidegate_scheduler.history.errors import HistoryMissingError
 from tidegate_scheduler.history.importing import ARCHIVE_IN_HOME, check_file, install
 from tidegate_scheduler.history.moment import Moment
+from tidegate_scheduler.history.point import reach
 from tidegate_scheduler.history.source import open_bus
 
 from tests.scheduler.history.files import a_history, told, write
@@ -115,3 +117,18 @@ async def test_scheduler_and_keeper_go_on_and_the_whole_verifies(
         scheduler.end()
         keeper.terminate()
         keeper.wait(WAIT_SECONDS)
+
+
+async def test_without_the_archive_history_begins_where_its_streams_do(
+    tmp_path: Path, client: Client, server: NatsServer
+) -> None:
+    archive, last_seq = await imported(tmp_path, client)
+    for directory, first in ((archive, 1), (None, last_seq + 1)):
+        async with open_bus(bus.BusSettings(url=server.url), directory) as source:
+            assert source.first == first
+            if directory is None:
+                with pytest.raises(HistoryMissingError, match="no snapshot lies between") as refused:
+                    await reach(source, Moment(), told)
+                assert "TIDEGATE_JOURNAL_ARCHIVE_DIR" in refused.value.remedy
+            else:
+                assert (await reach(source, Moment(), told)).state.seq == last_seq

@@ -171,3 +171,14 @@ async def test_an_unknown_policy_is_refused_and_not_guessed() -> None:
     with pytest.raises(UnknownPolicyError, match="policy 77") as refused:
         await verified(cluster.frames, State())
     assert "it has 1" in str(refused.value)
+
+
+async def test_what_another_core_decided_says_who_can_prove_it() -> None:
+    frames = a_history().frames
+    index = next(i for i, r in enumerate(frames) if isinstance(r.frame.events[0], e.DecisionPass))
+    head, *decisions = frames[index].frame.events
+    other = msgspec.structs.replace(head, core="9.9")
+    frames[index] = Recorded(index + 1, frames[index].subject, Frame(frames[index].frame.writer, (other, *decisions)))
+    report = await verified(frames, State())
+    assert not report.ok
+    assert "recorded by core 9.9" in as_text(report)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from tidegate_events import events as e
 from tidegate_events.resources import Resources
@@ -159,3 +160,30 @@ async def test_every_job_has_an_answer_at_every_moment(tmp_path: Path) -> None:
     for job, first in submitted.items():
         for seq in range(first, source.end + 1):
             assert (await asked(source, job, seq)).answer
+
+
+async def test_one_far_back_in_line_is_answered_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidegate_scheduler.explain.QUEUE_MAX", 2)
+    cluster = Cluster()
+    cluster.node("n1", 1000)
+    for number in range(6):
+        cluster.submit(spec(1000), f"j{number}")
+    cluster.settle()
+    found = await asked(history_in(tmp_path, cluster), "j5")
+    assert found.waits is not None
+    assert (found.waits.place.position, found.waits.in_line) == (5, 5)
+    assert [one.job for one in found.waits.in_front] == ["j1", "j2"]
+
+
+async def test_a_placement_that_came_too_late_explains_nothing(tmp_path: Path) -> None:
+    cluster = Cluster()
+    cluster.node("n1", 1000)
+    cluster.submit(spec(500), "job")
+    cluster.settle()
+    placed = next(x for r in cluster.frames for x in r.frame.events if isinstance(x, e.JobPlaced))
+    stale = msgspec.structs.replace(placed, id="stale", attempt=2, reasons=(e.Reason(code="Stale"),))
+    cluster.append("scheduler", "s1", stale)
+    found = await asked(history_in(tmp_path, cluster), "job")
+    assert found.placed is not None
+    assert found.placed.decision["attempt"] == 1
+    assert "Stale" not in found.answer

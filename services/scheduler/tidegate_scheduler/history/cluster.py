@@ -10,7 +10,7 @@ from tidegate_events.events import JobPlaced, Quota, Reason
 from tidegate_events.resources import Resources
 
 from tidegate_scheduler.decide import decide
-from tidegate_scheduler.explain import queue
+from tidegate_scheduler.explain import Explanation, queue
 from tidegate_scheduler.forecast import Basis
 from tidegate_scheduler.history.point import Point
 from tidegate_scheduler.state import Job, Member, Node, State
@@ -90,20 +90,23 @@ def cluster_at(point: Point) -> ClusterThen:
         ended=_counted(finished.state for finished in state.finished.values()),
         nodes=tuple(_node(state, node) for _, node in sorted(state.nodes.items())),
         waiting=line.total,
-        queue=tuple(
-            Waiting(
-                position=one.position,
-                job=one.job,
-                tenant=state.jobs[one.job].tenant,
-                priority=state.jobs[one.job].priority,
-                state=one.state,
-                submitted_ns=state.jobs[one.job].submitted_ns,
-                reasons=one.reasons,
-                starts_at_ns=one.starts_at_ns,
-                starts_basis=one.starts_basis,
-            )
-            for one in line.queue
-        ),
+        queue=tuple(waiting(state, one) for one in line.queue),
+    )
+
+
+def waiting(state: State, one: Explanation) -> Waiting:
+    """Return one who waits, with what the state says of it."""
+    job = state.jobs[one.job]
+    return Waiting(
+        position=one.position,
+        job=one.job,
+        tenant=job.tenant,
+        priority=job.priority,
+        state=one.state,
+        submitted_ns=job.submitted_ns,
+        reasons=one.reasons,
+        starts_at_ns=one.starts_at_ns,
+        starts_basis=one.starts_basis,
     )
 
 

@@ -22,6 +22,7 @@ Document = dict[str, Any]
 
 FRAMES_PER_LOOK_BACK = 2000
 CAUSES_MAX = 200
+STORY_EVENTS_MAX = 20_000
 _CAUSE = re.compile(r"(\d{1,15})\.(\d{1,6})")
 _ENVELOPE = frozenset(e.JobEvent.__struct_fields__) | {"at_ns", "v", "reasons"}
 _LIFTED = frozenset({"attempt", "rank", "node"})
@@ -125,7 +126,10 @@ async def newest(source: Source, wanted: Wanted, limit: int) -> list[Document]:
 
 
 async def story(source: Source, job: str, until: int) -> list[Document]:
-    """Return all events about `job` up to `until`, from its submission, or from where this history begins."""
+    """Return the events about `job` up to `until`, from its submission, or from where this history begins.
+
+    Of more than STORY_EVENTS_MAX the newest.
+    """
     found: list[Document] = []
     async with aclosing(portions(source, until)) as back:
         async for frames in back:
@@ -135,8 +139,8 @@ async def story(source: Source, job: str, until: int) -> list[Document]:
                 for index, event in enumerate(recorded.frame.events)
                 if getattr(event, "job", "") == job
             ]
-            found = [*(shown for _, shown in new), *found]
-            if any(isinstance(event, e.JobSubmitted) for event, _ in new):
+            found = [*(shown for _, shown in new), *found][-STORY_EVENTS_MAX:]
+            if len(found) == STORY_EVENTS_MAX or any(isinstance(event, e.JobSubmitted) for event, _ in new):
                 break
     return found
 

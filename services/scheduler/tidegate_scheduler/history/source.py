@@ -13,6 +13,7 @@ from tidegate_events.bus import BusSettings
 from tidegate_events.frame import UnreadableFrameError, decode
 from tidegate_events.journal.archive import ArchiveDirectory, ArchiveInfo, glance, read_archive, read_snapshot
 from tidegate_events.journal.base import Raw, Recorded
+from tidegate_events.journal.generations import generations
 from tidegate_events.journal.nats import NatsJournal
 
 from tidegate_scheduler.history.errors import HistoryMissingError
@@ -94,15 +95,23 @@ def redaction_of(info: ArchiveInfo) -> Redacted | None:
 class BusSource:
     """The journal on the bus, with the generations that lie in the archive directory."""
 
-    def __init__(self, client: Client, journal: NatsJournal, end: int) -> None:
+    def __init__(self, client: Client, journal: NatsJournal, first: int, end: int) -> None:
         self._journal = journal
         self._snapshots = SnapshotStore(client)
-        self.first, self.end = 1, end
+        self.first, self.end = first, end
         self.redacted: Redacted | None = None
 
     async def state(self, at_most: int) -> State:
         """Return the newest usable snapshot of the store; without one, the beginning."""
-        return await self._snapshots.newest(at_most) or State()
+        found = await self._snapshots.newest(at_most)
+        if found is not None and found.seq >= self.first - 1:
+            return found
+        if self.first == 1:
+            return State()
+        raise HistoryMissingError(
+            f"What came before sequence {self.first} is not here, and no snapshot lies between it and {at_most}.",
+            "Name the directory of archived generations: TIDEGATE_JOURNAL_ARCHIVE_DIR.",
+        )
 
     def read(self, after: int, until: int) -> AsyncGenerator[Recorded, None]:
         """Yield the frames with `after < seq <= until`."""
@@ -126,7 +135,18 @@ async def open_bus(settings: BusSettings, archive: Path | None) -> AsyncIterator
     """Connect, and give the history of that journal; archived generations lie in `archive`."""
     client = await bus.connect(settings)
     try:
-        journal = NatsJournal(client, ArchiveDirectory(archive) if archive is not None else None)
-        yield BusSource(client, journal, await journal.end())
+        directory = ArchiveDirectory(archive) if archive is not None else None
+        journal = NatsJournal(client, directory)
+        yield BusSource(client, journal, await _first(client, directory), await journal.end())
     finally:
         await client.close()
+
+
+async def _first(client: Client, archive: ArchiveDirectory | None) -> int:
+    """Return the first sequence that can be read: of the streams, or of what is archived right before them."""
+    there = await generations(client)
+    first = there[0].first_seq if there else 1
+    for archived in reversed(archive.list() if archive is not None else ()):
+        if archived.info.last_seq >= first - 1:
+            first = min(first, archived.info.first_seq)
+    return first

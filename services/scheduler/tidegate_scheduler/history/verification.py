@@ -31,6 +31,7 @@ class Inputs(msgspec.Struct, frozen=True):
     """
 
     now_ns: int
+    core: str
     policy: int
     parameters: dict[str, int]
     recorded_state_digest: str
@@ -186,7 +187,9 @@ class _Verifier:
     def _inputs(self, head: e.DecisionPass) -> Inputs:
         header = self._state.header
         digest = self._state.digest()
-        return Inputs(head.now_ns, header.policy, header.parameters, head.state_digest, digest, tuple(self._facts))
+        return Inputs(
+            head.now_ns, head.core, header.policy, header.parameters, head.state_digest, digest, tuple(self._facts)
+        )
 
 
 def _as_redacted(again: Frame, recorded: Recorded, redacted: Redacted) -> Frame:

@@ -10,7 +10,8 @@ import msgspec
 from tidegate.cli import text
 from tidegate_events import events as e
 
-from tidegate_scheduler.history.cluster import ClusterThen, Waiting, cluster_at
+from tidegate_scheduler.explain import explain, queue
+from tidegate_scheduler.history.cluster import Waiting, reasons_now, waiting
 from tidegate_scheduler.history.errors import NotInHistoryError
 from tidegate_scheduler.history.listing import Document, frame_at, story
 from tidegate_scheduler.history.moment import Moment
@@ -94,7 +95,9 @@ async def why(source: Source, job: str, moment: Moment, told: Told) -> Why:
         state=live.stage if live is not None else state.finished[job].state,
         answer="",
         waits=_waits(point, job),
-        placed=await _placed(source, job, events, told),
+        placed=await _placed(
+            source, job, live.attempt if live is not None else state.finished[job].attempt, events, told
+        ),
         leaving=await _leaving(source, events, told),
         resized=await _resized(source, state, events, nodes),
         ended=next((event for event in reversed(events) if event["kind"] in _ENDS), None) if live is None else None,
@@ -104,20 +107,22 @@ async def why(source: Source, job: str, moment: Moment, told: Told) -> Why:
     return msgspec.structs.replace(found, answer=_answer(state, found))
 
 
-def _newest(events: list[Document], kind: str) -> Document | None:
-    return next((event for event in reversed(events) if event["kind"] == kind and not event["void"]), None)
+def _newest(events: list[Document], kind: str, **fields: object) -> Document | None:
+    for event in reversed(events):
+        if event["kind"] == kind and not event["void"] and all(event[name] == value for name, value in fields.items()):
+            return event
+    return None
 
 
 def _waits(point: Point, job: str) -> Waits | None:
     found = point.state.jobs.get(job)
     if found is None or not found.waiting:
         return None
-    then: ClusterThen = cluster_at(point)
-    place = next((one for one in then.queue if one.job == job), None)
-    if place is None:
-        return None  # too far back in a line of more than is shown
-    in_front = tuple(one for one in then.queue if one.position < place.position)[-IN_FRONT_MAX:]
-    return Waits(place, then.waiting, in_front, verdicts(point.state, found, point.at_ns))
+    reasons = reasons_now(point.state, point.at_ns)
+    place = waiting(point.state, explain(point.state, reasons, job, point.at_ns))
+    line = queue(point.state, reasons, point.at_ns)
+    in_front = [waiting(point.state, one) for one in line.queue if one.position < place.position]
+    return Waits(place, line.total, tuple(in_front[-IN_FRONT_MAX:]), verdicts(point.state, found, point.at_ns))
 
 
 async def _decided_on(source: Source, decision: Document, told: Told) -> tuple[Point, int]:
@@ -129,8 +134,9 @@ async def _decided_on(source: Source, decision: Document, told: Told) -> tuple[P
     return Point(point.state, head.at_ns), at_seq
 
 
-async def _placed(source: Source, job: str, events: list[Document], told: Told) -> Placing | None:
-    decision = _newest(events, "JobPlaced")
+async def _placed(source: Source, job: str, attempt: int, events: list[Document], told: Told) -> Placing | None:
+    # The newest attempt's; one that came too late to count names an attempt that never was.
+    decision = _newest(events, "JobPlaced", attempt=attempt)
     if decision is None:
         return None
     point, at_seq = await _decided_on(source, decision, told)
@@ -166,6 +172,7 @@ def _answer(state: State, found: Why) -> str:
     if job is None:
         return f"it ended: {found.state}; this history begins after that"
     if job.waiting:
+        assert found.waits is not None, "who waits is told so"
         return _waiting_answer(found.waits)
     if job.stage == "preempting" and found.leaving is not None:
         return f"it is leaving: {found.leaving.decision['words']}"
@@ -177,8 +184,6 @@ def _answer(state: State, found: Why) -> str:
     return f"it is {job.stage} on {where}: {because}"
 
 
-def _waiting_answer(waits: Waits | None) -> str:
-    if waits is None:
-        return "it waits, too far back in line to be worked out"
+def _waiting_answer(waits: Waits) -> str:
     why_so = text.reasons([msgspec.to_builtins(reason) for reason in waits.place.reasons])
     return f"it waits, number {waits.place.position} of {waits.in_line} in line: {why_so}"

@@ -19,6 +19,7 @@ from tidegate_scheduler.history.moment import Moment
 from tidegate_scheduler.history.point import FRAMES_PER_WORD, Told, provable_start, reach
 from tidegate_scheduler.history.source import FileSource, Source
 from tidegate_scheduler.history.verification import Difference, Verification, verify
+from tidegate_scheduler.version import CORE_VERSION
 
 STORY_SHOWN_MAX = 20
 
@@ -138,6 +139,10 @@ def _difference(found: Difference, report: Verification, counted: str) -> str:
             f"  recorded   {inputs.recorded_state_digest}",
             f"  recomputed {inputs.state_digest}",
         ]
+        if inputs.core != CORE_VERSION:
+            lines.append(
+                f"recorded by core {inputs.core}, this is core {CORE_VERSION}: the version that wrote it can prove it"
+            )
         if inputs.facts:
             lines += ["folded since the last pass that was equal:", *(f"  {fact}" for fact in inputs.facts)]
     if found.story:
