@@ -45,6 +45,7 @@ class NatsServer:
         self.log_path = directory / "nats-server.log"
         self._config = directory / "nats-server.conf"
         self._config.write_text(_CONFIG.format(port=self.port, store=directory / "jetstream"))
+        self._argv = [str(SERVER), "-c", str(self._config)]
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -60,7 +61,7 @@ class NatsServer:
             raise RuntimeError(f"the server runs already, as {self._process.pid}")
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: ASYNC220 - a fork of milliseconds, and stop() works without a loop
-                [SERVER, "-c", self._config], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                self._argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
         for _ in range(READY_TRIES_MAX):
             if self._process.poll() is not None:
