@@ -65,12 +65,15 @@ def measure(options: StackOptions, seed: int, seconds: float) -> Report:
         plan = plan_of(seed, seconds, options.generation_bytes, record)
         log.info("begins", jobs=len(plan.jobs), faults=len(plan.faults), seconds=seconds)
         outcome = asyncio.run(Chaos(home, record, plan).run())
+        log.info("verifies", drained_in_seconds=round(outcome.drain_seconds, 1))
         verified = verify(home)
+        log.info("goes_down", decisions=verified.decisions)
     except BaseException:
         print(remains.newest_logs(home, LOG_LINES), file=sys.stderr)
         raise
     finally:
         ended = asyncio.run(launch.stop(home))
+        log.info("is_down", left=len(ended.leftovers))
     return reckon(seed, outcome, verified, [f"{left.kind} {left.what}" for left in ended.leftovers])
 
 

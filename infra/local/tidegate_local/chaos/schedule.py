@@ -36,7 +36,9 @@ WEIGHTS = {
     NATS: 20, LEADER: 20, SCHEDULER: 10, EXECUTOR: 22, "gateway": 10, KEEPER: 8, "projector": 4, "metrics": 3,
     "checkpoint": 3,
 }  # fmt: skip
-JOBS_PER_SECOND = 1.2
+JOBS_PER_SECOND = 1.3
+SUBMITTING_SHARE = 0.8
+"""Faults go on while the last jobs run, and the queue is short at the end."""
 
 What = Literal["kill", "stop", "restart", "fill"]
 
@@ -63,8 +65,8 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
 
 # Hogs fill a node for longer than the others wait, so urgent ones preempt them.
 KINDS = (
-    Kind(name="small", of_hundred=55, cpu_millis=300, seconds=(0.5, 2.0), priority=10),
-    Kind(name="hog", of_hundred=18, cpu_millis=1500, seconds=(5.0, 8.0), priority=0),
+    Kind(name="small", of_hundred=58, cpu_millis=300, seconds=(0.5, 2.0), priority=10),
+    Kind(name="hog", of_hundred=15, cpu_millis=1500, seconds=(5.0, 8.0), priority=0),
     Kind(name="urgent", of_hundred=15, cpu_millis=1200, seconds=(0.5, 1.5), priority=50),
     Kind(name="gang", of_hundred=12, cpu_millis=500, seconds=(1.0, 2.5), priority=20, members=(2, 3)),
 )
@@ -150,7 +152,7 @@ def jobs(seed: int, seconds: float) -> tuple[Planned, ...]:
     draw = random.Random(f"{seed}/jobs")
     planned: list[Planned] = []
     at = 0.0
-    while at < seconds:
+    while at < seconds * SUBMITTING_SHARE:
         kind = draw.choices(KINDS, [kind.of_hundred for kind in KINDS])[0]
         planned.append(
             Planned(
