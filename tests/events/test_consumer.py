@@ -335,6 +335,31 @@ async def test_a_dropped_letter_is_not_retried_and_its_event_not_read_again() ->
     assert world.mailer.sent == {"2.0": 1}
 
 
+async def test_a_retry_that_was_dropped_while_it_waited_is_not_done() -> None:
+    world = World(Mailer({"1.0": -1}))
+    await world.write("a")
+    await world.run_to_end()
+    world.mailer.failing.clear()
+    await world.letters.ask_retry(NAME, "1.0", by="op", reason="", now_ns=1)
+
+    class Away(Mailer):
+        async def handle(self, delivery: Delivery) -> None:
+            if delivery.seq == 1:
+                self.calls.append(("a", "1.0"))
+                await world.letters.drop(NAME, "1.0", by="op", reason="", now_ns=2)
+                raise ServiceAwayError
+            await super().handle(delivery)
+
+    world.mailer = Away()
+    await world.write("b")
+    await world.run_to_end()
+    await world.run(lambda _reader: ("a", "1.0") in world.mailer.calls)
+    await world.write("c")
+    await world.run_to_end()
+    assert world.mailer.sent == {"2.0": 1, "3.0": 1}
+    assert world.mailer.calls.count(("a", "1.0")) == 1
+
+
 async def test_a_letter_of_an_event_that_is_gone_fails_again() -> None:
     world = World(Mailer())
     await world.write("a")

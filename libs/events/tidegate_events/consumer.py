@@ -269,6 +269,8 @@ class DurableReader:
         """Hand an event over once; say whether nothing more is to be done about it."""
         work.first_at_ns = work.first_at_ns or self._ports.clock.now_ns()
         try:
+            if work.before is None and not await self._is_wanted(work):
+                return True
             await self._handler.handle(work.delivery)
         except (*INFRASTRUCTURE, *self._handler.retriable) as error:
             if work.waits % WAITS_LOGGED_EVERY == 0:
@@ -288,6 +290,11 @@ class DurableReader:
             name, place = self._settings.name, work.delivery.place
             await self._patiently(lambda: self._ports.letters.settle(name, place, self._ports.clock.now_ns()))
         return True
+
+    async def _is_wanted(self, work: Work) -> bool:
+        """Say whether the retry is still asked for: its letter may have been dropped while it waited."""
+        stored = await self._ports.letters.find(self._settings.name, work.delivery.place)
+        return stored is not None and stored.letter.state == "retry"
 
     def _due(self, pauses: int) -> float:
         # Growth is bounded before it is computed: 2 ** pauses of a long outage is no number for a pause.

@@ -6,6 +6,9 @@ import random
 
 import httpx
 import pytest
+from tidegate_events.clock import SystemClock
+from tidegate_events.deadletter import DeadLetters
+from tidegate_events.register.memory import MemoryRegister
 from tidegate_gateway.database import generations
 from tidegate_gateway.projector.projection import Projection
 from tidegate_gateway.projector.store import Head
@@ -34,7 +37,9 @@ async def project(kept: Kept, generation: generations.Generation, seed: int) -> 
 async def test_projecting_again_gives_the_same_spans_and_exports_none(
     kept: Kept, receiver: OtlpReceiver, seed: int
 ) -> None:
-    exporter = Exporter(OtlpSettings(f"{receiver.url}/v1/traces"), kept.database)
+    exporter = Exporter(
+        OtlpSettings(f"{receiver.url}/v1/traces"), kept.database, DeadLetters(MemoryRegister()), SystemClock()
+    )
     wanted = derived(preempted_and_resumed())
     async with httpx.AsyncClient(trust_env=False) as client, kept.database.connection() as connection:
         first = await generations.ensure_active(connection)

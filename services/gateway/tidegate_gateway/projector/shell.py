@@ -6,6 +6,8 @@ import asyncio
 import os
 
 from tidegate_events import bus
+from tidegate_events.clock import SystemClock
+from tidegate_events.deadletter import nats_letters
 from tidegate_events.journal.nats import NatsJournal
 from tidegate_events.process import journal_archive, say_ready
 
@@ -38,7 +40,7 @@ async def run(settings: Settings) -> None:
             tasks.create_task(projector.drop_retired())
             tasks.create_task(rebuilds.run())
             if spans_to is not None:
-                tasks.create_task(export.Exporter(spans_to, database).run())
+                tasks.create_task(export.Exporter(spans_to, database, nats_letters(client), SystemClock()).run())
     finally:
         await database.close()
         await client.close()
