@@ -16,6 +16,7 @@ from xdist.scheduler.loadscope import LoadScopeScheduling
 
 # They look at the whole machine, which others would change under them: nothing runs beside them.
 ALONE = (
+    "tests/e2e/test_chaos.py",
     "tests/e2e/test_demo.py::test_the_demo_holds_all_that_it_claims",
     "tests/executor/cgroups/",
     "tests/executor/sandbox/test_leaks.py",
