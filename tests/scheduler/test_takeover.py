@@ -26,6 +26,8 @@ from tests.support.schedulers import Stage, on_a_stage
 
 TAKEOVER_SECONDS_MAX = 10.0
 LEASE_SECONDS = 1.0
+UNHURRIED = {"TIDEGATE_LEASE_SECONDS": "3"}
+"""For who must not lose it: on a busy machine a process may wait for most of a second."""
 
 
 @pytest.fixture
@@ -93,7 +95,7 @@ class Node:
 
 
 async def test_of_two_that_start_at_once_one_leads_and_the_other_is_a_ready_standby(stage: Stage) -> None:
-    first, second = stage.start("s1"), stage.start("s2")
+    first, second = stage.start("s1", **UNHURRIED), stage.start("s2", **UNHURRIED)
     await asyncio.gather(first.ready(), second.ready())
     leader = await stage.leader()
     assert leader["epoch"] >= 1
@@ -101,7 +103,7 @@ async def test_of_two_that_start_at_once_one_leads_and_the_other_is_a_ready_stan
     await node.join()
     await node.submit("j1")
     assert await node.placed("j1") == (leader["instance"], leader["epoch"])
-    await asyncio.sleep(2 * LEASE_SECONDS)
+    await asyncio.sleep(4)
     assert await stage.leader() == leader, "a lease that is renewed never changes hands"
     assert {instance for instance, _, _ in decisions(await stage.history())} == {leader["instance"]}
     assert [await process.stop() for process in (first, second)] == [0, 0]
@@ -109,22 +111,22 @@ async def test_of_two_that_start_at_once_one_leads_and_the_other_is_a_ready_stan
 
 
 async def test_a_killed_leader_is_followed_by_the_standby(stage: Stage, record_property: pytest.RecordProperty) -> None:
-    first, second = await stage.pair()
+    running = {process.instance: process for process in await stage.pair()}
     node = Node(stage)
     await node.join()
-    await node.submit("j1")
-    assert await node.placed("j1") == ("s1", 1)
-    epoch, took = 1, []
-    for leader, standby in ((first, second), (second, None)):
-        await node.submit(f"before-{epoch}")
-        heir = standby or stage.start("s1")
-        await heir.ready()
+    took = []
+    for name in ("s3", "s4", "s5"):
+        await node.submit(f"before-{name}")
+        await node.placed(f"before-{name}")
+        leader = running.pop((await stage.leader())["instance"])
         died = time.monotonic()
         leader.kill9()
-        await node.submit(f"after-{epoch}")
-        instance, epoch = await node.placed(f"after-{epoch}")
+        await node.submit(f"after-{name}")
+        after, _ = await node.placed(f"after-{name}")
         took.append(time.monotonic() - died)
-        assert instance == heir.instance
+        assert [after] == list(running)
+        running[name] = stage.start(name)
+        await running[name].ready()
     record_property("takeover_seconds", took)
     print(f"takeover from kill -9 to the next leader's decision: {[round(seconds, 3) for seconds in took]} s")
     assert max(took) < TAKEOVER_SECONDS_MAX
@@ -132,7 +134,7 @@ async def test_a_killed_leader_is_followed_by_the_standby(stage: Stage, record_p
 
 
 async def test_a_leader_stopped_past_its_lease_writes_nothing_more_and_stands_by_again(stage: Stage) -> None:
-    first, second = await stage.pair()
+    first, second = await stage.pair(**UNHURRIED)
     node = Node(stage)
     await node.join()
     assert (await stage.leader())["instance"] == "s1"
@@ -149,7 +151,7 @@ async def test_a_leader_stopped_past_its_lease_writes_nothing_more_and_stands_by
     first.must_run()
     written = [seq for _, epoch, seq in decisions(await stage.history()) if epoch == 1]
     assert max(written) < elected.seq
-    await asyncio.sleep(LEASE_SECONDS)
+    await asyncio.sleep(3.5)
     assert (await stage.leader())["epoch"] == 2, "it does not take back what it lost"
     second.kill9()
     _, event = await stage.election(epoch_above=2)
@@ -214,7 +216,7 @@ async def test_nobody_leads_without_the_lease_and_somebody_does_when_it_is_back(
 
 async def test_heartbeats_that_a_standby_heard_count_when_it_leads(stage: Stage) -> None:
     """A new leader calls no node unreachable that it has just heard, and one that nobody hears soon."""
-    first, _second = await stage.pair(TIDEGATE_NODE_SILENCE_SECONDS="1.5")
+    first, _second = await stage.pair(TIDEGATE_NODE_SILENCE_SECONDS="2.5")
     await Node(stage).join()
 
     async def beat() -> None:
@@ -224,10 +226,10 @@ async def test_heartbeats_that_a_standby_heard_count_when_it_leads(stage: Stage)
             await asyncio.sleep(0.1)
 
     beating = asyncio.create_task(beat())
-    await asyncio.sleep(2.0)
+    await asyncio.sleep(3.0)
     first.kill9()
     elected, _ = await stage.election(epoch_above=1)
-    await asyncio.sleep(2.0)
+    await asyncio.sleep(1.0)
     kinds = [type(event) for recorded in await stage.history() for event in recorded.frame.events]
     assert e.NodeUnreachable not in kinds
     beating.cancel()

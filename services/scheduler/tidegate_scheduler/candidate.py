@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import structlog
 from tidegate_events.cancellation import honour_cancellation
@@ -72,9 +72,15 @@ class Candidate:
         term = self.term
         return term is not None and term.epoch == epoch
 
-    def on_pass(self, seconds: float) -> None:
-        """Take note of how long a pass was computed: leases become long enough for such ones."""
-        self._lease.on_pass(seconds)
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Measure what is computed at one stretch, during which nothing is renewed: leases become long enough for it.
+
+        Only this thread's own time counts: to have been stopped from outside is no reason for longer leases.
+        """
+        began = time.thread_time()
+        yield
+        self._lease.on_computed(time.thread_time() - began)
 
     def resign(self) -> None:
         """Let go of the lease, and let others go first."""

@@ -11,7 +11,20 @@ from tidegate_scheduler.evolve import evolve
 from tidegate_scheduler.state import State
 
 SLICE_SECONDS_MAX = 0.02
-"""Frames that lie ready are folded for this long at a stretch: who renews a lease beside it cannot wait for all."""
+"""What lies ready is worked on for this long at a stretch: who renews a lease beside it cannot wait for all."""
+
+
+class Slice:
+    """The time that one task takes at a stretch, before it lets others have a turn."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+
+    async def pause(self) -> None:
+        """Let others have a turn if this one was long enough."""
+        if time.monotonic() - self._began > SLICE_SECONDS_MAX:
+            await asyncio.sleep(0)
+            self._began = time.monotonic()
 
 
 class Fold:
@@ -26,15 +39,13 @@ class Fold:
 
     async def run(self) -> None:
         """Fold every frame of the journal after the state's, for ever."""
-        slice_began = time.monotonic()
+        turn = Slice()
         async for recorded in self._journal.follow(self.state.seq):
             evolve(self.state, recorded)
             self.changed.set()
             async with self._moved:
                 self._moved.notify_all()
-            if time.monotonic() - slice_began > SLICE_SECONDS_MAX:
-                await asyncio.sleep(0)
-                slice_began = time.monotonic()
+            await turn.pause()
 
     async def reach(self, seq: int) -> None:
         """Wait until the frame at `seq` is folded."""

@@ -36,7 +36,6 @@ class Leadership:
         self._instance, self.epoch = writer
         self._holds_lease = holds_lease
         self._next_seq = 0
-        self.elected_seq = 0
 
     async def begin(self, now_ns: int) -> None:
         """Append LeaderElected and fold to it. Raises DeposedError if the journal has this or a later term already."""
@@ -49,7 +48,6 @@ class Leadership:
             if isinstance(answer, Appended):
                 await self._fold.reach(answer.seq)
                 self.check()
-                self.elected_seq = answer.seq
                 log.info("leads", epoch=self.epoch, seq=answer.seq)
                 return
             await self._fold.reach(answer.actual)

@@ -15,8 +15,8 @@ LEASE_SECONDS_MAX = 30.0
 RENEWALS_PER_LEASE = 4
 CLOCK_MARGIN = 0.05
 """Others wait this part of a lease longer than it lasts: clocks may differ in speed by that much."""
-PASSES_PER_LEASE = 3
-PASS_MEMORY = 0.9
+COMPUTATIONS_PER_LEASE = 3
+COMPUTATION_MEMORY = 0.9
 """Nothing is renewed while a pass is computed, so a lease holds several of the longest lately; old ones fade."""
 
 
@@ -56,7 +56,7 @@ class Lease:
         self._holder = holder
         self._instance = instance
         self._seconds = seconds
-        self._longest_pass = 0.0
+        self._longest_computation = 0.0
         self._revision = 0
         self._entry: Entry | None = None
         self._changed_at = 0.0
@@ -151,9 +151,9 @@ class Lease:
         """Take note that the last write was refused, or that nobody knows what became of it."""
         self._in_doubt = True
 
-    def on_pass(self, seconds: float) -> None:
-        """Take note of how long a pass was computed, so that the next lease is long enough for such ones."""
-        self._longest_pass = max(seconds, self._longest_pass * PASS_MEMORY)
+    def on_computed(self, seconds: float) -> None:
+        """Take note of how long a pass or an answer was computed, so that the next lease is long enough for such."""
+        self._longest_computation = max(seconds, self._longest_computation * COMPUTATION_MEMORY)
 
     def resign(self, now: float) -> None:
         """End the own term at once, and let others go first for a while."""
@@ -235,4 +235,4 @@ class Lease:
         return self._changed_at + min(max(seconds, 0.0), LEASE_SECONDS_MAX) * (1 + CLOCK_MARGIN)
 
     def _needed(self) -> float:
-        return min(LEASE_SECONDS_MAX, max(self._seconds, PASSES_PER_LEASE * self._longest_pass))
+        return min(LEASE_SECONDS_MAX, max(self._seconds, COMPUTATIONS_PER_LEASE * self._longest_computation))

@@ -14,9 +14,9 @@ from tidegate_events import subjects
 from tidegate_events.clock import Clock
 from tidegate_events.events import Reason
 
+from tidegate_scheduler.candidate import Candidate
 from tidegate_scheduler.explain import count_waiting, explain, queue
 from tidegate_scheduler.fold import Fold
-from tidegate_scheduler.lease import LeaseRecord
 from tidegate_scheduler.pass_times import PassTimes
 
 log = structlog.get_logger()
@@ -31,13 +31,13 @@ class Leader(msgspec.Struct, frozen=True):
 
 
 class Questions:
-    """Answers while `term()` gives a term; `waiting` and `passes` are filled by whoever decides."""
+    """Answers while the candidate has a term; `waiting` and `passes` are filled by whoever decides."""
 
-    def __init__(self, client: Client, fold: Fold, clock: Clock, term: Callable[[], LeaseRecord | None]) -> None:
+    def __init__(self, client: Client, fold: Fold, clock: Clock, candidate: Candidate) -> None:
         self._client = client
         self._fold = fold
         self._clock = clock
-        self._term = term
+        self._candidate = candidate
         self._subscriptions: list[Subscription] = []
         self.waiting: dict[str, Reason] = {}
         self.passes = PassTimes()
@@ -63,8 +63,11 @@ class Questions:
 
     def _answering(self, answer: Callable[[Msg], object]) -> Callable[[Msg], Awaitable[None]]:
         async def respond(message: Msg) -> None:
-            if self._term() is not None:  # who was stopped for a while finds old questions, and knows too little
-                await message.respond(msgspec.json.encode(answer(message)))
+            if self._candidate.term is None:
+                return  # who was stopped for a while finds old questions, and knows too little
+            with self._candidate.computing():
+                data = msgspec.json.encode(answer(message))
+            await message.respond(data)
 
         return respond
 
@@ -82,5 +85,5 @@ class Questions:
         return {"waiting": count_waiting(self._fold.state, self.waiting), "passes": self.passes}
 
     def _leader(self, _message: Msg) -> object:
-        term = self._term()
+        term = self._candidate.term
         return Leader(term.instance, term.epoch, term.since_ns) if term is not None else None

@@ -25,12 +25,12 @@ from tidegate_events.process import say_ready
 from tidegate_scheduler.candidate import Candidate, LeaseLostError
 from tidegate_scheduler.decide import decide
 from tidegate_scheduler.explain import carry_over
-from tidegate_scheduler.fold import Fold
+from tidegate_scheduler.fold import Fold, Slice
 from tidegate_scheduler.leadership import DeposedError, Leadership
 from tidegate_scheduler.lease import LeaseRecord
 from tidegate_scheduler.lease_bucket import NatsLeaseBucket
 from tidegate_scheduler.liveness import Liveness
-from tidegate_scheduler.orders import in_parts, orders_for
+from tidegate_scheduler.orders import Holders, in_parts, orders_for
 from tidegate_scheduler.questions import Questions
 from tidegate_scheduler.settings import Settings
 from tidegate_scheduler.state import State
@@ -57,7 +57,7 @@ class Scheduler:
         self._fold = Fold(journal, state)
         bucket = NatsLeaseBucket(client, settings.lease_seconds / BUCKET_TIMEOUTS_PER_LEASE)
         self._candidate = Candidate(bucket, clock, instance=settings.instance, lease_seconds=settings.lease_seconds)
-        self._questions = Questions(client, self._fold, clock, lambda: self._candidate.term)
+        self._questions = Questions(client, self._fold, clock, self._candidate)
         self._liveness = Liveness(settings.node_silence_seconds, self._now())
         self._wake_at_ns: int | None = None
         self._sent: dict[str, tuple[wire.NodeOrders, float]] = {}
@@ -155,10 +155,10 @@ class Scheduler:
             await leadership.append(tuple(seen))
 
     async def _decide(self, leadership: Leadership) -> None:
-        started, computing = time.perf_counter(), time.thread_time()
-        result = decide(self._fold.state, self._clock.now_ns())
+        started = time.perf_counter()
+        with self._candidate.computing():
+            result = decide(self._fold.state, self._clock.now_ns())
         self._questions.passes.add(time.perf_counter() - started)
-        self._candidate.on_pass(time.thread_time() - computing)
         self._questions.waiting = carry_over(self._fold.state, self._questions.waiting, result)
         self._wake_at_ns = result.wake_at_ns
         if result.events:
@@ -176,9 +176,11 @@ class Scheduler:
     async def _send_orders(self, leadership: Leadership) -> None:
         """Send each node what is wanted of it where that changed, and every so often anyway."""
         now = self._now()
-        for name, node in list(self._fold.state.nodes.items()):
+        turn = Slice()
+        holders = Holders(self._fold.state)
+        for name in list(self._fold.state.nodes):
             leadership.check()
-            orders = orders_for(self._fold.state, node)
+            orders = orders_for(self._fold.state, self._fold.state.nodes[name], holders)
             sent, sent_at = self._sent.get(name, (None, 0.0))
             fresh = sent is not None and (sent.sandboxes, sent.incarnation) == (orders.sandboxes, orders.incarnation)
             if fresh and now - sent_at < self._settings.orders_resend_seconds:
@@ -187,6 +189,7 @@ class Scheduler:
                 for part in in_parts(orders):
                     await self._client.publish(subjects.order(name), wire.encode(part))
                 self._sent[name] = (orders, now)
+            await turn.pause()
 
     async def _on_heartbeat(self, message: Msg) -> None:
         try:
