@@ -174,7 +174,7 @@ def settings(archive_dir: Path, **more: Any) -> Settings:
     return Settings(
         bus=BusSettings(),
         archive_dir=archive_dir,
-        **{"generation_bytes": GENERATION_BYTES, "poll_seconds": 0.05, **more},
+        **{"generation_bytes": GENERATION_BYTES, "poll_seconds": 0.05, "fold_seconds": 0.0, **more},
     )
 
 

@@ -120,6 +120,19 @@ async def test_generations_are_chained_and_each_file_proves_itself(
         await anext(NatsJournal(client).read(0, 1))
 
 
+async def test_a_quiet_journal_is_not_read_at_every_look(client: Client, history: History, archive_dir: Path) -> None:
+    made = keeper(client, settings(archive_dir, fold_seconds=3600.0))
+    await made.begin()
+    await made.keep()
+    await history.pad(2)
+    await made.keep()
+    assert made._known.seq == 3
+    await history.pad(TO_ROLL)
+    await work(made, 2)
+    assert [each.number for each in await generations(client)] == [2], "but it is when something depends on it"
+    assert made._known.seq >= TO_ROLL
+
+
 async def test_the_newest_sealed_ones_stay_where_a_setting_says_so(
     client: Client, history: History, archive_dir: Path
 ) -> None:

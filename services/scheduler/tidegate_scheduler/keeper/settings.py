@@ -27,7 +27,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Where the bus and the archive are, and when the keeper does what.
 
     A generation has at most `generation_bytes`, and the next one is opened when `roll_percent` of them are used. The
-    newest `sealed_kept` sealed ones stay on the bus although they are in the archive.
+    newest `sealed_kept` sealed ones stay on the bus although they are in the archive. Every `poll_seconds` it looks how
+    full the journal is; what is new is folded every `fold_seconds`, or when something depends on it.
     """
 
     bus: BusSettings
@@ -40,6 +41,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     roll_percent: int = 70
     sealed_kept: int = 0
     poll_seconds: float = 0.5
+    fold_seconds: float = 5.0
 
 
 def from_environment(environ: Mapping[str, str] = os.environ) -> Settings:

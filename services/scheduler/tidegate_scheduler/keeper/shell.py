@@ -8,6 +8,7 @@ and goes on from there. Only between sealing a generation and opening the next o
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
@@ -62,6 +63,8 @@ class Keeper:
         self._fold: Fold | None = None
         self._unsaid: list[Opening] = []
         self._proved: set[int] = set()
+        self._folded_at = -math.inf
+        self._unsealed = 0
 
     async def run(self) -> None:
         """Keep until cancelled. Raises what cannot be mended: a gap, a frame that cannot be folded, another keeper."""
@@ -133,8 +136,14 @@ class Keeper:
     # ---- keeping up ----
 
     async def keep(self) -> None:
-        """Fold what there is, save what is due, say which generations opened, and roll where it is time."""
+        """Fold what there is, save what is due, say which generations opened, and roll where it is time.
+
+        Folding opens a reader on the bus, so it waits for a while where nothing else asks for it.
+        """
         there = await self._with_a_live_one()
+        if self._may_fold_later(there):
+            return
+        self._folded_at = time.monotonic()
         if self._known.seq < there[0].first_seq and await self._follows_an_import(there[0]):
             imported = msgspec.structs.replace(there[0], number=1, first_seq=1, last_seq=there[0].first_seq - 1)
             await self._fold_to(imported.last_seq)
@@ -151,6 +160,11 @@ class Keeper:
             await self._save(there)
             await self._roll(there[-1])
             await self.keep()
+
+    def _may_fold_later(self, there: tuple[Generation, ...]) -> bool:
+        if self._unsaid or self._known.seq < there[-1].first_seq or self._is_over_share(there[-1]):
+            return False
+        return time.monotonic() - self._folded_at < self._settings.fold_seconds
 
     @property
     def _known(self) -> Fold:
@@ -226,16 +240,21 @@ class Keeper:
     # ---- generations ----
 
     def _is_time(self, there: tuple[Generation, ...]) -> bool:
-        live = there[-1]
+        if not self._is_over_share(there[-1]):
+            return False
+        if len(there) - 1 >= SEALED_MAX:
+            if self._unsealed != there[-1].number:
+                self._unsealed = there[-1].number
+                why = f"{SEALED_MAX} wait for the archive already"
+                log.error("journal_not_sealed", generation=there[-1].number, why=why)
+            return False
+        return True
+
+    def _is_over_share(self, live: Generation) -> bool:
         limit = self._settings.generation_bytes
         if live.limit_bytes > 0:
             limit = min(limit, live.limit_bytes)
-        if live.used_bytes * 100 < limit * self._settings.roll_percent:
-            return False
-        if len(there) - 1 >= SEALED_MAX:
-            log.error("journal_not_sealed", generation=live.number, why=f"{SEALED_MAX} wait for the archive already")
-            return False
-        return True
+        return live.used_bytes * 100 >= limit * self._settings.roll_percent
 
     async def _roll(self, live: Generation) -> tuple[Generation, ...]:
         """Seal the generation, open the next; return what there is then."""
