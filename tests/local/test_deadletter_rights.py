@@ -1,0 +1,81 @@
+"""Dead letters and positions on the stack's own bus: each consumer keeps its own, the operator may settle any."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import nats.errors
+import pytest
+from tidegate_events.bus import connect
+from tidegate_events.deadletter import nats_letters
+from tidegate_events.lanes import Position
+from tidegate_events.positions import nats_positions
+from tidegate_local import plan
+from tidegate_local.bus import Bus, new_bus, write_config
+from tidegate_local.home import Home
+from tidegate_local.topology import NATS, ONE_OF_EACH
+
+from tests.metrics.letters import letter
+
+CONSUMERS = ("checkpoint", "projector")
+REFUSED_SECONDS = 0.3
+(SERVER,) = ONE_OF_EACH.processes(NATS)
+
+
+@pytest.fixture
+async def bus(tmp_path: Path) -> AsyncIterator[Bus]:
+    """Yield the stack's bus, running."""
+    home = Home(tmp_path)
+    home.create()
+    made = new_bus((plan.free_port(),))
+    write_config(home, made)
+    spec = plan.nats_service(home, made, SERVER)
+    with (tmp_path / "nats.log").open("wb") as log:
+        process = subprocess.Popen(spec.argv, stdout=log, stderr=log)  # noqa: ASYNC220 - a fork of milliseconds
+    try:
+        while not await spec.is_ready():
+            assert process.poll() is None
+            await asyncio.sleep(0.02)
+        yield made
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+async def test_a_consumer_sets_aside_and_the_operator_settles(bus: Bus) -> None:
+    operator = await connect(bus.login("operator"))
+    for consumer in CONSUMERS:
+        client = await connect(bus.login(consumer))
+        letters = nats_letters(client)
+        await letters.add(letter(consumer, 1))
+        await nats_letters(operator).ask_retry(consumer, "1.0", by="op", reason="", now_ns=1)
+        stored = await letters.find(consumer, "1.0")
+        assert stored is not None
+        assert stored.letter.state == "retry"
+        await letters.settle(consumer, "1.0", 2)
+        await letters.add(letter(consumer, 2))
+        await nats_letters(operator).drop(consumer, "2.0", by="op", reason="", now_ns=3)
+        positions = nats_positions(client)
+        await positions.load(consumer)
+        await positions.save(consumer, Position(7, "f"))
+        assert await nats_positions(client).load(consumer) == Position(7, "f")
+        await client.close()
+    states = {stored.letter.key: stored.letter.state async for stored in nats_letters(operator).newer(0)}
+    assert states == {f"{c}.{place}": s for c in CONSUMERS for place, s in (("1.0", "handled"), ("2.0", "dropped"))}
+    await operator.close()
+
+
+@pytest.mark.parametrize("login", [*CONSUMERS, "scheduler", "executor", "metrics", "gateway"])
+async def test_nobody_touches_what_another_consumer_keeps(bus: Bus, login: str) -> None:
+    client = await connect(bus.login(login))
+    for other in set(CONSUMERS) - {login}:
+        for subject in (f"tg.deadletter.{other}.1.0", f"$KV.POSITIONS.{other}"):
+            with pytest.raises((nats.errors.TimeoutError, TimeoutError)):
+                await client.request(subject, b"{}", timeout=REFUSED_SECONDS)
+    await client.close()
+    operator = await connect(bus.login("operator"))
+    assert [stored async for stored in nats_letters(operator).newer(0)] == []
+    await operator.close()
