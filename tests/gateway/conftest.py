@@ -105,8 +105,8 @@ class History:
 class Bench:
     """A gateway with everything around it in memory, and a client that talks to it."""
 
-    def __init__(self, directory: Path, **settings: Any) -> None:
-        self.journal = MemoryJournal()
+    def __init__(self, directory: Path, journal: Any = None, **settings: Any) -> None:
+        self.journal = MemoryJournal() if journal is None else journal
         self.history = History(self.journal)
         self.asker = MemoryAsker()
         self.clock = ManualClock()

@@ -209,7 +209,8 @@ class Desk:
         except (JournalError, nats.errors.Error, TimeoutError) as error:
             job = getattr(frame.events[0], "job", None)
             log.warning("append_unsettled", job=job, frame=writer.frame_id, error=repr(error))
-            raise JournalAwayError(f"the journal did not answer within {APPEND_SECONDS_MAX:g} s") from error
+            why = f": {error}" if isinstance(error, JournalError) else f" within {APPEND_SECONDS_MAX:g} s"
+            raise JournalAwayError(f"the journal did not take the request{why}") from error
         if not isinstance(appended, Appended):
             raise JournalAwayError("the journal refused an append that had no guard")
         self.last_seq = max(self.last_seq, appended.seq)

@@ -21,6 +21,7 @@ RETRY_AFTER_SECONDS = 1
 
 Handler = Callable[[Request, Exception], Awaitable[Response]]
 _RETRY = "the same request again after the seconds in Retry-After"
+_RETRY_WITH_ROOM = _RETRY + ", once the keeper or an operator has made room; nothing was taken"
 _RETRY_WITH_KEY = _RETRY + "; a submission needs the same idempotency key, since it may have been taken"
 
 
@@ -117,7 +118,7 @@ HANDLERS: dict[Any, Handler] = {
     HTTPException: _on_http,
     DatabaseAwayError: _fixed(503, "database_away", _RETRY + "; what is recent is answered without it"),
     NotCaughtUpError: _fixed(503, "not_caught_up", _RETRY_WITH_KEY),
-    JournalFullError: _fixed(503, "journal_full", "nothing until an operator makes room; nothing was taken"),
+    JournalFullError: _fixed(503, "journal_full", _RETRY_WITH_ROOM),
     BadAnswerError: _fixed(502, "bad_answer", _RETRY),
     desk.BusyError: _fixed(503, "busy", _RETRY),
     desk.JournalAwayError: _fixed(503, "journal_unavailable", _RETRY_WITH_KEY),
