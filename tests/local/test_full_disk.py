@@ -42,7 +42,6 @@ async def disk(tmp_path: Path) -> AsyncIterator[Path]:
 async def test_it_is_started_anew_once_there_is_room(
     disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bus, "ROOM_BYTES_MIN", 16 * 1024**2)
     monkeypatch.setattr(service, "WATCH_SECONDS", 0.2)
     home = Home(disk)
     home.create()

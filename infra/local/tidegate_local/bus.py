@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import shutil
 import socket
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import nats.errors
 import structlog
 from tidegate_events.bus import BusSettings, BusUnreachableError, connect
 from tidegate_events.journal.base import JournalError
+from tidegate_events.journal.health import has_room, is_write_error
 
 from tidegate_local import streams
 from tidegate_local.home import LOOPBACK, Home, write_private
@@ -27,9 +27,6 @@ ROUTE_LOGIN = "route"
 HEALTH_LOGIN = "health"
 SYSTEM_ACCOUNT = "SYSTEM"
 HEALTH_SECONDS_MAX = 3.0
-# With less than this a server whose disk was full would stop at once again.
-ROOM_BYTES_MIN = 64 * 1024**2
-WRITE_ERROR = "write error"
 
 log = structlog.get_logger()
 
@@ -164,14 +161,13 @@ async def is_stuck(bus: Bus, server: Process, directory: Path) -> bool:
         return False
     try:
         health = await _health(bus, server)
-        stopped = WRITE_ERROR in health.error or not (await _health(bus, server, js_enabled_only=True)).is_well
     except (BusUnreachableError, nats.errors.Error, TimeoutError, OSError):
         return False  # it does not answer at all: no sign of a full disk
-    if not stopped:
+    if not is_write_error(health.error):
         return False
-    free = (await asyncio.to_thread(shutil.disk_usage, directory)).free
-    log.error("bus_stores_nothing", server=server.name, error=health.error, disk_free_bytes=free)
-    return free >= ROOM_BYTES_MIN
+    room = await asyncio.to_thread(has_room, directory)
+    log.error("bus_stores_nothing", server=server.name, error=health.error, has_room=room)
+    return room
 
 
 class _Health(msgspec.Struct, frozen=True):
@@ -189,7 +185,7 @@ class _Answer(msgspec.Struct, frozen=True):
     data: _Health
 
 
-async def _health(bus: Bus, server: Process, *, js_enabled_only: bool = False) -> _Health:
+async def _health(bus: Bus, server: Process) -> _Health:
     """Ask the server itself, by the system account, which sees nothing of what streams hold."""
     url = f"nats://{LOOPBACK}:{_port(bus, server)}"
     login = BusSettings(url=url, user=HEALTH_LOGIN, password=bus.health_password, name="tidegate-health")
@@ -197,7 +193,7 @@ async def _health(bus: Bus, server: Process, *, js_enabled_only: bool = False) -
     async with asyncio.timeout(HEALTH_SECONDS_MAX):
         client = await connect(login)
         try:
-            body = msgspec.json.encode({**only, "js-enabled-only": js_enabled_only})
+            body = msgspec.json.encode(only)
             answer = await client.request("$SYS.REQ.SERVER.PING.HEALTHZ", body, timeout=HEALTH_SECONDS_MAX)
             return msgspec.json.decode(answer.data, type=_Answer).data
         finally:

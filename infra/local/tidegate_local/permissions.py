@@ -54,10 +54,12 @@ def _own(process: Process) -> list[str]:
         return [fact("node", instance), f"tg.live.{instance}", "tg.user.>", f"tg.telemetry.{instance}", ASK]
     if kind == KEEPER:
         return [fact(KEEPER, instance), ASK, f"$O.{SNAPSHOTS}.>", f"$JS.API.STREAM.PURGE.OBJ_{SNAPSHOTS}", *_keeping()]
-    follows = [f"{POSITIONS_PREFIX}.{kind}", f"{DEADLETTER_PREFIX}.{kind}.>"]
+    letters = f"{DEADLETTER_PREFIX}.{kind}.>"
     if kind == "projector":
-        return [ASK, *follows]
-    return [fact(kind, instance), ASK, *follows]
+        return [ASK, letters]
+    if kind == "checkpoint":
+        return [fact(kind, instance), ASK, f"{POSITIONS_PREFIX}.{kind}", letters]
+    return [fact(kind, instance), ASK]
 
 
 def _keeping() -> list[str]:

@@ -29,7 +29,12 @@ async def write_error(monitor_url: str) -> str | None:
             health = msgspec.json.decode((await client.get(f"{monitor_url}/healthz")).content, type=_Health)
     except (httpx.HTTPError, msgspec.MsgspecError):
         return None
-    return health.error if any(words in health.error for words in _SAYS_SO) else None
+    return health.error if is_write_error(health.error) else None
+
+
+def is_write_error(error: str) -> bool:
+    """Say whether what a server says of its health means that a write failed, or that it does not store at all."""
+    return any(words in error for words in _SAYS_SO)
 
 
 def has_room(store_dir: Path, room_bytes: int = ROOM_BYTES_MIN) -> bool:
