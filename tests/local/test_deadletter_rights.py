@@ -58,14 +58,19 @@ async def test_a_consumer_sets_aside_and_the_operator_settles(bus: Bus) -> None:
         await letters.settle(consumer, "1.0", 2)
         await letters.add(letter(consumer, 2))
         await nats_letters(operator).drop(consumer, "2.0", by="op", reason="", now_ns=3)
-        positions = nats_positions(client)
-        await positions.load(consumer)
-        await positions.save(consumer, Position(7, "f"))
-        assert await nats_positions(client).load(consumer) == Position(7, "f")
         await client.close()
     states = {stored.letter.key: stored.letter.state async for stored in nats_letters(operator).newer(0)}
     assert states == {f"{c}.{place}": s for c in CONSUMERS for place, s in (("1.0", "handled"), ("2.0", "dropped"))}
     await operator.close()
+
+
+async def test_who_reads_the_journal_keeps_its_position(bus: Bus) -> None:
+    client = await connect(bus.login("checkpoint"))
+    positions = nats_positions(client)
+    assert await positions.load("checkpoint") == Position()
+    await positions.save("checkpoint", Position(7, "f"))
+    assert await nats_positions(client).load("checkpoint") == Position(7, "f")
+    await client.close()
 
 
 @pytest.mark.parametrize("login", [*CONSUMERS, "scheduler", "executor", "metrics", "gateway"])
