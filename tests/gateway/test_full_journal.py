@@ -65,15 +65,15 @@ async def test_a_full_generation_refuses_submissions_until_the_next_one_is_open(
 
 async def test_a_full_disk_refuses_submissions_until_there_is_room(tmp_path: Path) -> None:
     need_mounts()
-    disk = SmallDiskServer(tmp_path)
+    server = SmallDiskServer(tmp_path)
     try:
-        await disk.start()
-        client = await bus.connect(bus.BusSettings(url=disk.url))
+        await server.start()
+        client = await bus.connect(bus.BusSettings(url=server.url))
         journal = NatsJournal(client)
         await journal.ensure_stream(max_bytes=STREAM_BYTES_MAX)
         async with Bench(tmp_path / "gateway", journal=journal) as bench:
             assert (await bench.submit(key="before")).status_code == 201
-            disk.fill()
+            server.disk.fill()
             # The last page of the disk may take some frames yet, whose acknowledgements are as good as any.
             taken = 1
             for number in range(SUBMISSIONS_MAX):
@@ -85,12 +85,12 @@ async def test_a_full_disk_refuses_submissions_until_there_is_room(tmp_path: Pat
             assert body["code"] == "journal_unavailable"
             assert "its disk may be full" in body["problem"]
             assert "the same idempotency key" in body["accepted"]
-            disk.make_room()
-            await disk.restart()
+            server.disk.make_room()
+            await server.restart()
             retried = await bench.submit(key=f"k{number}")
             assert retried.status_code == 201
             assert (await bench.submit(key="before")).headers["idempotency-replayed"] == "true"
             assert await journal.end() == taken + 1
         await client.close()
     finally:
-        disk.close()
+        server.close()

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,10 @@ STORE_BYTES_MAX = "512MB"
 class NatsCluster:
     """Three servers whose stores and ports outlive their processes."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, enter: Mapping[str, list[str]] | None = None) -> None:
+        """Lay out a cluster; `enter` is what starts a server's process, where that is not itself."""
         self._directory = directory
+        self._enter = dict(enter or {})
         self._ports = {name: free_port() for name in NAMES}
         self._routes = {name: free_port() for name in NAMES}
         self._monitors = {name: free_port() for name in NAMES}
@@ -45,6 +48,10 @@ class NatsCluster:
     def running(self) -> set[str]:
         """Return the servers that run."""
         return set(self._processes)
+
+    def monitor_url(self, name: str) -> str:
+        """Return where a server says how it is."""
+        return f"http://127.0.0.1:{self._monitors[name]}"
 
     def _environment(self, name: str) -> dict[str, str]:
         store = self._directory / name
@@ -75,7 +82,7 @@ class NatsCluster:
         """Start a server that does not run."""
         with (self._directory / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
-                [SERVER, "-c", CONFIGS / f"{name}.conf"],
+                [*self._enter.get(name, []), SERVER, "-c", CONFIGS / f"{name}.conf"],
                 env={**os.environ, **self._environment(name)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -91,7 +98,7 @@ class NatsCluster:
 
     def _is_healthy(self, name: str) -> bool:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self._monitors[name]}/healthz", timeout=2) as answer:
+            with urllib.request.urlopen(f"{self.monitor_url(name)}/healthz", timeout=2) as answer:
                 said: dict[str, Any] = json.loads(answer.read())
         except (urllib.error.URLError, OSError):
             return False

@@ -27,35 +27,26 @@ def need_mounts() -> None:
         pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
 
 
-class SmallDiskServer(NatsServer):
-    """A server on a disk of DISK_MIB."""
+class SmallDisk:
+    """A disk of DISK_MIB at `path`, for processes that `enter` starts; `seen` is where this process sees it."""
 
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory)
-        store = directory / "jetstream"
-        store.mkdir()
-        monitor = free_port()
-        self.monitor_url = f"http://127.0.0.1:{monitor}"
-        self._config.write_text(f'{self._config.read_text()}http: "127.0.0.1:{monitor}"\n')
+    def __init__(self, path: Path) -> None:
+        path.mkdir(parents=True, exist_ok=True)
         mount = f'mount -t tmpfs -o size={DISK_MIB}m tmpfs "$0" && echo mounted && exec cat'
         self._holder = subprocess.Popen(
-            ["unshare", "-m", "--propagation", "private", "sh", "-c", mount, str(store)],
+            ["unshare", "-m", "--propagation", "private", "sh", "-c", mount, str(path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
         assert self._holder.stdout is not None
         assert self._holder.stdout.readline() == READY_LINE
-        self.store = Path(f"/proc/{self._holder.pid}/root{store}")
-        self._argv = ["nsenter", "-m", "-t", str(self._holder.pid), "--", *self._argv]
-
-    @property
-    def filler(self) -> Path:
-        """Return the file that takes all room."""
-        return self.store / "filler"
+        self.seen = Path(f"/proc/{self._holder.pid}/root{path}")
+        self.enter = ["nsenter", "-m", "-t", str(self._holder.pid), "--"]
+        self._filler = self.seen / "filler"
 
     def fill(self) -> None:
         """Take all room there is, to the last byte."""
-        with self.filler.open("ab", buffering=0) as file:
+        with self._filler.open("ab", buffering=0) as file:
             for size_bytes in CHUNKS_BYTES:
                 try:
                     while True:
@@ -66,9 +57,25 @@ class SmallDiskServer(NatsServer):
 
     def make_room(self) -> None:
         """Give back what was taken."""
-        self.filler.unlink()
+        self._filler.unlink()
+
+    def close(self) -> None:
+        """Let the disk go, when nobody uses it any more."""
+        self._holder.communicate()
+
+
+class SmallDiskServer(NatsServer):
+    """A server on a small disk."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.disk = SmallDisk(directory / "jetstream")
+        monitor = free_port()
+        self.monitor_url = f"http://127.0.0.1:{monitor}"
+        self._config.write_text(f'{self._config.read_text()}http: "127.0.0.1:{monitor}"\n')
+        self._argv = [*self.disk.enter, *self._argv]
 
     def close(self) -> None:
         """Stop the server and let the disk go."""
         self.stop()
-        self._holder.communicate()
+        self.disk.close()

@@ -1,7 +1,8 @@
 """Whether a bus server's disk takes writes, for whoever starts and stops the server.
 
 After a write that failed (a full disk, mostly) nats-server refuses all writes to that stream until it is started anew,
-also when there is room again; what it had acknowledged is intact. It says so at `/healthz` of its monitoring address.
+also when there is room again; what it had acknowledged is intact. One of a cluster turns JetStream off altogether, and
+the others go on. It says so at `/healthz` of its monitoring address.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import msgspec
 
 HEALTH_SECONDS_MAX = 2.0
 ROOM_BYTES_MIN = 16 * 1024**2
-_SAYS_SO = ("write error", "no space left on device", "JetStream is not enabled", "disabled")
+# What nats-server 2.15 says alone, and in a cluster.
+_SAYS_SO = ("write error", "JetStream not enabled")
 
 
 class _Health(msgspec.Struct):
