@@ -64,8 +64,8 @@ from tests.support.nats import NatsServer
 from tests.support.schedulers import create_lease_bucket
 
 STREAM_BYTES_MAX = 1 << 30
-ROUNDS = 45
-APPENDS_PER_ROUND = 100
+ROUNDS = 90
+APPENDS_PER_ROUND = 64
 UNDER_WAY = 32
 LATENCIES = 300
 PLACEMENT_NODES = 100
