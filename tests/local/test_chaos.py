@@ -75,8 +75,8 @@ def test_what_ran_twice_is_found(tmp_path: Path) -> None:
     ]
 
 
-def hit(at_ms: int, *, name: str = "scheduler-1", what: str = "kill", led: bool = True, whole: bool = True) -> Hit:
-    return Hit(what=what, name=name, at_ns=at_ms * MS, led=led, bus_whole=whole)
+def hit(at_ms: int, *, name: str = "scheduler-1", what: str = "kill", led: bool = True, fair: bool = True) -> Hit:
+    return Hit(what=what, name=name, at_ns=at_ms * MS, led=led, fair=fair)
 
 
 def test_a_takeover_takes_from_the_kill_of_the_leader_to_the_next_election() -> None:
@@ -88,7 +88,7 @@ def test_a_takeover_takes_from_the_kill_of_the_leader_to_the_next_election() -> 
     assert takeover_ms([hit(4_000), hit(8_500, name="scheduler-2")], elected) == [1_200, 500]
     not_counted = [
         hit(4_000, led=False),
-        hit(4_000, whole=False),
+        hit(4_000, fair=False),
         hit(4_000, what="stop"),
         hit(4_000, name="scheduler-2"),
         hit(9_500),

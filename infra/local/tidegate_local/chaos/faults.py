@@ -29,14 +29,14 @@ log = structlog.get_logger()
 
 
 class Hit(msgspec.Struct, frozen=True, kw_only=True):
-    """A fault as it happened. `led`: the scheduler was the leader; `bus_whole`: no server of the bus was away."""
+    """A fault as it happened. `led`: it hit the leader; `fair`: another scheduler stood by, and all of the bus was up."""
 
     what: str
     name: str
     at_ns: int
     seconds: float = 0.0
     led: bool = False
-    bus_whole: bool = True
+    fair: bool = True
 
 
 Fill = Callable[[asyncio.TaskGroup, float], Awaitable[None]]
@@ -86,7 +86,7 @@ class Injector:
             at_ns=time.time_ns(),
             seconds=fault.seconds,
             led=bool(leader) and name == leader,
-            bus_whole=self._is_bus_whole(self._record(), ""),
+            fair=self._is_bus_whole(self._record(), "") and self._stands_by(self._record(), name),
         )
         self.hits.append(hit)
         log.info("hit", what=hit.what, name=name, pid=pid, seconds=hit.seconds, led=hit.led)
@@ -145,6 +145,11 @@ class Injector:
             and all(record.services[name].ready for name in others)
             and not any(name in self._stopped for name in others)
         )
+
+    def _stands_by(self, record: StackRecord, leader: str) -> bool:
+        """Say whether another scheduler is ready to lead: one that was killed a moment ago is still starting."""
+        others = {name: each for name, each in record.services.items() if name.startswith(SCHEDULER) and name != leader}
+        return any(each.ready and name not in self._stopped for name, each in others.items())
 
     def _record(self) -> StackRecord:
         record = self._home.read_record()

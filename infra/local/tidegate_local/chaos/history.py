@@ -76,14 +76,14 @@ async def read(journal: Journal) -> History:
 
 
 def takeover_ms(hits: list[Hit], elected: list[Elected]) -> list[int]:
-    """Return how long after the end of each leader another one led, while the bus was whole.
+    """Return how long after the end of each leader another one led, where one stood by and the whole bus was up.
 
     Of kills alone: a leader that was stopped may go on before its lease ends. A kill while nobody leads yet, because
     the one before was hit, counts as a part of that.
     """
     found = []
     for hit in hits:
-        if hit.what != "kill" or not hit.led or not hit.bus_whole:
+        if hit.what != "kill" or not hit.led or not hit.fair:
             continue
         before = [term for term in elected if term.at_ns <= hit.at_ns]
         after = [term for term in elected if term.at_ns > hit.at_ns]
