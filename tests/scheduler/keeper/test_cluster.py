@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+import nats.errors
+from nats.aio.client import Client
 from structlog.testing import capture_logs
 from tidegate_events import bus
 from tidegate_events.journal.archive import ArchiveDirectory
-from tidegate_events.journal.generations import generations, open_first
+from tidegate_events.journal.generations import generations, journal_stream, open_first
 from tidegate_events.journal.nats import NatsJournal
 from tidegate_scheduler.snapshot import SnapshotStore
 
@@ -23,6 +25,18 @@ REPLICAS = 3
 
 async def until(condition: Callable[[], bool]) -> None:
     while not condition():  # noqa: ASYNC110 - a log says nothing when it grows
+        await asyncio.sleep(0.1)
+
+
+async def until_missed(client: Client) -> None:
+    """Wait until the other servers know that one is away: a leader that was just elected believes the best of all."""
+    while True:
+        try:
+            info = await client.jetstream().stream_info(journal_stream(1))
+        except (nats.errors.Error, TimeoutError):
+            continue
+        if info.cluster is not None and any(not peer.current for peer in info.cluster.replicas or ()):
+            return
         await asyncio.sleep(0.1)
 
 
@@ -44,6 +58,7 @@ async def test_a_roll_waits_for_a_server_and_appends_do_not(tmp_path: Path) -> N
                 await history.pad(TO_ROLL // 2)
                 gone = next(iter(cluster.running))
                 cluster.kill9(gone)
+                await until_missed(client)
                 await history.pad(TO_ROLL // 2 + 2)
                 with capture_logs() as logs:
                     await until(
