@@ -43,11 +43,11 @@ async def until_missed(client: Client) -> None:
 async def test_a_roll_waits_for_a_server_and_appends_do_not(tmp_path: Path) -> None:
     cluster = NatsCluster(directory := tmp_path / "cluster")
     await asyncio.to_thread(directory.mkdir)
-    await cluster.start()
     archive_dir = tmp_path / "archive"
-    client = await bus.connect(cluster.settings)
     try:
+        await cluster.start()
         await cluster.ready()
+        client = await bus.connect(cluster.settings)
         await open_first(client, max_bytes=GENERATION_BYTES, replicas=REPLICAS)
         await SnapshotStore(client, keeps=True).ensure(max_bytes=16 * 1024**2, replicas=REPLICAS)
         history = History(NatsJournal(client, ArchiveDirectory(archive_dir)))
@@ -85,6 +85,6 @@ async def test_a_roll_waits_for_a_server_and_appends_do_not(tmp_path: Path) -> N
         left = await result(client, archive_dir)
         assert left.state_digest == history.state.digest()
         assert [generation for generation, *_ in left.opened] == list(range(2, live.number + 1))
-    finally:
         await client.close()
+    finally:
         cluster.stop()
