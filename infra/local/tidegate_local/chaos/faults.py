@@ -29,7 +29,7 @@ log = structlog.get_logger()
 
 
 class Hit(msgspec.Struct, frozen=True, kw_only=True):
-    """A fault as it happened. `led`: it hit the leader; `fair`: another scheduler stood by, and all of the bus was up."""
+    """A fault as it happened. `led`: it hit the leader; `fair`: another scheduler stood by, the whole bus was up."""
 
     what: str
     name: str

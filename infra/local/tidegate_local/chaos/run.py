@@ -11,6 +11,7 @@ import structlog
 from tidegate_events import bus
 from tidegate_events.bus import BusSettings
 from tidegate_events.journal.archive import ArchiveDirectory
+from tidegate_events.journal.base import Journal, JournalUnavailableError
 from tidegate_events.journal.nats import NatsJournal
 
 from tidegate_local.chaos import history, records, remains, schedule, workload
@@ -21,6 +22,7 @@ from tidegate_local.home import Home, StackRecord
 
 DRAIN_SECONDS_MAX = 120.0
 DRAIN_POLL_SECONDS = 0.5
+SETTLE_SECONDS_MAX = 60.0
 FILLERS_PER_GENERATION = 1.5
 FILLER_BYTES = 96_000
 AFTER_FULL_SECONDS = 1.0
@@ -91,12 +93,25 @@ class Chaos:
                 full_seconds=self._full_seconds,
                 drain_seconds=drained,
                 left=await remains.settled(self._home),
-                history=await history.read(journal),
+                history=await self._history(journal),
                 runs=records.read(self._home.outputs_dir),
             )
         finally:
             await self._submitter.close()
             await client.close()
+
+    async def _history(self, journal: Journal) -> History:
+        """Read the journal; a bus that lost a leader at the very end first elects another one."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + SETTLE_SECONDS_MAX
+        while True:
+            try:
+                return await history.read(journal)
+            except JournalUnavailableError as error:
+                if loop.time() > deadline:
+                    raise
+                log.info("journal_away", why=str(error))
+                await asyncio.sleep(DRAIN_POLL_SECONDS)
 
     async def _submit(self, planned: Planned) -> None:
         await asyncio.sleep(planned.at_seconds)
