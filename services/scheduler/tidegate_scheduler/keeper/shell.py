@@ -19,7 +19,7 @@ import structlog
 from tidegate_events.cancellation import honour_cancellation
 from tidegate_events.clock import Clock
 from tidegate_events.events import GenerationOpened
-from tidegate_events.journal.base import JournalError, JournalGapError, JournalUnavailableError
+from tidegate_events.journal.base import JournalError, JournalFullError, JournalGapError, JournalUnavailableError
 from tidegate_events.journal.generations import Generation
 from tidegate_events.journal.nats import NatsJournal
 from tidegate_events.process import say_ready
@@ -152,9 +152,9 @@ class Keeper:
             await self._fold_to(generation.last_seq)
             if number + 1 < len(there) and self._known.seq == generation.last_seq:
                 await self._note_opening(generation)
-        await self._say_openings()
+        said = await self._say_openings(there[-1])
         await self._save_if_due(there)
-        if not self._unsaid and self._is_time(there):
+        if said and self._is_time(there):
             # Where the next one could not follow at once, or no state can be saved, no generation is sealed.
             await self._streams.check_room(there[-1], self._settings.generation_bytes)
             await self._save(there)
@@ -207,10 +207,21 @@ class Keeper:
         )
         self._unsaid.append(opening)
 
-    async def _say_openings(self) -> None:
-        """Say what is in no frame up to the end, which was looked at first: an earlier life may have said it."""
-        for opening in self._unsaid:
-            await self._voice.say(opening)
+    async def _say_openings(self, live: Generation) -> bool:
+        """Say what is in no frame up to the end, which was looked at first: an earlier life may have said it.
+
+        False where the next generation must wait for that. Where the live one is full it must not: it was filled while
+        nobody could say it, and only the next one has room for it.
+        """
+        try:
+            for opening in self._unsaid:
+                await self._voice.say(opening)
+        except JournalFullError as error:
+            if not self._is_over_share(live):
+                raise
+            log.error("generation_full_before_its_opening", unsaid=len(self._unsaid), why=str(error))
+            return True
+        return not self._unsaid
 
     # ---- snapshots ----
 
@@ -278,11 +289,13 @@ class Keeper:
         for old, following in pairwise(there):
             after = await self._streams.opening(following)
             if after is None:
-                return  # its digest is not in the journal yet
+                break  # its digest is not in the journal yet
             if old.number not in self._proved:
                 before = await self._streams.opening(old) if old.number > 1 else None
                 await self._archivist.archive(old, before, after)
                 self._proved.add(old.number)
         for old in there[: max(0, len(there) - 1 - self._settings.sealed_kept)]:
+            if old.number not in self._proved:
+                return
             await self._streams.trim(old.number)
             log.info("generation_trimmed", generation=old.number, stream=old.stream, freed_bytes=old.used_bytes)

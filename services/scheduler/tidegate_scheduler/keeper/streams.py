@@ -74,7 +74,16 @@ class JournalStreams:
         await steps.trim(self._client, number)
 
     async def opening(self, generation: Generation) -> GenerationOpened | None:
-        """Return what was said when the generation opened; None where nothing was said yet."""
+        """Return what was said when the generation opened; None where nothing was said yet.
+
+        It lies in the generation itself, or in a later one where that was full before it could be said.
+        """
+        for there in await self.generations():
+            if there.number >= generation.number and (found := await self._opening_in(there, generation.number)):
+                return found
+        return None
+
+    async def _opening_in(self, generation: Generation, number: int) -> GenerationOpened | None:
         after = generation.first_seq - 1
         for _ in range(FACTS_PER_GENERATION_MAX):
             message = await self._js.message(generation.stream, {"seq": after + 1, "next_by_subj": KEEPER_FACTS})
@@ -85,7 +94,7 @@ class JournalStreams:
             for event in frame.events if speaks_for(found.subject, frame.writer) else ():
                 if not isinstance(event, GenerationOpened) or not may_say(frame.writer, event):
                     continue
-                if event.generation == generation.number:
+                if event.generation == number:
                     return event
             after = found.seq
         raise JournalError(f"{generation.stream} holds {FACTS_PER_GENERATION_MAX} facts of keepers: one is expected")
