@@ -31,6 +31,7 @@ LANES = {
     "tests/e2e/test_gang.py": "stacks-1",
     "tests/e2e/test_operator.py": "stacks-2",
     "tests/e2e/test_stack.py": "stacks-2",
+    "tests/e2e/test_several.py": "stacks-2",
     "tests/e2e/test_logs.py": "stacks-2",
 }
 
