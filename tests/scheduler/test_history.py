@@ -106,3 +106,24 @@ async def test_a_frame_between_the_state_and_its_pass_is_no_difference() -> None
     report = await verified(cluster.frames)
     assert report.ok, report.difference
     assert report.passes == 2
+
+
+async def test_a_decision_that_no_pass_made_is_a_difference() -> None:
+    cluster = Cluster()
+    cluster.node("n1", 2000)
+    job = cluster.submit(spec(500), "first")
+    (placed,) = [event for event in decide(cluster.state, cluster.now).events if isinstance(event, e.JobPlaced)]
+    cluster.append("scheduler", "s1", placed)
+    assert cluster.stage(job) == "placed"
+    report = await verified(cluster.frames)
+    assert not report.ok
+    assert report.difference is not None
+    assert (report.difference.seq, report.difference.index) == (cluster.state.seq, 0)
+    assert report.difference.job == "first"
+    assert report.difference.recomputed == "nothing: a decision stands in a pass"
+
+
+async def test_what_the_leader_saw_stands_in_no_pass() -> None:
+    cluster = a_history()
+    cluster.silence("n1")
+    assert (await verified(cluster.frames)).ok

@@ -21,6 +21,8 @@ from tidegate_scheduler.state import State
 
 SUSPECTS_MAX = 20
 BIT_FOR_BIT = "bit for bit"
+IN_NO_PASS = "nothing: a decision stands in a pass"
+_OF_A_PASS = (e.Decision, e.NodeLost, e.DecisionPass)
 WITHOUT_REMOVED = "without state digests and free text, which were removed"
 
 
@@ -122,6 +124,8 @@ class _Verifier:
                     report.unproved += 1
                 elif not self._prove(recorded, head):
                     return False
+            elif not self._decides_nothing(recorded):
+                return False
         self._unfolded.append(recorded)
         return True
 
@@ -166,6 +170,18 @@ class _Verifier:
             return False
         self.report.decisions_verified += decisions
         self._facts.clear()
+        return True
+
+    def _decides_nothing(self, recorded: Recorded) -> bool:
+        """Say that a frame that is no pass holds no decision: `evolve` would heed it, and nothing would prove it."""
+        if recorded.seq <= self._after:
+            return True
+        for index, event in enumerate(recorded.frame.events):
+            if isinstance(event, _OF_A_PASS):
+                at_seq, job = recorded.seq - 1, str(getattr(event, "job", ""))
+                self.report.difference = Difference(recorded.seq, at_seq, _text(event), IN_NO_PASS, index, job)
+                self.report.ok = False
+                return False
         return True
 
     def _compare(self, recorded: Recorded, head: e.DecisionPass) -> Difference | None:
