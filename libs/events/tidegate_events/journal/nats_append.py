@@ -34,6 +34,7 @@ READ_BACK_FRAMES_MAX = 1000
 WRONG_LAST_SEQUENCE_CODES = frozenset({10071, 10164})
 OTHER_STREAM_CODE = 10060
 SEALED_CODE = 10109
+IN_PROCESS_CODES = frozenset({10158, 10167})
 STREAM_FULL_CODES = frozenset({10077, 10047, 10023})
 
 log = structlog.get_logger()
@@ -140,7 +141,7 @@ class Appender:
         if code in {OTHER_STREAM_CODE, SEALED_CODE}:
             self._live = None
             return None
-        if error.get("code") == 503:
+        if code in IN_PROCESS_CODES or error.get("code") == 503:
             raise JournalUnavailableError(f"JetStream refused an append for now: {description}")
         raise ApiError(code, description)
 
@@ -171,7 +172,7 @@ class Appender:
         """Return the subject's last frame, wherever it lies."""
         return await self._last_of(await listed(self._js, self._sealed), subject)
 
-    async def _conflict(self, one: _Append, expected: int) -> Appended | Conflict | None:
+    async def _conflict(self, one: _Append, expected: int) -> Appended | Conflict:
         # A frame that was written under this guard is the subject's first one after it, whatever came later.
         there = await listed(self._js, self._sealed)
         followed = await self._next(there, one.subject, expected)
@@ -179,7 +180,9 @@ class Appender:
             return Appended(followed.seq, duplicate=True)
         last = await self._last_of(there, one.subject)
         actual = last.seq if last else 0
-        return None if actual == expected else Conflict(expected, actual)
+        if actual == expected:
+            raise JournalUnavailableError(f"something is under way on {one.subject} that is not stored yet")
+        return Conflict(expected, actual)
 
     async def _next(self, there: tuple[Generation, ...], subject: str, after: int) -> Raw | None:
         for generation in there:
