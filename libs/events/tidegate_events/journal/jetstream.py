@@ -25,6 +25,7 @@ NO_ANSWER = (
     nats.errors.TimeoutError,
     nats.errors.NoRespondersError,
     nats.errors.ConnectionClosedError,
+    nats.errors.OutboundBufferLimitError,  # while the bus is away: what waits to be sent is bounded
 )
 
 

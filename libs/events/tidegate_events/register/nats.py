@@ -35,6 +35,7 @@ _NO_ANSWER = (
     nats.errors.NoRespondersError,
     nats.errors.ConnectionClosedError,
     nats.errors.ConnectionReconnectingError,
+    nats.errors.OutboundBufferLimitError,  # while the bus is away: what waits to be sent is bounded
 )
 
 
