@@ -11,10 +11,20 @@ import msgspec
 import pytest
 from nats.aio.client import Client
 from tidegate_events import bus
+from tidegate_events.frame import encode
 from tidegate_events.journal import nats_read
 from tidegate_events.journal.archive import ArchiveDirectory
-from tidegate_events.journal.base import Appended, Conflict, JournalError, JournalFullError, JournalGapError
-from tidegate_events.journal.generations import Generation, generations, open_first, open_next, seal, trim
+from tidegate_events.journal.base import Appended, Conflict, JournalError, JournalFullError, JournalGapError, Raw
+from tidegate_events.journal.generations import (
+    Generation,
+    generations,
+    open_first,
+    open_next,
+    publish_head,
+    seal,
+    trim,
+)
+from tidegate_events.journal.jetstream import JetStream
 from tidegate_events.journal.nats import NatsJournal
 
 from tests.events.journal.rolling import archive_sealed, roll
@@ -316,3 +326,20 @@ async def test_ten_times_the_quota_is_written_and_read_back(
     for name, count in written.items():
         own = [r.frame.writer.writer_seq for r in recorded if r.frame.writer.instance == name]
         assert own == list(range(1, count + 1))
+
+
+async def test_a_keeper_that_was_held_up_keeps_no_older_head_over_a_newer_one(
+    client: Client, nats_journal: NatsJournal
+) -> None:
+    """Two keepers by mistake: one stops in the midst of trimming, the other goes on for two generations."""
+    await write(nats_journal, 1, 2)
+    late = Raw(2, ONE, encode(frame("g1", 2)))
+    for number in (1, 2):
+        await roll(client)
+        await trim(client, number)
+        await write(nats_journal, number + 2, number + 2)
+    await roll(client)
+    await trim(client, 3)
+    await publish_head(client, JetStream(client), late)
+    assert await NatsJournal(client).append(ONE, frame("g1", 9), expected_last=2) == Conflict(2, 4)
+    assert await NatsJournal(client).append(ONE, frame("g1", 9), expected_last=4) == Appended(5)

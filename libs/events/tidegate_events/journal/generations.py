@@ -28,6 +28,7 @@ from tidegate_events.journal.jetstream import (
     STREAM_EXISTS_CODE,
     STREAM_MISSING_CODE,
     SUBJECTS_OVERLAP_CODE,
+    WRONG_LAST_SEQUENCE_CODES,
     ApiError,
     JetStream,
     raw,
@@ -42,6 +43,7 @@ __all__ = [
     "open_archived",
     "open_first",
     "open_next",
+    "publish_head",
     "seal",
     "trim",
 ]
@@ -50,6 +52,7 @@ DUPLICATE_WINDOW_SECONDS = 120
 SETTLE_WAIT_SECONDS = 0.05
 SETTLE_SECONDS_MAX = 5.0
 HEAD_COPY_SECONDS = 5.0
+HEAD_TRIES_MAX = 5
 SEQ_HEADER = "Tidegate-Seq"
 
 _SEQ_HEADER = re.compile(rb"^Tidegate-Seq: *([0-9]+)\r$", re.MULTILINE)
@@ -146,7 +149,7 @@ async def open_archived(
     )
     await _create(js, _heads_config(replicas))
     for head in heads.values():
-        await _publish_head(client, head)
+        await publish_head(client, js, head)
     await _create(js, stream_config(number, max_bytes=max_bytes, replicas=replicas, first_seq=first_seq))
     return _generation(number, await _existing(js, journal_stream(number)))
 
@@ -217,10 +220,37 @@ async def head_of(js: JetStream, subject: str) -> Raw | None:
     message = await js.message(HEADS_STREAM, {"last_by_subj": subjects.head(subject)})
     if message is None:
         return None
-    match = _SEQ_HEADER.search(base64.b64decode(message.get("hdrs", "")))
+    return Raw(_seq_of(message), subject, raw(message).data)
+
+
+async def publish_head(client: Client, js: JetStream, last: Raw) -> None:
+    """Keep a subject's last frame beside the journal, unless a later one is kept already.
+
+    Never over a later one: by an older head a deposed leader's guard would hold.
+    """
+    subject = subjects.head(last.subject)
+    for _ in range(HEAD_TRIES_MAX):
+        kept = await js.message(HEADS_STREAM, {"last_by_subj": subject})
+        if kept is not None and _seq_of(kept) >= last.seq:
+            return
+        guard = kept["seq"] if kept is not None else 0
+        headers = {SEQ_HEADER: str(last.seq), "Nats-Expected-Last-Subject-Sequence": str(guard)}
+        try:
+            answer = await client.request(subject, last.data, timeout=HEAD_COPY_SECONDS, headers=headers)
+        except (*NO_ANSWER, nats.errors.Error) as error:
+            raise JournalUnavailableError(f"the last frame on {last.subject} was not kept in {HEADS_STREAM}") from error
+        if (refusal := msgspec.json.decode(answer.data).get("error")) is None:
+            return
+        if refusal.get("err_code") not in WRONG_LAST_SEQUENCE_CODES:
+            raise JournalError(f"{HEADS_STREAM} does not take {subject}: {refusal.get('description')}")
+    raise JournalUnavailableError(f"others keep writing {subject}: two keepers trim the journal")
+
+
+def _seq_of(head: dict[str, Any]) -> int:
+    match = _SEQ_HEADER.search(base64.b64decode(head.get("hdrs", "")))
     if match is None:
-        raise JournalError(f"{HEADS_STREAM} holds {message['subject']} without its sequence: it is not Tidegate's")
-    return Raw(int(match[1]), subject, raw(message).data)
+        raise JournalError(f"{HEADS_STREAM} holds {head['subject']} without its sequence: it is not Tidegate's")
+    return int(match[1])
 
 
 def _generation(number: int, info: dict[str, Any]) -> Generation:
@@ -292,22 +322,10 @@ async def _keep_heads(client: Client, js: JetStream, old: Generation) -> None:
             message = await js.message(old.stream, {"last_by_subj": subject})
             if message is None:
                 raise JournalError(f"{old.stream} lost the last frame on {subject}, which it had a moment ago")
-            await _publish_head(client, raw(message))
+            await publish_head(client, js, raw(message))
         offset += len(counts)
         if not counts or offset >= info.get("total", 0):
             return
-
-
-async def _publish_head(client: Client, last: Raw) -> None:
-    subject = subjects.head(last.subject)
-    try:
-        answer = await client.request(
-            subject, last.data, timeout=HEAD_COPY_SECONDS, headers={SEQ_HEADER: str(last.seq)}
-        )
-    except (*NO_ANSWER, nats.errors.Error) as error:
-        raise JournalUnavailableError(f"the last frame on {last.subject} was not kept in {HEADS_STREAM}") from error
-    if (refusal := msgspec.json.decode(answer.data).get("error")) is not None:
-        raise JournalError(f"{HEADS_STREAM} does not take {subject}: {refusal.get('description')}")
 
 
 def _heads_config(replicas: int) -> dict[str, Any]:

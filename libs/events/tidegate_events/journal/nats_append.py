@@ -22,7 +22,7 @@ from tidegate_events.cancellation import honour_cancellation
 from tidegate_events.frame import Frame, Writer, decode, encode
 from tidegate_events.journal.base import Appended, Conflict, JournalFullError, JournalUnavailableError, Raw
 from tidegate_events.journal.generations import Generation, head_of, listed
-from tidegate_events.journal.jetstream import NO_ANSWER, ApiError, JetStream, raw
+from tidegate_events.journal.jetstream import NO_ANSWER, WRONG_LAST_SEQUENCE_CODES, ApiError, JetStream, raw
 
 APPEND_TIMEOUT_SECONDS = 2.0
 APPEND_SECONDS_MAX = 30.0
@@ -31,7 +31,6 @@ NOT_STORED_SECONDS_MAX = 4.0
 RETRY_WAIT_SECONDS = 0.2
 READ_BACK_FRAMES_MAX = 1000
 
-WRONG_LAST_SEQUENCE_CODES = frozenset({10071, 10164})
 OTHER_STREAM_CODE = 10060
 SEALED_CODE = 10109
 IN_PROCESS_CODES = frozenset({10158, 10167})
