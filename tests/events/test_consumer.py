@@ -442,3 +442,28 @@ async def test_the_pauses_between_tries_grow_to_their_bound() -> None:
     now = asyncio.get_running_loop().time()
     pauses = [round(reader._due(count) - now, 1) for count in (0, 1, 2, 3, 4, 10**6)]
     assert pauses == [0.5, 1.0, 2.0, 4.0, 4.0, 4.0]
+
+
+async def test_an_error_that_no_wire_takes_is_set_aside_like_any_other() -> None:
+    class Unspeakable(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("it has no words")
+
+    class Filing(Mailer):
+        async def handle(self, delivery: Delivery) -> None:
+            if delivery.place == "1.0":
+                raise ValueError("no file " + b"/results/\xff".decode(errors="surrogateescape"))
+            if delivery.place == "2.0":
+                raise Unspeakable
+            await super().handle(delivery)
+
+    world = World(Filing())
+    await world.write("a")
+    await world.write("b")
+    await world.write("c")
+    await world.run_to_end()
+    dead = await world.dead()
+    assert set(dead) == {"1.0", "2.0"}
+    assert "/results/" in dead["1.0"].error_text
+    assert dead["2.0"].error_type == "Unspeakable"
+    assert world.mailer.sent == Counter({"3.0": 1})

@@ -303,7 +303,7 @@ class DurableReader:
 
     async def _set_aside(self, work: Work, error: Exception) -> None:
         delivery, now_ns = work.delivery, self._ports.clock.now_ns()
-        failure = Failure(type(error).__name__, str(error), work.tries, work.first_at_ns, now_ns)
+        failure = Failure(type(error).__name__, _text(error), work.tries, work.first_at_ns, now_ns)
         name = self._settings.name
         if work.before is None:
             await self._patiently(lambda: self._ports.letters.failed_again(name, delivery.place, failure))
@@ -338,3 +338,12 @@ class DurableReader:
         about = {"consumer": self._settings.name, "place": work.delivery.place, "kind": type(event).__name__}
         job = getattr(event, "job", "")
         return {**about, "job": job} if job else about
+
+
+def _text(error: Exception) -> str:
+    """Return what an error says as text that every wire takes: a poison event must not end who sets it aside."""
+    try:
+        text = str(error)
+    except Exception as worse:  # noqa: BLE001 - whatever its words do, the error itself is to be kept
+        text = f"its text cannot be made: {type(worse).__name__}"
+    return text.encode("utf-8", "backslashreplace").decode()
