@@ -236,3 +236,15 @@ async def test_a_snapshot_beyond_the_end_is_of_another_journal(keeper: SnapshotS
     await write(client, cluster)
     await save(keeper, len(cluster.frames) + 5)
     assert (await load_state(client)).seq == 0
+@pytest.mark.parametrize("lie", [{"seq": 5}, {"chain": "b3:" + "0" * 64}, {"state_digest": "b3:0"}])
+async def test_a_description_that_is_not_the_snapshots_own_is_not_believed(
+    keeper: SnapshotStore, client: Client, lie: dict[str, object]
+) -> None:
+    await save(keeper, 4, 9)
+    (_, kept) = await keeper.kept()
+    description = msgspec.json.encode(msgspec.structs.replace(kept.info, **lie)).decode()
+    await keeper._objects.update_meta(kept.name, snapshot.ObjectMeta(name=kept.name, description=description))
+    found = await keeper.find(at_most=5 if "seq" in lie else None)
+    assert found is not None
+    assert (found.state.seq, found.info.seq, found.info.chain) == (4, 4, "")
+    assert "description" in next(each.set_aside for each in await keeper.kept() if each.name == kept.name)

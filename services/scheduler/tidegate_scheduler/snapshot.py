@@ -283,9 +283,7 @@ class SnapshotStore:
             if kept.set_aside or (at_most is not None and kept.info.seq > at_most):
                 continue
             try:
-                state = await asyncio.to_thread(decode_snapshot, await self.load(kept.name))
-                if snapshot_name(state.seq) != kept.name:
-                    raise DamagedSnapshotError(f"it holds the state after {state.seq}")
+                state = await asyncio.to_thread(_proved, await self.load(kept.name), kept)
             except OtherCodeError as error:
                 log.warning("snapshot_of_other_code", snapshot=kept.name, why=str(error))
             except DamagedSnapshotError as error:
@@ -389,6 +387,14 @@ def _as_kept(meta: ObjectInfo) -> Kept | None:
         return None
     why = (meta.headers or {}).get(SET_ASIDE_HEADER, [""])
     return Kept(meta.name, info, meta.size or 0, why[0] if isinstance(why, list) else str(why))
+
+
+def _proved(data: bytes, kept: Kept) -> State:
+    """Return the state in `data`, which must be what its name and its description say, for those chose it."""
+    state = decode_snapshot(data)
+    if (info := read_info(data)) != kept.info or snapshot_name(state.seq) != kept.name:
+        raise DamagedSnapshotError(f"its name or its description is of another one: it holds {info}")
+    return state
 
 
 def _meta_subject(name: str) -> str:
