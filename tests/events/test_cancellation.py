@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 from tidegate_events.cancellation import honour_cancellation
+from tidegate_events.deadletter import DeadLetters
 from tidegate_events.journal.nats import NatsJournal
+from tidegate_events.register.base import Kept
+from tidegate_events.register.memory import MemoryRegister
 
 WAIT_SECONDS = 5
 
@@ -51,6 +54,19 @@ async def test_a_swallowed_cancellation_is_honoured() -> None:
 async def test_following_the_journal_ends_though_the_client_swallows() -> None:
     async def follow() -> None:
         async for _ in NatsJournal(_Client()).follow(0):  # type: ignore[arg-type]
+            pass
+
+    await cancel(asyncio.create_task(follow()))
+
+
+async def test_following_dead_letters_ends_though_the_register_swallows() -> None:
+    class Register(MemoryRegister):
+        async def next(self, _after: int, _under: str = "") -> Kept | None:
+            await swallow()
+            return None
+
+    async def follow() -> None:
+        async for _ in DeadLetters(Register()).follow("mailer", 0):
             pass
 
     await cancel(asyncio.create_task(follow()))

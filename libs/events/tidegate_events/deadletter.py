@@ -16,6 +16,7 @@ import msgspec
 import structlog
 from nats.aio.client import Client
 
+from tidegate_events.cancellation import honour_cancellation
 from tidegate_events.register.base import Kept, Register, RegisterUnavailableError, Stale
 from tidegate_events.register.nats import NatsRegister
 from tidegate_events.subjects import token
@@ -166,6 +167,7 @@ class DeadLetters:
         """Yield the consumer's letters as they change, for ever; a register that is away is waited for."""
         async with self._register.changes(consumer) as changed:
             while True:
+                honour_cancellation()
                 changed.clear()
                 try:
                     async for stored in self.newer(after, consumer):
