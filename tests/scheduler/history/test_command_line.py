@@ -167,3 +167,33 @@ def test_help_teaches_by_example(history: Run, command: str) -> None:
     code, out, _ = history(command, "--help")
     assert code == 0
     assert f"tidegate history {command}" in out
+
+
+def test_verify_says_that_nothing_was_proved_and_refuses_what_ends_before_it_begins(history: Run, file: str) -> None:
+    for backwards in (("--from", "9", "--to", "3"), ("--to", "0"), ("--to", "2000-01-01T00:00:00Z")):
+        code, out, err = history("verify", "--file", file, *backwards)
+        assert (code, out) == (4, ""), backwards
+        assert "there is no history" in err
+    code, out, _ = history("verify", "--file", file, "--from", "2100-01-01T00:00:00Z")
+    assert code == 0
+    assert "verified" not in out
+    assert "no pass was decided" in out
+    code, out, _ = history("verify", "--file", file)
+    assert code == 0
+    assert out.startswith("history verified:")
+
+
+@pytest.mark.parametrize("command", ["export", "bundle"])
+def test_a_file_that_cannot_be_written_is_refused(history: Run, file: str, tmp_path: Path, command: str) -> None:
+    code, out, err = history(command, str(tmp_path / "missing" / "out.tgj"), "--file", file)
+    assert (code, out) == (5, "")
+    assert "No such file or directory" in err
+
+
+def test_a_moment_before_all_that_is_known_is_not_in_history(history: Run, file: str, tmp_path: Path) -> None:
+    part = str(tmp_path / "part.tgj")
+    assert history("bundle", part, "--file", file, "--from", "2")[0] == 0
+    for where in (file, part):
+        code, out, err = history("state", "--at", "2000-01-01T00:00:00Z", "--file", where)
+        assert (code, out) == (4, ""), where
+        assert "before this history" in err

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-from contextlib import aclosing
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -45,7 +46,7 @@ async def export(source: Source, path: Path, told: Told) -> ArchiveInfo:
         )
     last = await reach(source, Moment(seq=source.end), told)
     notes = _notes("export", last.state, source.redacted)
-    with ArchiveWriter(path, first_seq=1, notes=notes) as writer:
+    with _writable(path), ArchiveWriter(path, first_seq=1, notes=notes) as writer:
         async with aclosing(source.read_raw(0, source.end)) as frames:
             async for raw in frames:
                 writer.add(raw)
@@ -80,7 +81,7 @@ async def bundle(source: Source, path: Path, part: Cut, *, redacted: bool, told:
     before = redact_state(part.before) if redacted else part.before
     snapshot = encode_snapshot(before) if part.first > 1 else None
     notes = _notes("bundle", part.after, taken_out)
-    with ArchiveWriter(path, first_seq=part.first, notes=notes, snapshot=snapshot) as writer:
+    with _writable(path), ArchiveWriter(path, first_seq=part.first, notes=notes, snapshot=snapshot) as writer:
         async with aclosing(source.read_raw(part.first - 1, part.last)) as frames:
             async for raw in frames:
                 data = encode(redact_frame(_readable(raw))) if redacted else raw.data
@@ -110,6 +111,18 @@ def _readable(raw: Raw) -> Frame:
         raise RefusedError(
             f"Sequence {raw.seq} cannot be read, so what is private in it cannot be taken out: {error}.",
             "Leave it out with --from and --to, or bundle without --redact.",
+        ) from error
+
+
+@contextmanager
+def _writable(path: Path) -> Iterator[None]:
+    """Say of a place that takes no file, or is full, that nothing was written there."""
+    try:
+        yield
+    except OSError as error:
+        raise RefusedError(
+            f"{path} cannot be written: {error.strerror or error}. Nothing is left there.",
+            "Name a file in a directory that is there, may be written, and has room.",
         ) from error
 
 

@@ -73,6 +73,22 @@ async def reach(source: Source, moment: Moment, told: Told) -> Point:
     return point
 
 
+async def reach_known(source: Source, moment: Moment, told: Told) -> Point:
+    """Return the point at `moment`. Raises NotInHistoryError for a time of which this history says nothing.
+
+    `reach` takes such a time for the beginning, as who asks for all since then means it.
+    """
+    point = await reach(source, moment, told)
+    if moment.at_ns is not None and point.state.seq < source.first and not point.state.header.now_ns:
+        raise before_history(source)
+    return point
+
+
+def before_history(source: Source) -> NotInHistoryError:
+    """Return what is said of a time before history begins."""
+    return NotInHistoryError(f"The moment lies before this history, which begins with sequence {source.first}.")
+
+
 async def starting_point(source: Source, at_most: int) -> Point:
     """Return where folding begins to reach the sequence `at_most`."""
     state = await source.state(at_most)
@@ -102,7 +118,7 @@ async def _reach_time(source: Source, at_ns: int, told: Told) -> Point:
     while point.at_ns > at_ns and point.state.seq >= source.first:
         point = await starting_point(source, point.state.seq - 1)
     if point.at_ns > at_ns:
-        raise NotInHistoryError(f"The moment lies before this history, which begins with sequence {source.first}.")
+        raise before_history(source)
     later: deque[Recorded] = deque()
     async with aclosing(source.read(point.state.seq, source.end)) as frames:
         async for recorded in frames:

@@ -15,7 +15,7 @@ from tidegate_scheduler.history.cluster import Waiting, reasons_now, waiting
 from tidegate_scheduler.history.errors import NotInHistoryError
 from tidegate_scheduler.history.listing import Document, frame_at, story
 from tidegate_scheduler.history.moment import Moment
-from tidegate_scheduler.history.point import Point, Told, reach
+from tidegate_scheduler.history.point import Point, Told, reach, reach_known
 from tidegate_scheduler.history.shares import Share, shares, triggers
 from tidegate_scheduler.history.source import Source
 from tidegate_scheduler.history.verdicts import Verdict, verdicts
@@ -77,7 +77,7 @@ class Why(msgspec.Struct, frozen=True):
 
 async def why(source: Source, job: str, moment: Moment, told: Told) -> Why:
     """Return why `job` was as it was at `moment`. Raises NotInHistoryError for a job that nobody knew then."""
-    point = await reach(source, moment, told)
+    point = await reach_known(source, moment, told)
     state = point.state
     told(f"Looking for what happened to {job}")
     events = await story(source, job, state.seq)

@@ -30,7 +30,7 @@ def export_command(
 ) -> None:
     """Write the whole journal to one file: compressed, chained by digests, readable by every history command.
 
-    Exit code 5: the file is there already, or the beginning of the journal is not.
+    Exit code 5: the file is there already or cannot be written, or the beginning of the journal is not there.
 
     \b
     Examples:
@@ -61,7 +61,7 @@ def bundle_command(  # noqa: PLR0917 - typer calls it by name, one argument for 
     and names of nodes, components and phases stay. The file is verified at once; it says whether its decisions are the
     recorded ones.
 
-    Exit code 4: the part is not in this history. 5: the file is there already.
+    Exit code 4: the part is not in this history. 5: the file is there already, or cannot be written.
 
     \b
     Examples:

@@ -37,8 +37,9 @@ def verify_command(
     it (state digests and free text), and the answer says so. The first difference is shown with both sides, what it was
     decided on, and the story of its job.
 
-    Exit code 0: all equal. 1: a pass came out otherwise, or a file is damaged (the place is named). 3: no journal or
-    file can be read, or it needs another version of Tidegate. 4: --from or --to is not in this history.
+    Exit code 0: all equal, or no pass was decided there, which it says. 1: a pass came out otherwise, or a file is
+    damaged (the place is named). 3: no journal or file can be read, or it needs another version of Tidegate.
+    4: --from or --to is not in this history, or --to lies before --from.
 
     \b
     Examples:
@@ -74,7 +75,8 @@ async def prove(source: Source, begin: Moment, end: Moment, told: Told) -> Verif
     first = await _sequence(source, begin, source.first, told)
     if begin.at_ns is not None:
         first += 1
-    if not source.first - 1 <= min(first, last) or max(first - 1, last) > source.end:
+    backwards = last < first and begin.at_ns is None and (begin, end) != (Moment(), Moment())
+    if backwards or not source.first - 1 <= min(first, last) or last < first - 1 or max(first - 1, last) > source.end:
         raise NotInHistoryError(
             f"From {first} to {last} there is no history: it begins with {source.first} and ends with {source.end}."
         )
@@ -113,11 +115,14 @@ def as_text(report: Verification) -> str:
     counted = f"{report.frames} frames, {report.events} events, {report.passes} passes"
     if report.difference is not None:
         return _difference(report.difference, report, counted)
-    lines = [
-        f"history verified: {counted}; {report.decisions_verified} of {report.decisions} decisions recomputed and "
-        f"equal, {report.compared}",
-        f"state {report.state_digest}",
-    ]
+    if report.passes:
+        lines = [
+            f"history verified: {counted}; {report.decisions_verified} of {report.decisions} decisions recomputed and "
+            f"equal, {report.compared}"
+        ]
+    else:
+        lines = [f"nothing to prove: no pass was decided there ({counted} read)"]
+    lines.append(f"state {report.state_digest}")
     if report.unproved:
         lines.append("the first pass was decided before what was read begins: it is not among those that were verified")
     return "\n".join(lines)

@@ -13,7 +13,7 @@ from tidegate_scheduler.history.cluster import ClusterThen, Held, NodeThen, Wait
 from tidegate_scheduler.history.commands.asking import FileOption, HomeOption, ask, moment
 from tidegate_scheduler.history.commands.looking import event_table
 from tidegate_scheduler.history.commands.looks import facts, plain, rows
-from tidegate_scheduler.history.point import Told, reach
+from tidegate_scheduler.history.point import Told, reach_known
 from tidegate_scheduler.history.shares import Share
 from tidegate_scheduler.history.source import Source
 from tidegate_scheduler.history.verdicts import Verdict
@@ -44,7 +44,7 @@ def state(
     """
 
     async def question(source: Source, told: Told) -> ClusterThen:
-        return cluster_at(await reach(source, await moment(source, at, "--at"), told))
+        return cluster_at(await reach_known(source, await moment(source, at, "--at"), told))
 
     then = ask(file, home, "Folding history", question)
     if as_json:
