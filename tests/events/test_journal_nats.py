@@ -137,3 +137,11 @@ async def test_connecting_where_nobody_listens_gives_up(tmp_path: Path, monkeypa
     monkeypatch.setattr(bus, "CONNECT_TRIES_MAX", 2)
     with pytest.raises(bus.BusUnreachableError, match="after 2 tries"):
         await bus.connect(bus.BusSettings(url=NatsServer(tmp_path).url))
+
+
+async def test_a_command_is_told_soon_and_once_that_nobody_listens(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(bus.BusUnreachableError, match="after 3 tries: ConnectionRefusedError"):
+        await bus.connect(bus.BusSettings(url=NatsServer(tmp_path).url), bus.COMMAND_TRIES_MAX)
+    assert "bus_error" not in "".join(capsys.readouterr())

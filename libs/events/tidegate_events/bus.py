@@ -8,6 +8,7 @@ import structlog
 from nats.aio.client import Client
 
 CONNECT_TRIES_MAX = 75
+COMMAND_TRIES_MAX = 3
 RECONNECT_WAIT_SECONDS = 0.2
 PING_INTERVAL_SECONDS = 5
 
@@ -27,10 +28,14 @@ class BusUnreachableError(Exception):
     """No server answered at the address within the bound."""
 
 
-async def connect(settings: BusSettings) -> Client:
-    """Return a connection that heals itself for ever; raise BusUnreachableError if the first one never comes."""
+async def connect(settings: BusSettings, tries_max: int | None = None) -> Client:
+    """Return a connection that heals itself for ever; raise BusUnreachableError if the first one never comes.
 
-    client = Client()
+    A service waits for a bus that starts beside it, and logs why; a command names fewer tries, and is told at the end.
+    """
+    patient = tries_max is None
+    tries = CONNECT_TRIES_MAX if tries_max is None else tries_max
+    client, connected, refused = Client(), False, ""
 
     async def on_disconnected() -> None:
         if not client.is_closed:  # a good-bye of our own is no news
@@ -40,7 +45,10 @@ async def connect(settings: BusSettings) -> Client:
         log.info("bus_reconnected", url=settings.url)
 
     async def on_error(error: Exception) -> None:
-        log.warning("bus_error", error=repr(error))
+        nonlocal refused
+        if connected or (patient and repr(error) != refused):  # of the first tries each reason once
+            log.warning("bus_error", error=repr(error))
+        refused = repr(error)
 
     try:
         await client.connect(
@@ -50,7 +58,7 @@ async def connect(settings: BusSettings) -> Client:
             password=settings.password or None,
             connect_timeout=2,
             allow_reconnect=True,
-            max_reconnect_attempts=CONNECT_TRIES_MAX,
+            max_reconnect_attempts=tries,
             reconnect_time_wait=RECONNECT_WAIT_SECONDS,  # type: ignore[arg-type]  # it is only slept for
             ping_interval=PING_INTERVAL_SECONDS,
             max_outstanding_pings=2,
@@ -59,9 +67,9 @@ async def connect(settings: BusSettings) -> Client:
             error_cb=on_error,
         )
     except (OSError, TimeoutError, nats.errors.Error) as error:
-        raise BusUnreachableError(
-            f"no bus at {settings.url} after {CONNECT_TRIES_MAX} tries: {client.last_error!r}"
-        ) from error
+        why = refused or repr(client.last_error)
+        raise BusUnreachableError(f"no bus at {settings.url} after {tries} tries: {why}") from error
+    connected = True
     # The client counts its first tries by the same option as reconnects: bounded until here, endless from here on.
     client.options["max_reconnect_attempts"] = -1
     return client

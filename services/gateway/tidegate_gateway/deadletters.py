@@ -182,7 +182,7 @@ def _run(ask: Callable[[DeadLetters], Awaitable[T]], home: Path | None) -> T:
     """Return what `ask` finds on the bus; end with a message and an exit code for what a command can meet."""
 
     async def connected() -> T:
-        client = await bus.connect(_bus_settings(home))
+        client = await bus.connect(_bus_settings(home), bus.COMMAND_TRIES_MAX)
         try:
             return await ask(nats_letters(client))
         finally:

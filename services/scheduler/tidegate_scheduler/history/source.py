@@ -133,7 +133,7 @@ def open_file(path: Path) -> FileSource:
 @asynccontextmanager
 async def open_bus(settings: BusSettings, archive: Path | None) -> AsyncIterator[BusSource]:
     """Connect, and give the history of that journal; archived generations lie in `archive`."""
-    client = await bus.connect(settings)
+    client = await bus.connect(settings, bus.COMMAND_TRIES_MAX)
     try:
         directory = ArchiveDirectory(archive) if archive is not None else None
         journal = NatsJournal(client, directory)
