@@ -66,6 +66,9 @@ async def serve(settings: Settings, clock: Clock) -> None:
         tasks.create_task(_measure_images(context))
         agent = NodeAgent(context, incarnation, tasks)
         await agent.reconcile(remembered, found)
+        # Joining waits until the images are measured, for a minute perhaps; the node must not count as lost meanwhile.
+        beat = orders.Heartbeat(node=settings.node, incarnation=incarnation, at_ns=0)
+        tasks.create_task(_beat(bus, beat, clock))
         detected = await asyncio.to_thread(capacity.detect, settings)
         offered = offerable(detected, levels)
         if detected.gpus != offered.gpus:
@@ -148,8 +151,6 @@ async def _attend(tasks: asyncio.TaskGroup, context: Context, agent: NodeAgent, 
 
     await _serve_subject(tasks, client, subjects.order(node), on_orders)
     await _serve_subject(tasks, client, subjects.ask_node(node, "logs"), on_logs)
-    beat = orders.Heartbeat(node=node, incarnation=agent.incarnation, at_ns=0)
-    tasks.create_task(_beat(client, beat, context.clock))
     sampler = Sampler(
         Stamp(node=node, incarnation=agent.incarnation),
         context.clock,
@@ -177,7 +178,8 @@ async def _serve_subject(
     tasks.create_task(run())
 
 
-async def _beat(client: Client, beat: orders.Heartbeat, clock: Clock) -> None:
+async def _beat(bus: asyncio.Future[Client], beat: orders.Heartbeat, clock: Clock) -> None:
+    client = await bus
     while True:
         now = msgspec.structs.replace(beat, at_ns=clock.now_ns())
         await _publish(client, subjects.live(beat.node), orders.encode(now))
