@@ -432,3 +432,44 @@ def test_a_directory_takes_a_proved_copy_once(tmp_path: Path) -> None:
     with pytest.raises(ArchiveDamagedError):
         directory.put(4, other)
     assert [path.name for path in (tmp_path / "archive").iterdir()] == ["journal-3.tgj"]
+
+
+def test_a_damaged_file_hides_no_other_and_one_that_goes_away_meanwhile_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raws = frames(EXAMPLE)
+    made = ArchiveDirectory(tmp_path / "archive")
+    with made.begin(1, first_seq=1) as first:
+        for raw in raws[:5]:
+            first.add(raw)
+    with made.begin(2, first_seq=6, previous_digest=first.close().digest) as second:
+        for raw in raws[5:]:
+            second.add(raw)
+    whole = made.path(2).read_bytes()
+    made.path(2).write_bytes(whole[:-1])
+    directory = ArchiveDirectory(tmp_path / "archive")
+    found = directory.find(3)
+    assert found is not None
+    assert found.generation == 1
+    with pytest.raises(ArchiveDamagedError):
+        directory.find(6)
+    made.path(2).write_bytes(whole)
+
+    def set_aside_first(path: Path) -> ArchiveInfo:
+        if path.name == "journal-2.tgj" and path.exists():
+            path.rename(path.with_name("journal-2.tgj.damaged-1"))
+        return glance(path)
+
+    monkeypatch.setattr(archive, "glance", set_aside_first)
+    assert [each.generation for each in ArchiveDirectory(tmp_path / "archive").list()] == [1]
+
+
+def test_a_new_directory_is_on_the_disk_before_anything_is_trimmed_for_what_lies_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(archive, "_sync_directory", synced.append)
+    directory = ArchiveDirectory(tmp_path / "new" / "archive")
+    with directory.begin(1, first_seq=1) as writer:
+        writer.add(frames(EXAMPLE)[0])
+    assert synced == [tmp_path, tmp_path / "new", tmp_path / "new" / "archive"]

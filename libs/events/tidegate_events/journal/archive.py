@@ -267,6 +267,14 @@ def _sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
+def _make_directory(directory: Path) -> None:
+    """Make a directory that is still there after a power cut: what lies in it may be the only copy soon."""
+    missing = [each for each in (directory, *directory.parents) if not each.exists()]
+    directory.mkdir(parents=True, exist_ok=True)
+    for each in reversed(missing):
+        _sync_directory(each.parent)
+
+
 class Archived(msgspec.Struct, frozen=True):
     """A generation of the journal in the archive."""
 
@@ -298,7 +306,7 @@ class ArchiveDirectory:
         snapshot: bytes | None = None,
     ) -> ArchiveWriter:
         """Return the writer of a generation's file, which appears when it is closed."""
-        self._directory.mkdir(parents=True, exist_ok=True)
+        _make_directory(self._directory)
         return ArchiveWriter(
             self.path(generation),
             first_seq=first_seq,
@@ -315,7 +323,7 @@ class ArchiveDirectory:
             if (there := inspect(target)).digest != info.digest:
                 raise JournalError(f"{target} holds another history: it ends with {there.digest}, not {info.digest}")
             return there
-        self._directory.mkdir(parents=True, exist_ok=True)
+        _make_directory(self._directory)
         part = _part_of(target)
         with _open_alone(part) as copy, file.open("rb") as source:
             try:
@@ -332,19 +340,40 @@ class ArchiveDirectory:
 
     def list(self) -> tuple[Archived, ...]:
         """Return what is archived, in order. Raises ArchiveDamagedError for a file whose header or trailer is bad."""
-        if not self._directory.is_dir():
-            return ()
-        found: dict[int, Archived] = {}
-        for path in self._directory.iterdir():
-            if match := self._NAME.match(path.name):
-                number = int(match[1])
-                found[number] = self._known.get(number) or Archived(number, path, glance(path))
-        self._known = dict(sorted(found.items()))
-        return tuple(self._known.values())
+        there = (self._known.get(number) or self._look_at(number) for number in self._numbers())
+        found = [archived for archived in there if archived is not None]
+        self._known = {archived.generation: archived for archived in found}
+        return tuple(found)
 
     def find(self, seq: int) -> Archived | None:
-        """Return the file that holds the frame at `seq`, None where no file does."""
-        for archived in (*self._known.values(), *self.list()):
-            if archived.info.first_seq <= seq <= archived.info.last_seq:
+        """Return the file that holds the frame at `seq`, None where no file does.
+
+        Raises ArchiveDamagedError where no file does and one is bad, which could be the one.
+        """
+        damaged: ArchiveDamagedError | None = None
+        for number in (*self._known, *self._numbers()):
+            try:
+                archived = self._known.get(number) or self._look_at(number)
+            except ArchiveDamagedError as error:
+                damaged = damaged or error
+                continue
+            if archived is not None and archived.info.first_seq <= seq <= archived.info.last_seq:
                 return archived
+        if damaged is not None:
+            raise damaged
         return None
+
+    def _numbers(self) -> tuple[int, ...]:
+        if not self._directory.is_dir():
+            return ()
+        names = (self._NAME.match(each.name) for each in self._directory.iterdir())
+        return tuple(sorted(int(match[1]) for match in names if match))
+
+    def _look_at(self, number: int) -> Archived | None:
+        """Look at a file and remember it; None where it was set aside a moment ago."""
+        try:
+            archived = Archived(number, self.path(number), glance(self.path(number)))
+        except FileNotFoundError:
+            return None
+        self._known[number] = archived
+        return archived
