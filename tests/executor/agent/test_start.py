@@ -16,6 +16,7 @@ from tidegate_local import streams
 
 from tests.support.nats import NatsServer
 
+AGENT = Path(sys.executable).with_name("tidegate-executor")
 NODE = "slow"
 HEARD_SECONDS_MAX = 60
 
@@ -46,7 +47,7 @@ async def test_a_node_is_heard_before_its_images_are_measured(tmp_path: Path) ->
     file = tmp_path / "agent.json"
     file.write_text(json.dumps(settings))
     agent = subprocess.Popen(  # noqa: ASYNC220 - a fork of milliseconds
-        [Path(sys.executable).with_name("tidegate-executor"), "--config", file],
+        [AGENT, "--config", file],
         env={"PATH": os.environ["PATH"], "TIDEGATE_BUS_URL": server.url},
     )
     try:
@@ -57,5 +58,7 @@ async def test_a_node_is_heard_before_its_images_are_measured(tmp_path: Path) ->
     finally:
         agent.kill()
         agent.wait()
+        sweep = [AGENT, "sweep", "--data-dir", tmp_path / NODE]
+        subprocess.run(sweep, check=True, stdout=subprocess.DEVNULL)  # noqa: ASYNC221 - nothing else is to be done
         await client.close()
         server.stop()
