@@ -124,7 +124,7 @@ class Process:
         if random.random() < 0.02:
             seconds = random.choice((0.001, 0.4, 1.0))
             for _ in range(random.choice((1, 50))):
-                lease.on_computed(seconds)
+                lease.on_computed(seconds, self.time)
         if random.random() < 0.02:
             lease.resign(self.time)
             write = lease.propose_release(self.time)

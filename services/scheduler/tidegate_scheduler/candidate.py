@@ -80,7 +80,7 @@ class Candidate:
         """
         began = time.thread_time()
         yield
-        self._lease.on_computed(time.thread_time() - began)
+        self._lease.on_computed(time.thread_time() - began, self._now())
 
     def resign(self) -> None:
         """Let go of the lease, and let others go first."""

@@ -8,6 +8,8 @@ take over. It makes takeover quick and keeps two from working at once; that two 
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 LEASE_SECONDS_MIN = 0.2
@@ -16,8 +18,11 @@ RENEWALS_PER_LEASE = 4
 CLOCK_MARGIN = 0.05
 """Others wait this part of a lease longer than it lasts: clocks may differ in speed by that much."""
 COMPUTATIONS_PER_LEASE = 3
-COMPUTATION_MEMORY = 0.9
-"""Nothing is renewed while a pass is computed, so a lease holds several of the longest lately; old ones fade."""
+COMPUTATION_HALF_LIFE_SECONDS = 10.0
+"""Nothing is renewed while a pass is computed, so a lease holds several of the longest lately.
+
+They fade with time, not with what else is computed: many short answers do not tell that long passes are over.
+"""
 
 
 class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +62,7 @@ class Lease:
         self._instance = instance
         self._seconds = seconds
         self._longest_computation = 0.0
+        self._computed_at = 0.0
         self._revision = 0
         self._entry: Entry | None = None
         self._changed_at = 0.0
@@ -151,9 +157,10 @@ class Lease:
         """Take note that the last write was refused, or that nobody knows what became of it."""
         self._in_doubt = True
 
-    def on_computed(self, seconds: float) -> None:
+    def on_computed(self, seconds: float, now: float) -> None:
         """Take note of how long a pass or an answer was computed, so that the next lease is long enough for such."""
-        self._longest_computation = max(seconds, self._longest_computation * COMPUTATION_MEMORY)
+        self._longest_computation = max(seconds, self._longest_lately(now))
+        self._computed_at = now
 
     def resign(self, now: float) -> None:
         """End the own term at once, and let others go first for a while."""
@@ -171,7 +178,7 @@ class Lease:
         if self._held is not None:
             if now < self._asked_at + self.renewal_seconds:
                 return None
-            return self._ask(msgspec.structs.replace(self._held, seconds=self._needed()), now)
+            return self._ask(msgspec.structs.replace(self._held, seconds=self._needed(now)), now)
         if now < self._not_before or not self._free(now):
             return None
         epoch = max(epoch_folded, self._newest_epoch) + 1
@@ -179,7 +186,7 @@ class Lease:
             holder=self._holder,
             instance=self._instance,
             epoch=epoch,
-            seconds=self._needed(),
+            seconds=self._needed(now),
             since_ns=now_ns,
             number=0,
         )
@@ -234,5 +241,8 @@ class Lease:
         seconds = record.seconds if record is not None else self._seconds
         return self._changed_at + min(max(seconds, 0.0), LEASE_SECONDS_MAX) * (1 + CLOCK_MARGIN)
 
-    def _needed(self) -> float:
-        return min(LEASE_SECONDS_MAX, max(self._seconds, COMPUTATIONS_PER_LEASE * self._longest_computation))
+    def _longest_lately(self, now: float) -> float:
+        return self._longest_computation * math.exp2((self._computed_at - now) / COMPUTATION_HALF_LIFE_SECONDS)
+
+    def _needed(self, now: float) -> float:
+        return min(LEASE_SECONDS_MAX, max(self._seconds, COMPUTATIONS_PER_LEASE * self._longest_lately(now)))
