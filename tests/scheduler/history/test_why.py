@@ -187,3 +187,15 @@ async def test_a_placement_that_came_too_late_explains_nothing(tmp_path: Path) -
     assert found.placed is not None
     assert found.placed.decision["attempt"] == 1
     assert "Stale" not in found.answer
+
+
+async def test_a_forged_end_is_not_told_as_the_end(tmp_path: Path) -> None:
+    cluster = a_history()
+    end = (await asked(history_in(tmp_path, cluster), "high")).answer
+    assert end.startswith("it ended: completed")
+    forged = e.JobFailed(
+        id="forged", at_ns=cluster.now, job="high", tenant="default", revision=99, attempt=1, reasons=()
+    )
+    cluster.append("node", "n1", forged)
+    cluster.settle()
+    assert (await asked(history_in(tmp_path, cluster), "high")).answer == end

@@ -100,7 +100,7 @@ async def why(source: Source, job: str, moment: Moment, told: Told) -> Why:
         ),
         leaving=await _leaving(source, events, told),
         resized=await _resized(source, state, events, nodes),
-        ended=next((event for event in reversed(events) if event["kind"] in _ENDS), None) if live is None else None,
+        ended=next((event for event in reversed(events) if _ends(event)), None) if live is None else None,
         shares=shares(state, nodes),
         story=tuple(events),
     )
@@ -112,6 +112,10 @@ def _newest(events: list[Document], kind: str, **fields: object) -> Document | N
         if event["kind"] == kind and not event["void"] and all(event[name] == value for name, value in fields.items()):
             return event
     return None
+
+
+def _ends(event: Document) -> bool:
+    return event["kind"] in _ENDS and not event["void"]
 
 
 def _waits(point: Point, job: str) -> Waits | None:
