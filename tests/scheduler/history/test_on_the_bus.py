@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -111,3 +112,10 @@ async def test_what_the_commands_say_of_the_bus_they_say_of_its_export(
     report = json.loads(proved.stdout)
     assert report["ok"]
     assert report["frames"] < report["until"]
+
+
+async def test_the_end_of_a_journal_that_goes_on_is_now(stack: tuple[Home, Bus, Cluster]) -> None:
+    home, _, _ = stack
+    before = time.time_ns()
+    shown = await asyncio.to_thread(history, home, "state", "--json")
+    assert json.loads(shown.stdout)["at_ns"] >= before

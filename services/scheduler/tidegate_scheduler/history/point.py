@@ -74,11 +74,14 @@ async def reach(source: Source, moment: Moment, told: Told) -> Point:
 
 
 async def reach_known(source: Source, moment: Moment, told: Told) -> Point:
-    """Return the point at `moment`. Raises NotInHistoryError for a time of which this history says nothing.
+    """Return the point at `moment`; the end of a history that goes on is now: who waits there waits until now.
 
-    `reach` takes such a time for the beginning, as who asks for all since then means it.
+    Raises NotInHistoryError for a time of which this history says nothing. `reach` takes such a time for the beginning,
+    as who asks for all since then means it.
     """
     point = await reach(source, moment, told)
+    if moment == Moment():
+        point.at_ns = max(point.at_ns, source.now_ns())
     if moment.at_ns is not None and point.state.seq < source.first and not point.state.header.now_ns:
         raise before_history(source)
     return point

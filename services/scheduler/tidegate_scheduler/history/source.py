@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -33,6 +34,10 @@ class Source(Protocol):
     end: int
     redacted: Redacted | None
 
+    def now_ns(self) -> int:
+        """Return what time it is where this history still goes on; 0 where it has ended."""
+        ...
+
     async def state(self, at_most: int) -> State:
         """Return the newest state that is kept and not later than after `at_most`: to fold on from there."""
         ...
@@ -54,6 +59,10 @@ class FileSource:
         self.info: ArchiveInfo = glance(path)
         self.first, self.end = self.info.first_seq, self.info.last_seq
         self.redacted = redaction_of(self.info)
+
+    def now_ns(self) -> int:
+        """Return 0: what came after a file's end is not known."""
+        return 0
 
     async def state(self, at_most: int) -> State:
         """Return the state before the file's first frame; `at_most` cannot lie before it."""
@@ -100,6 +109,10 @@ class BusSource:
         self._snapshots = SnapshotStore(client)
         self.first, self.end = first, end
         self.redacted: Redacted | None = None
+
+    def now_ns(self) -> int:
+        """Return the time."""
+        return time.time_ns()
 
     async def state(self, at_most: int) -> State:
         """Return the newest usable snapshot of the store; without one, the beginning."""
