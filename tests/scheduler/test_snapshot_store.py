@@ -236,6 +236,8 @@ async def test_a_snapshot_beyond_the_end_is_of_another_journal(keeper: SnapshotS
     await write(client, cluster)
     await save(keeper, len(cluster.frames) + 5)
     assert (await load_state(client)).seq == 0
+
+
 @pytest.mark.parametrize("lie", [{"seq": 5}, {"chain": "b3:" + "0" * 64}, {"state_digest": "b3:0"}])
 async def test_a_description_that_is_not_the_snapshots_own_is_not_believed(
     keeper: SnapshotStore, client: Client, lie: dict[str, object]
@@ -248,3 +250,16 @@ async def test_a_description_that_is_not_the_snapshots_own_is_not_believed(
     assert found is not None
     assert (found.state.seq, found.info.seq, found.info.chain) == (4, 4, "")
     assert "description" in next(each.set_aside for each in await keeper.kept() if each.name == kept.name)
+
+
+async def test_a_snapshot_of_a_journal_that_was_made_anew_is_not_used(keeper: SnapshotStore, client: Client) -> None:
+    await save(keeper, 9)
+    later = Cluster()
+    later.node("n2", 4000)
+    while len(later.frames) < 20:
+        later.submit(spec(100))
+        later.settle()
+    await write(client, later)
+    with capture_logs() as logs:
+        assert (await load_state(client)).seq == 0
+    assert "snapshot_of_another_journal" in [line["event"] for line in logs]
