@@ -42,6 +42,7 @@ class LiveGateway:
         """(begin, end) of what a log lost: what `logs` has beyond `begin` follows at `end`"""
         self.asker.answerers[subjects.ask_scheduler("explain")] = self._explain
         self.asker.answerers[subjects.ask_scheduler("queue")] = self._queue
+        self.asker.answerers[subjects.ask_scheduler("leader")] = lambda _: {"instance": "s1", "epoch": 1, "since_ns": 1}
         self.asker.answerers[subjects.ask_node("n1", "logs")] = self._log
         self.data_dir = data_dir
         self._settings = Settings(data_dir=data_dir)

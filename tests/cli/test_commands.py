@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from tidegate.checkpoint import root as roots
+from tidegate_events import subjects
 
 from tests.cli import story
 from tests.cli.conftest import Cli
@@ -95,6 +96,16 @@ def test_status_is_ok_while_somebody_leads(live: LiveGateway, cli: Cli) -> None:
     document = cli("status", "--json").document
     assert document["gateway_url"] == live.url
     assert document["jobs"] == {"running": 1, "suspended": 1}
+
+
+def test_status_fails_when_nobody_leads_any_more(live: LiveGateway, cli: Cli) -> None:
+    story.preempting(live)
+    del live.asker.answerers[subjects.ask_scheduler("leader")]
+    ran = cli("status")
+    assert ran.code == 1
+    assert "NONE ANSWERS" in ran.out
+    assert "s1 (epoch 1" in ran.out, "who led last"
+    assert cli("status", "--json").code == 1
 
 
 # ---- job ----

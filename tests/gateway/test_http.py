@@ -223,6 +223,7 @@ async def test_status_and_nodes_show_the_whole(bench: Any) -> None:
         1,
         ["gateway", "node", "scheduler"],
     )
+    assert status["leads_now"] is False, "it was elected, and nobody answers"
     (node,) = (await bench.client.get("/v1/nodes")).json()["nodes"]
     assert (node["node"], node["images"], node["capacity"]["gpus"]) == ("n1", {"host": "sha256:aa"}, 2)
 

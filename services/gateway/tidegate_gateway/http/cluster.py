@@ -8,7 +8,9 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
+from tidegate_events import subjects
 
+from tidegate_gateway.asks.base import EXPLAIN_SECONDS_MAX, BadAnswerError, NobodyAnsweredError
 from tidegate_gateway.http.errors import json_response
 from tidegate_gateway.http.params import Parameters
 from tidegate_gateway.http.state import Gateway, fresh, gateway_of, journal_end
@@ -61,6 +63,7 @@ async def status(request: Request) -> Response:
         "ready": gateway.ready,
         "journal": {"end": end, "folded": view.seq, "lag": None if end is None else max(0, end - view.seq)},
         "leader": msgspec.structs.asdict(leader) if leader else None,
+        "leads_now": await _leads_now(gateway),
         "policy": view.policy,
         "services": render.services(view),
         "jobs": Counter(job.state for job in view.jobs.values()),
@@ -72,3 +75,12 @@ async def status(request: Request) -> Response:
         "forgotten_jobs": len(view.forgotten),
     }
     return json_response(answer)
+
+
+async def _leads_now(gateway: Gateway) -> bool:
+    """Say whether a scheduler that leads answers: the journal tells only who was elected last."""
+    try:
+        await gateway.asker.ask(subjects.ask_scheduler("leader"), {}, EXPLAIN_SECONDS_MAX)
+    except (NobodyAnsweredError, BadAnswerError):
+        return False
+    return True

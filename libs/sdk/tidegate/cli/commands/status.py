@@ -32,7 +32,7 @@ def status(as_json: output.JsonFlag = False) -> None:
         _show(found, url)
         if stack is not None:
             _show_stack(stack)
-    if not found["ready"] or found["leader"] is None:
+    if not found["ready"] or not found["leads_now"]:
         raise typer.Exit(exits.FAILED)
 
 
@@ -45,7 +45,7 @@ def _show(found: dict[str, Any], url: str) -> None:
     facts.add_column()
     facts.add_row("gateway", f"{url} ({'ready' if found['ready'] else 'NOT READY'})")
     facts.add_row("journal", _journal(found["journal"]))
-    facts.add_row("leader", _leader(found["leader"], now_ns))
+    facts.add_row("leader", _leader(found, now_ns))
     facts.add_row(
         "history", f"{found['passes']} passes, {found['decisions']} decisions, {found['void_events']} void events"
     )
@@ -83,12 +83,13 @@ def _journal(journal: dict[str, Any]) -> str:
     return f"{journal['end']} frames, {journal['lag']} of them not folded yet"
 
 
-def _leader(leader: dict[str, Any] | None, now_ns: int) -> str:
+def _leader(found: dict[str, Any], now_ns: int) -> str:
+    leader = found["leader"]
     if leader is None:
         return "NONE: nothing is scheduled until a scheduler takes the lead"
-    return (
-        f"{leader['instance']} (epoch {leader['epoch']}, last pass {text.since(leader['last_pass_at_ns'], now_ns)} ago)"
-    )
+    who = f"{leader['instance']} (epoch {leader['epoch']}, "
+    who += f"last pass {text.since(at_ns, now_ns)} ago)" if (at_ns := leader["last_pass_at_ns"]) else "no pass yet)"
+    return who if found["leads_now"] else f"NONE ANSWERS: nothing is scheduled meanwhile; the last one was {who}"
 
 
 def _counts(counts: dict[str, int]) -> str:
