@@ -73,3 +73,11 @@ async def connect(settings: BusSettings, tries_max: int | None = None) -> Client
     # The client counts its first tries by the same option as reconnects: bounded until here, endless from here on.
     client.options["max_reconnect_attempts"] = -1
     return client
+
+
+async def close(client: Client) -> None:
+    """Close the connection; that it was broken, and something waited to be sent on it, is no reason to end badly."""
+    try:
+        await client.close()
+    except (OSError, RuntimeError) as error:  # what a transport says that is closed already, by the kind of loop
+        log.info("bus_was_away_at_the_end", why=repr(error))

@@ -34,7 +34,7 @@ def main() -> None:
             ports = ReaderPorts(journal, nats_positions(client), nats_letters(client), SystemClock())
             await CheckpointService(settings, client, ports).run()
         finally:
-            await client.close()
+            await bus.close(client)
 
     log_as("checkpoint", settings.instance)
     run_until_signalled(serve)

@@ -192,6 +192,6 @@ def _listen(settings: Settings) -> socket.socket:
 async def _close(client: Client) -> None:
     try:
         async with asyncio.timeout(CLOSE_SECONDS_MAX):
-            await client.close()
+            await bus.close(client)
     except TimeoutError:
         log.warning("bus_close_timed_out", seconds=CLOSE_SECONDS_MAX)

@@ -37,7 +37,7 @@ def main() -> None:
         finally:
             if database is not None:
                 await database.close()
-            await client.close()
+            await bus.close(client)
 
     log_as("metrics", settings.instance)
     run_until_signalled(serve)

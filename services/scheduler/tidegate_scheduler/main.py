@@ -23,7 +23,7 @@ async def serve() -> None:
         journal, state = NatsJournal(client, journal_archive()), await load_state(client)
         await Scheduler(settings, client, journal, SystemClock(), state).run()
     finally:
-        await client.close()
+        await bus.close(client)
 
 
 def main() -> None:

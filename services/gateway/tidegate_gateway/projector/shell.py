@@ -43,7 +43,7 @@ async def run(settings: Settings) -> None:
                 tasks.create_task(export.Exporter(spans_to, database, nats_letters(client), SystemClock()).run())
     finally:
         await database.close()
-        await client.close()
+        await bus.close(client)
 
 
 async def migrate(database_url: str) -> list[str]:
@@ -66,4 +66,4 @@ async def rebuild(settings: Settings) -> Rebuilt:
         return await rebuilding.rebuild(database, NatsJournal(client, journal_archive()), f"rebuild-{os.getpid()}")
     finally:
         await database.close()
-        await client.close()
+        await bus.close(client)

@@ -41,7 +41,7 @@ def main() -> None:
             )
             await Keeper(settings, ports).run()
         finally:
-            await client.close()
+            await bus.close(client)
 
     log_as("keeper", settings.instance)
     run_until_signalled(serve)
