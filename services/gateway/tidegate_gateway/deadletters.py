@@ -34,7 +34,18 @@ HomeOption = Annotated[Path | None, typer.Option("--home", help="Data directory 
 LetterArgument = Annotated[str, typer.Argument(metavar="CONSUMER/PLACE", help="The letter, as `ls` names it.")]
 WhyOption = Annotated[str, typer.Option("--why", help="The reason, kept with the letter and in the logs.")]
 
-deadletter = typer.Typer(help="What side-effect consumers could not process.", no_args_is_help=True)
+deadletter = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="""Events that a service could not process and set aside; it went on. Look, mend the cause, then retry.
+
+    A letter is named CONSUMER/SEQUENCE.INDEX: `tidegate history show SEQUENCE.INDEX` shows the event and its causes.
+
+    [bold]Exit codes[/bold]
+
+      0 ok   1 it failed again   2 usage   3 no stack or no bus   4 no such letter, or it is closed
+    """,
+)
 
 
 class _Stack(msgspec.Struct, frozen=True):
