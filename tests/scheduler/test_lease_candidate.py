@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 from tidegate_events.clock import ManualClock
 from tidegate_scheduler.candidate import Candidate, LeaseLostError
+from tidegate_scheduler.lease import Write
 from tidegate_scheduler.lease_bucket import MemoryLeaseBucket
 
 SECONDS = 0.4
@@ -90,6 +91,32 @@ async def test_who_resigns_lets_the_other_lead(field: Field) -> None:
     assert await field.leads(second) == epoch + 1
     await field.sees(first, second)
     assert first.term is None
+
+
+class SlowBucket(MemoryLeaseBucket):
+    """Writes at once, and answers when it is let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written, self.may_answer = asyncio.Event(), asyncio.Event()
+
+    async def write(self, write: Write) -> int | None:
+        revision = await super().write(write)
+        self.written.set()
+        await self.may_answer.wait()
+        return revision
+
+
+async def test_a_lease_that_comes_after_resigning_is_no_term(field: Field) -> None:
+    field.bucket = bucket = SlowBucket()
+    only, _ = field.candidate("s1", seconds=UNHURRIED_SECONDS)
+    async with asyncio.timeout(WAIT_SECONDS):
+        await bucket.written.wait()
+    only.resign()
+    bucket.may_answer.set()
+    assert await field.leads(only) == 2, "the first was asked for before it resigned, and is let go of"
+    assert bucket.entry is not None
+    assert bucket.entry.revision == 3, "taken, released, taken"
 
 
 async def test_who_resigns_alone_leads_again_in_a_new_epoch(field: Field) -> None:

@@ -59,8 +59,8 @@ class Candidate:
 
     @property
     def term(self) -> LeaseRecord | None:
-        """Return the term for which this process has the lease now."""
-        return self._lease.held if self._lease.holds(self._now()) else None
+        """Return the term for which this process has the lease now; not one that it was resigned while asking for."""
+        return self._lease.held if not self._resigned and self._lease.holds(self._now()) else None
 
     @property
     def other(self) -> LeaseRecord | None:
@@ -150,7 +150,7 @@ class Candidate:
 
     async def _wait(self) -> None:
         due_seconds = self._lease.due_in(self._now())
-        if self._lease.wants_read() and self._nudged.is_set():
+        if self._resigned or (self._lease.wants_read() and self._nudged.is_set()):
             due_seconds = 0.0
         self._nudged.clear()
         if due_seconds > 0:
