@@ -155,6 +155,7 @@ class DurableReader:
 
     async def _save_now_and_then(self) -> None:
         while True:
+            honour_cancellation()
             async with self._moved:
                 await self._moved.wait_for(lambda: self._lanes.handled.seq > self._kept.seq)
                 if self._finished < self._settings.save_events:
