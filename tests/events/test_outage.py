@@ -45,7 +45,7 @@ async def cut_off(server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> AsyncI
 
 async def test_many_large_appends_are_all_refused_as_unavailable(cut_off: Client) -> None:
     journal = NatsJournal(cut_off)
-    live = Generation(number=1, first_seq=1, last_seq=0, used_bytes=0, limit_bytes=-1, sealed=False, live=True)
+    live = Generation(number=1, first_seq=1, last_seq=0, used_bytes=0, limit_bytes=-1, live=True, closed=False)
     journal._appender._live = nats_append._Live(live, (), {})  # looked up before the bus went away
     ended = await asyncio.gather(
         *(journal.append("tg.fact.gateway.g1", frame("g1", n, padding="x" * LARGE_BYTES)) for n in range(AT_ONCE)),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tidegate_events import bus
-from tidegate_events.journal.generations import open_next, seal
+from tidegate_events.journal.closing import close, open_next
 from tidegate_events.journal.nats import NatsJournal
 
 from tests.gateway.conftest import Bench
@@ -56,7 +56,7 @@ async def test_a_full_generation_refuses_submissions_until_the_next_one_is_open(
             assert body["problem"] == "the journal takes no more: maximum bytes exceeded"
             assert "nothing was taken" in body["accepted"]
         assert await journal.end() == taken
-        await seal(client, 1)
+        await close(client, 1)
         await open_next(client, 1, max_bytes=QUOTA_BYTES)
         assert (await bench.submit(key="k")).status_code == 201
         assert await journal.end() == taken + 1

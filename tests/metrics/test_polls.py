@@ -1,11 +1,12 @@
-"""What is asked of JetStream: how full the journal's newest generation is, and how many lie sealed before it."""
+"""What is asked of JetStream: how full the journal's newest generation is, and how many lie closed before it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from tidegate_events import bus
-from tidegate_events.journal.generations import open_first, open_next, seal, trim
+from tidegate_events.journal.closing import close, open_next
+from tidegate_events.journal.generations import open_first, trim
 from tidegate_events.journal.nats import NatsJournal
 from tidegate_events.subjects import fact
 from tidegate_metrics.polls import JournalBytes, NatsPolls
@@ -16,7 +17,7 @@ from tests.support.nats import NatsServer
 LIMIT_BYTES = 4 * 1024**2
 
 
-async def test_the_newest_generation_is_shown_and_the_sealed_ones_counted(tmp_path: Path) -> None:
+async def test_the_newest_generation_is_shown_and_the_closed_ones_counted(tmp_path: Path) -> None:
     server = NatsServer(tmp_path)
     await server.start()
     client = await bus.connect(bus.BusSettings(url=server.url))
@@ -29,7 +30,7 @@ async def test_the_newest_generation_is_shown_and_the_sealed_ones_counted(tmp_pa
         assert first is not None
         assert 1000 < first.used < 2000
         assert (first.limit, first.generation, first.sealed) == (LIMIT_BYTES, 1, 0)
-        await seal(client, 1)
+        await close(client, 1)
         between = await polls.journal_bytes()
         assert between is not None
         assert (between.generation, between.sealed) == (1, 1)

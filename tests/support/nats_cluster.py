@@ -104,6 +104,21 @@ class NatsCluster:
             return False
         return said.get("status") == "ok"
 
+    async def copy_of(self, name: str, stream: str) -> tuple[int, int, int] | None:
+        """Return first and last sequence and number of messages of a server's own copy; None where there is none."""
+        url = f"{self.monitor_url(name)}/jsz?streams=true"
+        try:
+            with await asyncio.to_thread(urllib.request.urlopen, url, timeout=2) as answer:
+                said: dict[str, Any] = json.loads(answer.read())
+        except OSError:
+            return None
+        for account in said.get("account_details") or ():
+            for each in account.get("stream_detail") or ():
+                if each["name"] == stream:
+                    state = each["state"]
+                    return state["first_seq"], state["last_seq"], state["messages"]
+        return None
+
     def kill9(self, name: str) -> None:
         """Kill a server where it stands."""
         self._end(name, signal.SIGKILL)

@@ -9,7 +9,7 @@ from typing import Any
 
 from tidegate_events.deadletter import DEADLETTER_PREFIX, DEADLETTER_STREAM
 from tidegate_events.positions import POSITIONS_PREFIX, POSITIONS_STREAM
-from tidegate_events.subjects import DECISION, HEADS_SUBJECTS, TELEMETRY_STREAM, USER_STREAM, fact
+from tidegate_events.subjects import CLOSED_SUBJECTS, DECISION, HEADS_SUBJECTS, TELEMETRY_STREAM, USER_STREAM, fact
 
 from tidegate_local.streams import LEASE, SNAPSHOTS
 from tidegate_local.topology import EXECUTOR, SCHEDULER, Process, Topology
@@ -63,8 +63,8 @@ def _own(process: Process) -> list[str]:
 
 
 def _keeping() -> list[str]:
-    """Return what opens, seals and trims generations."""
-    return [*(f"$JS.API.STREAM.{call}.*" for call in ("CREATE", "UPDATE", "DELETE")), *HEADS_SUBJECTS]
+    """Return what opens, closes, seals and trims generations."""
+    return [*(f"$JS.API.STREAM.{call}.*" for call in ("CREATE", "UPDATE", "DELETE")), *HEADS_SUBJECTS, *CLOSED_SUBJECTS]
 
 
 def denied(login: str) -> list[str]:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 JOURNAL_SUBJECTS = ("tg.fact.>", "tg.decision")
 HEADS_STREAM = "JOURNAL_HEADS"
 HEADS_SUBJECTS = ("tg.head.>",)
+CLOSED_SUBJECTS = ("tg.closed.*",)
 USER_STREAM = "USER"
 USER_SUBJECTS = ("tg.user.>",)
 TELEMETRY_STREAM = "TELEMETRY"
@@ -39,9 +40,14 @@ def generation_of(stream: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def sealed(generation: int) -> str:
-    """Return what a sealed generation's stream listens to: nobody may publish there."""
-    return f"tg.sealed.{generation}"
+def closed(generation: int) -> str:
+    """Return what a closed generation's stream listens to: nothing is written there; the keeper asks for its end."""
+    return f"tg.closed.{generation}"
+
+
+def opening(generation: int) -> str:
+    """Return what the stream of a generation listens to before it takes appends: nobody publishes there."""
+    return f"tg.opening.{generation}"
 
 
 def head(subject: str) -> str:

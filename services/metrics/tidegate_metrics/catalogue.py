@@ -81,7 +81,7 @@ CLUSTER = (
         "tidegate_journal_sealed_generations",
         "gauge",
         NONE,
-        "generations that are sealed and still on the bus, archived or not yet",
+        "generations that are closed and still on the bus, archived or not yet",
     ),
     Metric(
         "tidegate_deadletters",

@@ -47,7 +47,7 @@ class SchedulerAnswer(msgspec.Struct, frozen=True):
 class JournalBytes(msgspec.Struct, frozen=True):
     """How large the journal's newest generation is and may become (a negative limit is none), and how many lie before.
 
-    `sealed` counts generations that are over and still on the bus: until they are archived, or longer by a setting.
+    `sealed` counts generations that are closed and still on the bus: until they are archived, or longer by a setting.
     """
 
     used: int
@@ -98,7 +98,7 @@ class NatsPolls:
         if not there:
             return None
         newest = there[-1]
-        sealed = sum(generation.sealed for generation in there)
+        sealed = sum(generation.closed for generation in there)
         return JournalBytes(newest.used_bytes, newest.limit_bytes, newest.number, sealed)
 
     async def count_letters(self, count: LetterCount) -> None:

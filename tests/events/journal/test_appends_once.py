@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tidegate_events.frame import decode
-from tidegate_events.journal import generations, nats_append
+from tidegate_events.journal import closing, generations, nats_append
 from tidegate_events.journal.base import Appended, Conflict, JournalUnavailableError, Raw
 from tidegate_events.journal.nats import NatsJournal
 
@@ -39,16 +39,16 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nats_append, "RETRY_WAIT_SECONDS", 0.0)
     monkeypatch.setattr(nats_append, "APPEND_TRIES_MAX", 1000)
     monkeypatch.setattr(nats_append, "NOT_STORED_SECONDS_MAX", 1e9)
-    monkeypatch.setattr(generations, "SETTLE_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(closing, "REST_WAIT_SECONDS", 0.0)
 
 
 async def roll(client: UnreliableClient) -> None:
-    """Seal the last generation and open the next, each repeated until its answer comes, as a keeper would."""
+    """Close the last generation and open the next, each repeated until its answer comes, as a keeper would."""
     number = len(client.streams.by_name)
     for _ in range(ROLL_TRIES_MAX):
         with suppress(JournalUnavailableError):
-            await generations.seal(client, number)  # type: ignore[arg-type]
-            await generations.open_next(client, number, max_bytes=1024)  # type: ignore[arg-type]
+            await closing.close(client, number)  # type: ignore[arg-type]
+            await closing.open_next(client, number, max_bytes=1024)  # type: ignore[arg-type]
             return
         await asyncio.sleep(0)
     raise AssertionError("the roll never got through")

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import msgspec
 import pytest
 from nats.aio.client import Client
 from tidegate_events import bus
-from tidegate_events.journal.base import Appended, Conflict, JournalUnavailableError
-from tidegate_events.journal.generations import generations, seal
+from tidegate_events.journal import closing
+from tidegate_events.journal.base import Appended, Conflict, JournalFullError, JournalUnavailableError
+from tidegate_events.journal.closing import Sealer, close, open_next
+from tidegate_events.journal.generations import generations
+from tidegate_events.journal.health import restart_is_due
 from tidegate_events.journal.nats import NatsJournal
 
 from tests.events import test_journal_contract as contract
@@ -118,7 +122,7 @@ async def test_nothing_is_lost_or_doubled_when_the_leader_is_killed(
         assert own == list(enumerate(task.result(), start=1))
 
 
-async def test_generations_roll_while_all_copies_are_there(
+async def test_generations_roll_and_are_read_whoever_leads_them(
     cluster: NatsCluster, client: Client, journal: NatsJournal
 ) -> None:
     follower = asyncio.create_task(take(NatsJournal(client), 0, 60))
@@ -139,19 +143,88 @@ async def test_generations_roll_while_all_copies_are_there(
     assert [(g.first_seq, g.last_seq) for g in await generations(client)] == [(1, 20), (21, 40), (41, 60)]
 
 
-async def test_a_generation_is_not_sealed_while_a_copy_is_behind(
-    cluster: NatsCluster, client: Client, journal: NatsJournal
+async def test_a_server_that_comes_back_right_after_a_roll_takes_nothing_with_it(
+    cluster: NatsCluster, client: Client, journal: NatsJournal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """It learns of the new generation before it learns of the closing, and refuses it; nothing is lost by that."""
+    monkeypatch.setattr(closing, "WHOLE_SECONDS", 1.0)
     assert await journal.append(ONE, frame("g1", 1)) == Appended(1)
     leader = await leader_of(client, "JOURNAL_1")
     away = next(name for name in NAMES if name != leader)
     cluster.kill9(away)
-    assert isinstance(await journal.append(ONE, frame("g1", 2)), Appended)
-    with pytest.raises(JournalUnavailableError, match=f"is not sealed.*tidegate-{away}"):
-        await seal(client, 1)
-    # It goes on taking appends, and is sealed when the third one is back.
-    assert await journal.append(ONE, frame("g1", 3)) == Appended(3)
+    assert await journal.append(ONE, frame("g1", 2), expected_last=1) == Appended(2)
+    await until_rolled(client, 1)
+    assert await journal.append(ONE, frame("g1", 3), expected_last=2) == Appended(3)
+    sealer = Sealer(client)
+    assert not await sealer.seal(1)
     cluster.start_one(away)
-    await cluster.ready()
-    assert (await roll(client, replicas=3)).first_seq == 4
+    await until_copied(cluster, away, "JOURNAL_1", (1, 2, 2))
+    await until_sealed(sealer, 1)
     assert await journal.append(ONE, frame("g1", 4), expected_last=3) == Appended(4)
+    if await restart_is_due(cluster.monitor_url(away), tmp_path):
+        cluster.kill9(away)
+        cluster.start_one(away)
+    await cluster.ready()
+    for name in NAMES:
+        await until_copied(cluster, name, "JOURNAL_1", (1, 2, 2))
+        await until_copied(cluster, name, "JOURNAL_2", (3, 4, 2))
+    assert [r.frame.writer.writer_seq for r in await read(journal, 0, 4)] == [1, 2, 3, 4]
+    assert [g.sealed for g in await generations(client)] == [True, False]
+
+
+async def test_the_end_counts_what_is_under_way_and_is_found_where_there_is_no_room(
+    client: Client, journal: NatsJournal
+) -> None:
+    """Many appends at once while the generation is closed: each is in one of the two, and none is lost."""
+    await roll(client, max_bytes=64 * 1024, replicas=3)
+
+    async def write(name: str) -> list[int]:
+        own, given = NatsJournal(client), []
+        for number in range(1, 200):
+            try:
+                answer = await own.append(f"tg.fact.gateway.{name}", frame(name, number, padding="x" * 500))
+            except JournalFullError:
+                break
+            assert isinstance(answer, Appended)
+            given.append(answer.seq)
+        return given
+
+    for again in (False, True):  # the first is rolled while it takes appends, the second when it is full
+        writing = [asyncio.create_task(write(f"w{number}-{again}")) for number in range(8)]
+        if not again:
+            await asyncio.sleep(0.05)
+            await roll(client, max_bytes=64 * 1024, replicas=3)
+        given = [seq for seqs in await asyncio.gather(*writing) for seq in seqs]
+        there = await generations(client)
+        assert sorted(given)[-1] == there[-1].last_seq
+        await roll(client, max_bytes=64 * 1024, replicas=3)
+        assert [g.surplus for g in await generations(client)] == [0] * (len(there) + 1)
+    end = await journal.end()
+    assert [r.seq for r in await read(journal, 0, end)] == list(range(1, end + 1))
+
+
+async def until_rolled(client: Client, number: int) -> None:
+    """Roll as a keeper does: what has no leader for some seconds is tried again."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                await close(client, number)
+                await open_next(client, number, max_bytes=STREAM_BYTES_MAX, replicas=3)
+                await generations(client)
+                return
+            except JournalUnavailableError:
+                await asyncio.sleep(0.2)
+
+
+async def until_copied(cluster: NatsCluster, name: str, stream: str, holds: tuple[int, int, int]) -> None:
+    """Wait until a server's own copy holds that: first and last sequence, and how many."""
+    async with asyncio.timeout(60):
+        while await cluster.copy_of(name, stream) != holds:  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.1)
+
+
+async def until_sealed(sealer: Sealer, number: int) -> None:
+    """Try to seal until it is done."""
+    async with asyncio.timeout(60):
+        while not await sealer.seal(number):  # noqa: ASYNC110 - nobody says when it is time
+            await asyncio.sleep(0.2)

@@ -14,20 +14,28 @@ from tidegate_events import bus
 from tidegate_events.frame import encode
 from tidegate_events.journal import nats_read
 from tidegate_events.journal.archive import ArchiveDirectory
-from tidegate_events.journal.base import Appended, Conflict, JournalError, JournalFullError, JournalGapError, Raw
+from tidegate_events.journal.base import (
+    Appended,
+    Conflict,
+    JournalError,
+    JournalForkedError,
+    JournalFullError,
+    JournalGapError,
+    JournalUnavailableError,
+    Raw,
+)
+from tidegate_events.journal.closing import Sealer, close, open_next
 from tidegate_events.journal.generations import (
     Generation,
     generations,
     open_first,
-    open_next,
     publish_head,
-    seal,
     trim,
 )
 from tidegate_events.journal.jetstream import JetStream
 from tidegate_events.journal.nats import NatsJournal
 
-from tests.events.journal.rolling import archive_sealed, roll
+from tests.events.journal.rolling import archive_closed, roll
 from tests.events.writing import frame, read, take
 from tests.support.nats import NatsServer
 
@@ -65,11 +73,11 @@ async def test_sequences_go_on_in_the_next_generation(client: Client, nats_journ
     assert [r.seq for r in recorded] == [1, 2, 3, 4, 5, 6, 7]
     assert [r.subject for r in recorded] == [ONE] * 5 + [TWO, ONE]
     there = await generations(client)
-    assert [(g.number, g.first_seq, g.last_seq, g.sealed, g.live) for g in there] == [
-        (1, 1, 3, True, False),
-        (2, 4, 6, True, False),
-        (3, 7, 7, False, True),
+    assert [(g.number, g.first_seq, g.last_seq, g.closed, g.live, g.limit_bytes) for g in there[:2]] == [
+        (1, 1, 3, True, False, -1),
+        (2, 4, 6, True, False, -1),
     ]
+    assert (there[-1].number, there[-1].first_seq, there[-1].closed, there[-1].live) == (3, 7, False, True)
     assert there[-1].limit_bytes == 1024**2 > there[-1].used_bytes > 0
 
 
@@ -106,7 +114,7 @@ async def test_a_deposed_leader_is_refused_across_a_roll(client: Client, nats_jo
 
 
 @pytest.mark.parametrize("guard", [None, 1])
-async def test_a_frame_in_a_sealed_generation_is_not_written_again(
+async def test_a_frame_in_a_closed_generation_is_not_written_again(
     client: Client, nats_journal: NatsJournal, guard: int | None
 ) -> None:
     await write(nats_journal, 1, 1)
@@ -175,20 +183,20 @@ async def test_writers_and_readers_do_not_notice_rolls(client: Client, nats_jour
 
 async def test_every_step_can_be_repeated_whatever_was_done_before(client: Client, nats_journal: NatsJournal) -> None:
     await write(nats_journal, 1, 2)
-    with pytest.raises(JournalError, match="seal it before"):
+    with pytest.raises(JournalError, match="close it before"):
         await open_next(client, 1, max_bytes=1024**2)
-    with pytest.raises(JournalError, match="must be sealed"):
+    with pytest.raises(JournalError, match="must be closed"):
         await trim(client, 1)
-    # Died after the subjects were taken away: nobody can append, and sealing again goes on from there.
+    # Died after the subjects were taken away: nobody can append, and closing again goes on from there.
     answer = await client.request("$JS.API.STREAM.INFO.JOURNAL_1", b"", timeout=2)
-    unhooked = {**msgspec.json.decode(answer.data)["config"], "subjects": ["tg.sealed.1"]}
+    unhooked = {**msgspec.json.decode(answer.data)["config"], "subjects": ["tg.closed.1"]}
     await client.request("$JS.API.STREAM.UPDATE.JOURNAL_1", msgspec.json.encode(unhooked), timeout=2)
     appending = asyncio.create_task(nats_journal.append(ONE, frame("g1", 3)))
-    sealed = await seal(client, 1)
-    assert (sealed.last_seq, sealed.sealed, sealed.live) == (2, True, False)
-    assert await seal(client, 1) == sealed
-    # Died before the next one was opened: nothing opens the first one again, and the sealed one is not trimmed.
-    assert await open_first(client, max_bytes=1024**2) == sealed
+    closed = await close(client, 1)
+    assert (closed.last_seq, closed.closed, closed.live) == (2, True, False)
+    assert await close(client, 1) == closed
+    # Died before the next one was opened: nothing opens the first one again, and the closed one is not trimmed.
+    assert await open_first(client, max_bytes=1024**2) == closed
     with pytest.raises(JournalError, match="the next one open"):
         await trim(client, 1)
     opened = await open_next(client, 1, max_bytes=1024**2)
@@ -201,9 +209,9 @@ async def test_every_step_can_be_repeated_whatever_was_done_before(client: Clien
     await trim(client, 1)
     await trim(client, 1)
     assert [g.number for g in await generations(client)] == [2, 3]
-    assert await seal(client, 2) == (await generations(client))[0]
+    assert await close(client, 2) == (await generations(client))[0]
     with pytest.raises(JournalError, match="there is no generation JOURNAL_1"):
-        await seal(client, 1)
+        await close(client, 1)
 
 
 async def test_an_empty_generation_keeps_its_place_over_a_kill(
@@ -220,8 +228,13 @@ async def test_an_empty_generation_keeps_its_place_over_a_kill(
 
 async def test_nothing_goes_into_a_sealed_generation(client: Client, nats_journal: NatsJournal) -> None:
     await write(nats_journal, 1, 1)
+    sealer = Sealer(client)
+    assert await sealer.seal(1) is False, "it is not closed"
     await roll(client)
-    answer = msgspec.json.decode((await client.request("tg.sealed.1", b"x", timeout=2)).data)
+    assert [await sealer.seal(1) for _ in range(2)] == [True, True], "the only copy is whole"
+    assert [g.sealed for g in await generations(client)] == [True, False]
+    assert await close(client, 1) == (await generations(client))[0]
+    answer = msgspec.json.decode((await client.request("tg.closed.1", b"x", timeout=2)).data)
     assert answer["error"]["description"] == "invalid operation on sealed stream"
     opened = {"name": "JOURNAL_1", "subjects": ["tg.other"], "max_bytes": -1}
     answer = msgspec.json.decode(
@@ -229,6 +242,48 @@ async def test_nothing_goes_into_a_sealed_generation(client: Client, nats_journa
     )
     assert "error" in answer
     assert (await generations(client))[0].last_seq == 1
+    await trim(client, 1)
+    assert await sealer.seal(1) is False, "it is gone"
+
+
+async def test_the_end_of_a_full_generation_is_found(client: Client, nats_journal: NatsJournal) -> None:
+    await write(nats_journal, 1, 1)
+    await roll(client, max_bytes=GENERATION_BYTES)
+    with pytest.raises(JournalFullError):
+        await write(nats_journal, 2, 1000)
+    end = await nats_journal.end()
+    assert (await roll(client)).first_seq == end + 1
+
+
+async def test_a_closed_generation_that_goes_beyond_its_end_is_a_fork(
+    client: Client, nats_journal: NatsJournal
+) -> None:
+    """As if a server that did not know of the closing had taken a frame: nobody takes it for history."""
+    await write(nats_journal, 1, 2)
+    await write(nats_journal, 1, 1, TWO)
+    before = NatsJournal(client)
+    assert await before.end() == 3
+    await roll(client)
+    await write(nats_journal, 3, 3)
+    config = msgspec.json.decode((await client.request("$JS.API.STREAM.INFO.JOURNAL_1", b"", timeout=2)).data)["config"]
+    other = msgspec.json.encode({**config, "subjects": ["tg.closed.1", "tg.fact.gateway.g2"]})
+    live = msgspec.json.decode((await client.request("$JS.API.STREAM.INFO.JOURNAL_2", b"", timeout=2)).data)["config"]
+    apart = msgspec.json.encode({**live, "subjects": ["tg.decision", "tg.fact.gateway.g1"]})
+    for name, body in (("JOURNAL_2", apart), ("JOURNAL_1", other)):
+        assert b"error" not in (await client.request(f"$JS.API.STREAM.UPDATE.{name}", body, timeout=2)).data
+    await client.request(TWO, encode(frame("g2", 2)), timeout=2)
+    for name, body in (("JOURNAL_1", config), ("JOURNAL_2", live)):
+        await client.request(f"$JS.API.STREAM.UPDATE.{name}", msgspec.json.encode(body), timeout=2)
+    there = await generations(client)
+    assert [(g.last_seq, g.surplus) for g in there] == [(3, 1), (4, 0)]
+    with pytest.raises(JournalForkedError, match="JOURNAL_1 was closed and holds sequences up to 4"):
+        await open_next(client, 1, max_bytes=1024**2)
+    with pytest.raises(JournalForkedError, match="the next generation begins at 4"):
+        await trim(client, 1)
+    for journal in (before, NatsJournal(client)):
+        assert [(r.seq, r.subject) for r in await read(journal, 0, 4)] == [(1, ONE), (2, ONE), (3, TWO), (4, ONE)]
+        with pytest.raises(JournalUnavailableError, match="forked"):
+            await journal.last(TWO)
 
 
 async def test_what_is_trimmed_without_an_archive_is_a_gap(client: Client, nats_journal: NatsJournal) -> None:
@@ -268,7 +323,7 @@ async def test_a_follower_goes_from_the_archive_to_the_bus(
     await roll(client)
     await write(nats_journal, 6, 9)
     await roll(client)
-    await archive_sealed(client, archive, tmp_path)
+    await archive_closed(client, archive, tmp_path)
     journal = NatsJournal(client, archive)
     follower = asyncio.create_task(take(journal, 0, 12))
     await write(nats_journal, 10, 12)
@@ -306,7 +361,7 @@ async def test_ten_times_the_quota_is_written_and_read_back(
             newest: Generation = (await generations(client))[-1]
             if newest.used_bytes > GENERATION_BYTES // 2:
                 await roll(client, max_bytes=GENERATION_BYTES)
-                await archive_sealed(client, archive, tmp_path)
+                await archive_closed(client, archive, tmp_path)
             await asyncio.sleep(0.01)
 
     written: dict[str, int] = {}

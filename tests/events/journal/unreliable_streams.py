@@ -7,6 +7,7 @@ from typing import Any
 from tidegate_events.journal.base import Raw
 
 GUARD = "Nats-Expected-Last-Subject-Sequence"
+STREAM_GUARD = "Nats-Expected-Last-Sequence"
 
 
 def refusal(status: int, code: int, description: str) -> dict[str, Any]:
@@ -52,6 +53,10 @@ class Stream:
             return refusal(400, 10060, "expected stream does not match")
         if (seen := self._seq_by_id.get(headers.get("Nats-Msg-Id", ""))) is not None:
             return {"stream": self.config["name"], "seq": seen, "duplicate": True}
+        if STREAM_GUARD in headers and int(headers[STREAM_GUARD]) != (
+            last_seq := self.first_seq + len(self.messages) - 1
+        ):
+            return refusal(400, 10071, f"wrong last sequence: {last_seq}")
         if GUARD in headers:
             last = self.find({"last_by_subj": subject})
             if int(headers[GUARD]) != (last.seq if last else 0):

@@ -9,7 +9,8 @@ from nats.aio.client import Client
 from tidegate_events import events as e
 from tidegate_events.frame import Frame, Writer
 from tidegate_events.journal.base import JournalFullError
-from tidegate_events.journal.generations import generations, open_next, seal
+from tidegate_events.journal.closing import close, open_next
+from tidegate_events.journal.generations import generations
 from tidegate_events.journal.nats import NatsJournal
 from tidegate_events.subjects import fact
 from tidegate_scheduler.keeper.shell import Keeper
@@ -52,7 +53,7 @@ async def test_a_generation_that_filled_before_its_opening_was_said(
     """The keeper dies between opening a generation and saying so, and is away until that one is full."""
     await history.run_a_job()
     for number in range(1, rolls + 1):
-        await seal(client, number)
+        await close(client, number)
         await open_next(client, number, max_bytes=GENERATION_BYTES)
         await fill(history.journal)
     made = keeper(client, settings(archive_dir))

@@ -12,10 +12,11 @@ from structlog.testing import capture_logs
 from tidegate_events.journal.archive import ArchiveDirectory, inspect, read_snapshot
 from tidegate_events.journal.base import JournalError, JournalGapError, JournalUnavailableError, Raw
 from tidegate_events.journal.chain import ChainDigest
-from tidegate_events.journal.generations import generations, open_next, seal
+from tidegate_events.journal.closing import close, open_next
+from tidegate_events.journal.generations import generations
 from tidegate_events.journal.nats import NatsJournal
 from tidegate_scheduler.history import verify
-from tidegate_scheduler.keeper.settings import SEALED_MAX
+from tidegate_scheduler.keeper.settings import CLOSED_MAX
 from tidegate_scheduler.keeper.shell import HistoryForkedError, Keeper
 from tidegate_scheduler.keeper.voice import DisplacedError
 from tidegate_scheduler.snapshot import BUCKET, SnapshotStore, decode_snapshot, snapshot_name
@@ -133,7 +134,7 @@ async def test_a_quiet_journal_is_not_read_at_every_look(client: Client, history
     assert made._known.seq >= TO_ROLL
 
 
-async def test_the_newest_sealed_ones_stay_where_a_setting_says_so(
+async def test_the_newest_closed_ones_stay_where_a_setting_says_so(
     client: Client, history: History, archive_dir: Path
 ) -> None:
     made = keeper(client, settings(archive_dir, sealed_kept=1))
@@ -150,7 +151,7 @@ async def test_what_another_keeper_left_half_done_is_finished(
     client: Client, history: History, archive_dir: Path, opened: bool
 ) -> None:
     await history.pad(3)
-    await seal(client, 1)
+    await close(client, 1)
     if opened:
         await open_next(client, 1, max_bytes=GENERATION_BYTES)
         await history.pad(2)
@@ -234,7 +235,7 @@ async def test_a_roll_waits_while_the_archive_takes_nothing(
     blocked = archive_dir / "in-the-way"
     made = keeper(client, settings(blocked))
     await made.begin()
-    for _ in range(SEALED_MAX):
+    for _ in range(CLOSED_MAX):
         await history.pad(TO_ROLL)
         await made.keep()
         await made.keep()
@@ -243,15 +244,15 @@ async def test_a_roll_waits_while_the_archive_takes_nothing(
     await history.pad(TO_ROLL)
     with capture_logs() as logs:
         await made.keep()
-    assert "journal_not_sealed" in [line["event"] for line in logs]
-    assert len(await generations(client)) == SEALED_MAX + 1
+    assert "journal_not_closed" in [line["event"] for line in logs]
+    assert len(await generations(client)) == CLOSED_MAX + 1
     clear(blocked)
     await made.archive()
     await work(made, 2)
-    assert [each.number for each in await generations(client)] == [SEALED_MAX + 2]
+    assert [each.number for each in await generations(client)] == [CLOSED_MAX + 2]
 
 
-async def test_no_generation_is_sealed_where_no_state_can_be_saved(
+async def test_no_generation_is_closed_where_no_state_can_be_saved(
     client: Client, history: History, archive_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = keeper(client, settings(archive_dir))
@@ -270,7 +271,7 @@ async def test_no_generation_is_sealed_where_no_state_can_be_saved(
     assert len(await generations(client)) == 2
 
 
-async def test_no_generation_is_sealed_where_the_bus_has_no_room_for_the_next(
+async def test_no_generation_is_closed_where_the_bus_has_no_room_for_the_next(
     client: Client, history: History, archive_dir: Path
 ) -> None:
     greedy = keeper(client, settings(archive_dir, generation_bytes=1 << 50))
@@ -304,13 +305,13 @@ async def test_a_word_that_contradicts_what_was_folded_ends_it(
 ) -> None:
     first, second = keeper(client, settings(archive_dir)), keeper(client, settings(archive_dir, instance="k2"))
     await history.pad(2)
-    sealed = await seal(client, 1)
+    closed = await close(client, 1)
     await open_next(client, 1, max_bytes=GENERATION_BYTES)
     for each in (first, second):
         await each.begin()
-    await second._fold_to(sealed.last_seq)
+    await second._fold_to(closed.last_seq)
     second._known.chain.add(Raw(1, "x", b""))  # it took something else for history
-    await second._note_opening(sealed)
+    await second._note_opening(closed)
     await first.keep()
     with pytest.raises(HistoryForkedError):
         await second.keep()

@@ -44,6 +44,7 @@ async def one_generation(made: Keeper) -> None:
     await made.begin()
     for _ in range(2):
         await made.keep()
+        await made.seal()
         await made.archive()
 
 

@@ -56,6 +56,10 @@ class JournalGapError(JournalError):
     """A sequence is missing: history was tampered with or trimmed, and a fold must not go on."""
 
 
+class JournalForkedError(JournalError):
+    """Two generations hold the same sequence: nobody may go on before somebody has looked."""
+
+
 class Journal(Protocol):
     """An append-only log of frames; sequences begin at 1 and have no gaps."""
 

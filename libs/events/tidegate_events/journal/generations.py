@@ -1,11 +1,11 @@
 """Generations: the journal as a chain of streams, of which the last takes appends and the others never change.
 
-The stream of the live generation has the journal's subjects. Sealing takes them away, waits until nothing is under way
-any more, and then makes the stream read-only for ever; its messages keep their subjects. The next generation begins at
-the next sequence (JetStream's `first_seq`), so sequences never restart and no position needs a generation's number.
+The stream of the live generation has the journal's subjects. Closing it takes them away for good; its messages keep
+theirs. The next generation begins at the next sequence (JetStream's `first_seq`), so sequences never restart and no
+position needs a generation's number. How one goes on to the next is in `closing`.
 
 Each step may be repeated, whatever was done before: a keeper that died between any two of them begins again. Trimming
-deletes a sealed stream; the caller has archived it before. The last frame of each subject is kept in a stream beside,
+deletes a closed stream; the caller has archived it before. The last frame of each subject is kept in a stream beside,
 so that its writer still finds it.
 """
 
@@ -22,7 +22,7 @@ from nats.aio.client import Client
 
 from tidegate_events import subjects
 from tidegate_events.journal.archive import ArchiveDirectory, read_archive
-from tidegate_events.journal.base import JournalError, JournalUnavailableError, Raw
+from tidegate_events.journal.base import JournalError, JournalForkedError, JournalUnavailableError, Raw
 from tidegate_events.journal.jetstream import (
     NO_ANSWER,
     STREAM_EXISTS_CODE,
@@ -42,15 +42,11 @@ __all__ = [
     "journal_stream",
     "open_archived",
     "open_first",
-    "open_next",
     "publish_head",
-    "seal",
     "trim",
 ]
 
 DUPLICATE_WINDOW_SECONDS = 120
-SETTLE_WAIT_SECONDS = 0.05
-SETTLE_SECONDS_MAX = 5.0
 HEAD_COPY_SECONDS = 5.0
 HEAD_TRIES_MAX = 5
 SEQ_HEADER = "Tidegate-Seq"
@@ -59,15 +55,24 @@ _SEQ_HEADER = re.compile(rb"^Tidegate-Seq: *([0-9]+)\r$", re.MULTILINE)
 
 
 class Generation(msgspec.Struct, frozen=True):
-    """A generation that is still a stream. An empty one has `last_seq == first_seq - 1`; a limit of -1 is none."""
+    """A generation that is still a stream. An empty one has `last_seq == first_seq - 1`; a limit of -1 is none.
+
+    `opening`: it has taken nothing yet, and counts as not there. `live`: it takes appends. `closed`: its subjects were
+    taken away, for good. `sealed`: the bus refuses every change of it; that comes some time after it was closed. Where
+    the next one is there, `last_seq` lies before that one's first; `surplus` counts what the stream holds beyond,
+    which is not history and must not be.
+    """
 
     number: int
     first_seq: int
     last_seq: int
     used_bytes: int
     limit_bytes: int
-    sealed: bool
     live: bool
+    closed: bool
+    sealed: bool = False
+    surplus: int = 0
+    opening: bool = False
 
     @property
     def stream(self) -> str:
@@ -102,21 +107,32 @@ async def generations(client: Client) -> tuple[Generation, ...]:
 
 
 async def listed(js: JetStream, known: dict[int, Generation]) -> tuple[Generation, ...]:
-    """Return the generations; sealed ones are taken from `known`, which learns new ones, as they never change."""
+    """Return the generations, without one that was created and did not begin.
+
+    `known` learns those that are over, whose frames never change: they are not asked again, so what is taken from it
+    may have been sealed since.
+    """
     numbers = sorted(number for name in await js.names() if (number := generation_of(name)) is not None)
     for number in set(known) - set(numbers):
         known.pop(number, None)
-    found = []
-    for number in numbers:
+    found: list[Generation] = []
+    for number in reversed(numbers):
         if (generation := known.get(number)) is None:
             info = await js.info(journal_stream(number))
             if info is None:
                 continue  # trimmed a moment ago
-            generation = _generation(number, info)
-            if generation.sealed:
-                known[number] = generation
+            if (generation := described(number, info)).opening:
+                continue  # nothing was ever taken by it
+            if found and found[-1].number == number + 1:
+                end = found[-1].first_seq - 1
+                surplus = max(0, generation.last_seq - end)
+                generation = msgspec.structs.replace(
+                    generation, last_seq=generation.last_seq - surplus, surplus=surplus
+                )
+                if generation.closed and generation.last_seq == end:
+                    known[number] = generation
         found.append(generation)
-    return tuple(found)
+    return tuple(reversed(found))
 
 
 async def open_first(client: Client, *, max_bytes: int, replicas: int = 1) -> Generation:
@@ -124,7 +140,7 @@ async def open_first(client: Client, *, max_bytes: int, replicas: int = 1) -> Ge
     js = JetStream(client)
     if there := await listed(js, {}):
         return there[-1]
-    await _create(js, stream_config(max_bytes=max_bytes, replicas=replicas))
+    await create(js, stream_config(max_bytes=max_bytes, replicas=replicas))
     if not (there := await listed(js, {})):
         raise JournalError("the first generation was opened and is gone: somebody deletes the journal's streams")
     return there[-1]
@@ -147,55 +163,25 @@ async def open_archived(
     heads = await asyncio.to_thread(
         lambda: {frame.subject: frame for each in archived for frame in read_archive(each.path)}
     )
-    await _create(js, _heads_config(replicas))
+    await create(js, _heads_config(replicas))
     for head in heads.values():
         await publish_head(client, js, head)
-    await _create(js, stream_config(number, max_bytes=max_bytes, replicas=replicas, first_seq=first_seq))
-    return _generation(number, await _existing(js, journal_stream(number)))
+    await create(js, stream_config(number, max_bytes=max_bytes, replicas=replicas, first_seq=first_seq))
+    return described(number, await existing(js, journal_stream(number)))
 
 
-async def seal(client: Client, number: int) -> Generation:
-    """Close a generation for ever and return it with its last sequence; one that is sealed stays as it is.
-
-    Where a replica is behind, or something does not come to rest, it goes on taking appends, and
-    JournalUnavailableError says why.
-    """
-    js = JetStream(client)
-    stream = journal_stream(number)
-    info = await _existing(js, stream)
-    config = info["config"]
-    if not config.get("sealed"):
-        if _generation(number, info).live:
-            await _settled(js, stream, growing=True)
-        closed = {**config, "subjects": [subjects.sealed(number)]}
-        try:
-            await js.call(f"STREAM.UPDATE.{stream}", closed)
-            await _settled(js, stream, growing=False)
-        except JournalUnavailableError:
-            await js.call(f"STREAM.UPDATE.{stream}", {**config, "subjects": list(JOURNAL_SUBJECTS)})
-            raise
-        # What can never grow needs no limit, which would only reserve room.
-        await js.call(f"STREAM.UPDATE.{stream}", {**closed, "max_bytes": -1, "sealed": True})
-        info = await _existing(js, stream)
-    return _generation(number, info)
-
-
-async def open_next(client: Client, number: int, *, max_bytes: int, replicas: int = 1) -> Generation:
-    """Open the generation after the sealed one of `number`; return it, also where it is open already."""
-    js = JetStream(client)
-    before = _generation(number, await _existing(js, journal_stream(number)))
-    if not before.sealed:
-        raise JournalError(f"{before.stream} still takes appends: seal it before the next one is opened")
-    config = stream_config(number + 1, max_bytes=max_bytes, replicas=replicas, first_seq=before.last_seq + 1)
-    await _create(js, config)
-    opened = _generation(number + 1, await _existing(js, journal_stream(number + 1)))
-    if opened.first_seq != before.last_seq + 1:
-        raise JournalError(f"{opened.stream} begins at {opened.first_seq}, {before.stream} ends at {before.last_seq}")
-    return opened
+def forked(closed: Generation, following: Generation) -> JournalForkedError:
+    """Return the error for a closed stream that goes beyond the beginning of the next one."""
+    return JournalForkedError(
+        f"{closed.stream} was closed and holds sequences up to {closed.last_seq + closed.surplus}, and the next "
+        f"generation begins at {following.first_seq}: what lies beyond was taken by a server that did not know of the "
+        "closing. It is not in history; its writers may believe that it is. Nothing is archived or trimmed before "
+        "somebody has looked"
+    )
 
 
 async def trim(client: Client, number: int) -> None:
-    """Delete a sealed generation's stream, which is in the archive; nothing happens where it is gone already.
+    """Delete a closed generation's stream, which is in the archive; nothing happens where it is gone already.
 
     The oldest goes first and the last one never, so that what is left has no gap.
     """
@@ -203,8 +189,10 @@ async def trim(client: Client, number: int) -> None:
     there = {generation.number: generation for generation in await listed(js, {})}
     if (old := there.get(number)) is None:
         return
-    if not old.sealed or number + 1 not in there:
-        raise JournalError(f"{old.stream} is not trimmed: it must be sealed, and the next one open")
+    if not old.closed or number + 1 not in there:
+        raise JournalError(f"{old.stream} is not trimmed: it must be closed, and the next one open")
+    if old.surplus:
+        raise forked(old, there[number + 1])
     if (oldest := min(there)) != number:
         raise JournalError(f"{old.stream} is not trimmed: {journal_stream(oldest)} is older and goes first")
     await _keep_heads(client, js, old)
@@ -253,28 +241,32 @@ def _seq_of(head: dict[str, Any]) -> int:
     return int(match[1])
 
 
-def _generation(number: int, info: dict[str, Any]) -> Generation:
+def described(number: int, info: dict[str, Any]) -> Generation:
+    """Return what the leader's answer says of a generation by itself."""
     config, state = info["config"], info["state"]
-    sealed = bool(config.get("sealed"))
+    listens_to = set(config.get("subjects") or ())
     return Generation(
         number=number,
         first_seq=int(config.get("first_seq") or 1),
         last_seq=int(state["last_seq"]),
         used_bytes=int(state["bytes"]),
         limit_bytes=int(config.get("max_bytes", -1)),
-        sealed=sealed,
-        live=not sealed and set(config.get("subjects") or ()) == set(JOURNAL_SUBJECTS),
+        live=listens_to == set(JOURNAL_SUBJECTS),
+        closed=listens_to == {subjects.closed(number)},
+        sealed=bool(config.get("sealed")),
+        opening=listens_to == {subjects.opening(number)},
     )
 
 
-async def _existing(js: JetStream, stream: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+async def existing(js: JetStream, stream: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return what the stream's leader says of it. Raises JournalError where there is none."""
     info = await js.info(stream, body)
     if info is None:
         raise JournalError(f"there is no generation {stream}")
     return info
 
 
-async def _create(js: JetStream, config: dict[str, Any]) -> None:
+async def create(js: JetStream, config: dict[str, Any]) -> None:
     """Create the stream unless it is there, perhaps with other bounds, or another generation is live meanwhile."""
     try:
         await js.call(f"STREAM.CREATE.{config['name']}", config)
@@ -283,40 +275,12 @@ async def _create(js: JetStream, config: dict[str, Any]) -> None:
             raise
 
 
-def _replicas(info: dict[str, Any]) -> list[dict[str, Any]]:
-    return (info.get("cluster") or {}).get("replicas") or []
-
-
-async def _settled(js: JetStream, stream: str, *, growing: bool) -> None:
-    """Return when every replica keeps up and, unless it is `growing`, has all of it and nothing more arrives.
-
-    Only then may the stream be made read-only: a replica that learns of that first would refuse what it has yet to
-    apply, and its copy would be shorter than the others.
-    """
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + SETTLE_SECONDS_MAX
-    last_seq, behind = -1, list[str]()
-    while loop.time() < deadline:
-        info = await _existing(js, stream)
-        behind = [
-            each["name"] for each in _replicas(info) if not each.get("current") or (each.get("lag") and not growing)
-        ]
-        if not behind and (growing or info["state"]["last_seq"] == last_seq):
-            return
-        last_seq = info["state"]["last_seq"]
-        await asyncio.sleep(SETTLE_WAIT_SECONDS)
-    who = ", ".join(behind) or "none"
-    raise JournalUnavailableError(
-        f"{stream} is not sealed: no rest within {SETTLE_SECONDS_MAX:g} s, replicas behind: {who}"
-    )
-
-
 async def _keep_heads(client: Client, js: JetStream, old: Generation) -> None:
-    info = await _existing(js, old.stream)
-    await _create(js, _heads_config(info["config"].get("num_replicas", 1)))
+    info = await existing(js, old.stream)
+    await create(js, _heads_config(info["config"].get("num_replicas", 1)))
     offset = 0
     while True:
-        info = await _existing(js, old.stream, {"subjects_filter": ">", "offset": offset})
+        info = await existing(js, old.stream, {"subjects_filter": ">", "offset": offset})
         counts = info["state"].get("subjects") or {}
         for subject in counts:
             message = await js.message(old.stream, {"last_by_subj": subject})

@@ -15,8 +15,9 @@ import msgspec
 
 HEALTH_SECONDS_MAX = 2.0
 ROOM_BYTES_MIN = 16 * 1024**2
-# What nats-server 2.15 says alone, and in a cluster.
-_SAYS_SO = ("write error", "JetStream not enabled")
+# What nats-server 2.15 says alone, and in a cluster; the last where it came back and learned of a generation's closing
+# later than of the next one, which it refused and will not take before it is started anew.
+_SAYS_SO = ("write error", "JetStream not enabled", "subjects overlap with an existing stream")
 
 
 class _Health(msgspec.Struct):
@@ -35,7 +36,7 @@ async def write_error(monitor_url: str) -> str | None:
 
 
 def is_write_error(error: str) -> bool:
-    """Say whether what a server says of its health means that a write failed, or that it does not store at all."""
+    """Say whether what a server says of its health means that a write failed, or that it does not store a stream."""
     return any(words in error for words in _SAYS_SO)
 
 

@@ -22,9 +22,9 @@ class NatsJournal:
     def __init__(self, client: Client, archive: ArchiveDirectory | None = None) -> None:
         self._client = client
         js = JetStream(client)
-        sealed: dict[int, Generation] = {}
-        self._appender = Appender(client, js, sealed)
-        self._reader = Reader(client, js, sealed, archive)
+        known: dict[int, Generation] = {}
+        self._appender = Appender(client, js, known)
+        self._reader = Reader(client, js, known, archive)
 
     async def ensure_stream(self, *, max_bytes: int, replicas: int = 1) -> None:
         """Open the first generation where there is none; a journal that exists is left as it is."""

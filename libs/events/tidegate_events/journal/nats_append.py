@@ -6,7 +6,7 @@ since is read back and compared before anything is written again; after a failed
 guard's.
 
 Each try names the stream it is meant for. So one that arrives late, when the next generation is open, is refused; and
-a writer learns in that way that its generation was sealed, where it can then read for certain whether its frame is in.
+a writer learns in that way that its generation was closed, where it can then read for certain whether its frame is in.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ class _Live(msgspec.Struct, frozen=True):
 class Appender:
     """Appends for one account; what it knows of generations is renewed when the bus says that it is old."""
 
-    def __init__(self, client: Client, js: JetStream, sealed: dict[int, Generation]) -> None:
+    def __init__(self, client: Client, js: JetStream, known: dict[int, Generation]) -> None:
         self._client = client
         self._js = js
-        self._sealed = sealed
+        self._known = known
         self._live: _Live | None = None
         self._newest_seq = 0
 
@@ -145,7 +145,7 @@ class Appender:
         raise ApiError(code, description)
 
     async def _look_up(self) -> _Live:
-        there = await listed(self._js, self._sealed)
+        there = await listed(self._js, self._known)
         if not there or not there[-1].live:
             raise JournalUnavailableError("no generation of the journal takes appends now; the next one opens soon")
         self._newest_seq = max(self._newest_seq, there[-1].last_seq)
@@ -163,17 +163,24 @@ class Appender:
     async def _last_of(self, streams: tuple[Generation, ...], subject: str) -> Raw | None:
         for generation in reversed(streams):
             message = await self._js.message(generation.stream, {"last_by_subj": subject})
-            if message is not None:
-                return raw(message)
+            if message is None:
+                continue
+            last = raw(message)
+            if generation.closed and last.seq > generation.last_seq:
+                raise JournalUnavailableError(
+                    f"{generation.stream} is closed, and has {subject} at {last.seq}, after its end at "
+                    f"{generation.last_seq}: it was still coming to rest, or the journal has forked, as its keeper says"
+                )
+            return last
         return await head_of(self._js, subject)
 
     async def last(self, subject: str) -> Raw | None:
         """Return the subject's last frame, wherever it lies."""
-        return await self._last_of(await listed(self._js, self._sealed), subject)
+        return await self._last_of(await listed(self._js, self._known), subject)
 
     async def _conflict(self, one: _Append, expected: int) -> Appended | Conflict:
         # A frame that was written under this guard is the subject's first one after it, whatever came later.
-        there = await listed(self._js, self._sealed)
+        there = await listed(self._js, self._known)
         followed = await self._next(there, one.subject, expected)
         if followed is not None and decode(followed.data).writer == one.writer:
             return Appended(followed.seq, duplicate=True)
@@ -185,8 +192,8 @@ class Appender:
 
     async def _next(self, there: tuple[Generation, ...], subject: str, after: int) -> Raw | None:
         for generation in there:
-            if generation.sealed and generation.last_seq <= after:
-                continue
+            if generation is not there[-1] and generation.last_seq <= after:
+                continue  # it is over
             start = max(after + 1, generation.first_seq)
             message = await self._js.message(generation.stream, {"seq": start, "next_by_subj": subject})
             if message is not None:
@@ -195,7 +202,7 @@ class Appender:
 
     async def _written(self, one: _Append) -> Appended | None:
         """Return the frame if an earlier try wrote it; None when the subject holds no such frame since."""
-        there = await listed(self._js, self._sealed)
+        there = await listed(self._js, self._known)
         last = await self._last_of(there, one.subject)
         if last is not None and decode(last.data).writer == one.writer:
             return Appended(last.seq, duplicate=True)

@@ -1,8 +1,8 @@
-"""Reading the journal in order, whatever each frame lies in: a file of the archive, a sealed stream, the live one.
+"""Reading the journal in order, whatever each frame lies in: a file of the archive, a closed stream, the live one.
 
 A stream is read by an ephemeral push consumer, made anew from the next sequence whenever it falls silent. Who waits at
-the end of a generation hears the server's advisory that the next one was created, and asks now and then in case it was
-lost.
+the end of a generation hears the server's advisory that the next one was given its subjects, and asks now and then in
+case it was lost.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Reader:
     """Reads for one account."""
 
     def __init__(
-        self, client: Client, js: JetStream, sealed: dict[int, Generation], archive: ArchiveDirectory | None
+        self, client: Client, js: JetStream, known: dict[int, Generation], archive: ArchiveDirectory | None
     ) -> None:
         self._client = client
         self._js = js
-        self._sealed = sealed
+        self._known = known
         self._archive = archive
         self._looking = asyncio.Lock()
 
@@ -64,14 +64,14 @@ class Reader:
 
     async def end(self) -> int:
         """Return the last sequence."""
-        there = await listed(self._js, self._sealed)
+        there = await listed(self._js, self._known)
         if not there:
             raise JournalUnavailableError("the bus has no journal yet")
         return there[-1].last_seq
 
     async def _source(self, after: int) -> AsyncGenerator[Raw, None]:
         """Return the messages after `after` of what holds the next one: it may end long before the journal does."""
-        there = await listed(self._js, self._sealed)
+        there = await listed(self._js, self._known)
         if not there:
             raise JournalUnavailableError("the bus has no journal yet")
         for generation in there:
@@ -85,7 +85,7 @@ class Reader:
             where = "has no archive" if self._archive is None else "does not find it in the archive"
             raise JournalGapError(
                 f"sequence {after + 1} is no longer on the bus, which begins at {there[0].first_seq}, and this process "
-                f"{where}: set TIDEGATE_JOURNAL_ARCHIVE_DIR to where the keeper puts sealed generations"
+                f"{where}: set TIDEGATE_JOURNAL_ARCHIVE_DIR to where the keeper puts closed generations"
             )
         return self._from_archive(archived, after)
 
@@ -102,14 +102,14 @@ class Reader:
         async def on_message(message: Msg) -> None:
             arrived.put_nowait(message)
 
-        async def on_next_created(_message: Msg) -> None:
+        async def on_next_open(_message: Msg) -> None:
             arrived.put_nowait(None)
 
         inbox = self._client.new_inbox()
-        created = f"$JS.EVENT.ADVISORY.STREAM.CREATED.{journal_stream(number + 1)}"
+        hooked = f"$JS.EVENT.ADVISORY.STREAM.UPDATED.{journal_stream(number + 1)}"
         subscriptions = [await self._client.subscribe(inbox, cb=on_message)]
         try:
-            subscriptions.append(await self._client.subscribe(created, cb=on_next_created))
+            subscriptions.append(await self._client.subscribe(hooked, cb=on_next_open))
             async with aclosing(self._until_next(number, after, inbox, arrived)) as messages:
                 async for raw in messages:
                     yield raw
@@ -121,7 +121,7 @@ class Reader:
     async def _until_next(
         self, number: int, after: int, inbox: str, arrived: asyncio.Queue[Msg | None]
     ) -> AsyncGenerator[Raw, None]:
-        """Yield what arrives of a generation, until it is sealed and all of it was there."""
+        """Yield what arrives of a generation, until the next one is there and all of it was read."""
         end = await self._end_of(number)
         if end is not None and after >= end:
             return
@@ -160,7 +160,7 @@ class Reader:
 
     async def _end_of(self, number: int) -> int | None:
         """Return the last sequence of a generation that is over, None for one that may still grow."""
-        there = await listed(self._js, self._sealed)
+        there = await listed(self._js, self._known)
         if not there or there[-1].number <= number:
             return None
         for generation in there:

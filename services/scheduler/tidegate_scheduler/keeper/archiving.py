@@ -1,4 +1,4 @@
-"""From a sealed generation to a file that proves itself: written, read again, compared with what the journal says."""
+"""From a closed generation to a file that proves itself: written, read again, compared with what the journal says."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Archivist:
     async def archive(
         self, generation: Generation, before: GenerationOpened | None, after: GenerationOpened
     ) -> ArchiveInfo:
-        """Return the proved file of a sealed generation, which is written where it is not there yet.
+        """Return the proved file of a closed generation, which is written where it is not there yet.
 
         `before` was said when it opened, `after` when the next one did. A file that is bad, or holds another history,
         is set aside, never deleted, and written anew.

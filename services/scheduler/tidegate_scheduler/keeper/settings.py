@@ -15,8 +15,8 @@ from tidegate_scheduler.snapshot import BUCKET_BYTES_MAX, KEPT_DEFAULT
 
 MIB = 1024**2
 GENERATION_BYTES_DEFAULT = 1024 * MIB
-SEALED_MAX = 3
-"""So many sealed generations may wait for the archive; then none is sealed any more, and a full journal says so."""
+CLOSED_MAX = 3
+"""So many closed generations may wait for the archive; then none is closed any more, and a full journal says so."""
 
 
 class SettingsError(Exception):
@@ -27,7 +27,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Where the bus and the archive are, and when the keeper does what.
 
     A generation has at most `generation_bytes`, and the next one is opened when `roll_percent` of them are used. The
-    newest `sealed_kept` sealed ones stay on the bus although they are in the archive. Every `poll_seconds` it looks how
+    newest `sealed_kept` closed ones stay on the bus although they are in the archive. Every `poll_seconds` it looks how
     full the journal is; what is new is folded every `fold_seconds`, or when something depends on it.
     """
 
@@ -52,7 +52,7 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Settings:
         raise SettingsError(f"TIDEGATE_INSTANCE: {error}") from error
     archive = environ.get("TIDEGATE_JOURNAL_ARCHIVE_DIR", "")
     if not archive:
-        raise SettingsError("TIDEGATE_JOURNAL_ARCHIVE_DIR is not set; a directory for sealed generations is needed")
+        raise SettingsError("TIDEGATE_JOURNAL_ARCHIVE_DIR is not set; a directory for closed generations is needed")
     return Settings(
         bus=bus_settings("keeper"),
         archive_dir=Path(archive),
@@ -62,7 +62,7 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Settings:
         snapshots_bytes_max=_whole(environ, "TIDEGATE_SNAPSHOTS_BYTES_MAX", BUCKET_BYTES_MAX, MIB, 2**40),
         generation_bytes=_whole(environ, "TIDEGATE_GENERATION_BYTES", GENERATION_BYTES_DEFAULT, MIB, 2**50),
         roll_percent=_whole(environ, "TIDEGATE_GENERATION_PERCENT", 70, 1, 95),
-        sealed_kept=_whole(environ, "TIDEGATE_SEALED_KEPT", 0, 0, SEALED_MAX - 1),
+        sealed_kept=_whole(environ, "TIDEGATE_SEALED_KEPT", 0, 0, CLOSED_MAX - 1),
         poll_seconds=_whole(environ, "TIDEGATE_KEEPER_POLL_MILLIS", 500, 20, 60_000) / 1000,
     )
 

@@ -1,8 +1,9 @@
 """The keeper's shell: follows the journal, saves states, opens the next generation in time, archives and trims.
 
-Two loops: one keeps up with the journal and rolls, the other archives what is sealed, so that a long archive never
-delays a roll. Whatever it does may be done again: a keeper that was killed between any two steps looks at what there is
-and goes on from there. Only between sealing a generation and opening the next one do writers wait.
+Three loops: one keeps up with the journal and rolls, one archives what is closed, so that a long archive never delays
+a roll, and one seals on the bus what is closed and whole in every copy, which nobody waits for. Whatever it does may
+be done again: a keeper that was killed between any two steps looks at what there is and goes on from there. Only
+between closing a generation and opening the next one do writers wait.
 """
 
 from __future__ import annotations
@@ -19,14 +20,20 @@ import structlog
 from tidegate_events.cancellation import honour_cancellation
 from tidegate_events.clock import Clock
 from tidegate_events.events import GenerationOpened
-from tidegate_events.journal.base import JournalError, JournalFullError, JournalGapError, JournalUnavailableError
-from tidegate_events.journal.generations import Generation
+from tidegate_events.journal.base import (
+    JournalError,
+    JournalForkedError,
+    JournalFullError,
+    JournalGapError,
+    JournalUnavailableError,
+)
+from tidegate_events.journal.generations import Generation, forked
 from tidegate_events.journal.nats import NatsJournal
 from tidegate_events.process import say_ready
 
 from tidegate_scheduler.keeper.archiving import Archivist
 from tidegate_scheduler.keeper.fold import Fold
-from tidegate_scheduler.keeper.settings import SEALED_MAX, Settings
+from tidegate_scheduler.keeper.settings import CLOSED_MAX, Settings
 from tidegate_scheduler.keeper.streams import JournalStreams
 from tidegate_scheduler.keeper.voice import Opening, Voice
 from tidegate_scheduler.snapshot import Kept, SnapshotError, SnapshotStore, snapshot_name
@@ -64,16 +71,17 @@ class Keeper:
         self._unsaid: list[Opening] = []
         self._proved: set[int] = set()
         self._folded_at = -math.inf
-        self._unsealed = 0
+        self._unclosed = 0
 
     async def run(self) -> None:
-        """Keep until cancelled. Raises what cannot be mended: a gap, a frame that cannot be folded, another keeper."""
+        """Keep until cancelled. Raises what cannot be mended: a gap, a fork, a strange frame, another keeper."""
         async with asyncio.TaskGroup() as tasks:
             await self._until_done("begin", self.begin)
             await self._until_done("keep", self.keep)
             say_ready()
             tasks.create_task(self._for_ever("keep", self.keep))
             tasks.create_task(self._for_ever("archive", self.archive))
+            tasks.create_task(self._for_ever("seal", self.seal))
 
     async def _for_ever(self, what: str, act: Callable[[], Awaitable[None]]) -> None:
         while True:
@@ -87,7 +95,7 @@ class Keeper:
             honour_cancellation()
             try:
                 return await act()
-            except JournalGapError:
+            except (JournalGapError, JournalForkedError):
                 raise
             except (JournalError, SnapshotError, OSError) as error:
                 log.error("keeper_waits", what=what, why=str(error), wait_seconds=wait_seconds)
@@ -126,10 +134,13 @@ class Keeper:
         there = await self._streams.generations()
         if not there:
             raise JournalUnavailableError("the bus has no journal yet")
+        for old, following in pairwise(there):
+            if old.surplus:
+                raise forked(old, following)
         return there
 
     async def _with_a_live_one(self) -> tuple[Generation, ...]:
-        """Return the generations; where somebody died between sealing and opening, go on: every writer waits."""
+        """Return the generations; where somebody died between closing and opening, go on: every writer waits."""
         there = await self._there()
         return there if there[-1].live else await self._roll(there[-1])
 
@@ -155,7 +166,7 @@ class Keeper:
         said = await self._say_openings(there[-1])
         await self._save_if_due(there)
         if said and self._is_time(there):
-            # Where the next one could not follow at once, or no state can be saved, no generation is sealed.
+            # Where the next one could not follow at once, or no state can be saved, no generation is closed.
             await self._streams.check_room(there[-1], self._settings.generation_bytes)
             await self._save(there)
             await self._roll(there[-1])
@@ -191,16 +202,16 @@ class Keeper:
             self._unsaid.remove(opening)
             return
 
-    async def _note_opening(self, sealed: Generation) -> None:
-        """Save the state at the end of a sealed generation, and note what will be said of the next one."""
-        number = sealed.number + 1
+    async def _note_opening(self, closed: Generation) -> None:
+        """Save the state at the end of a closed generation, and note what will be said of the next one."""
+        number = closed.number + 1
         if self._known.state.header.generation >= number or any(each.generation == number for each in self._unsaid):
             return
         kept = await self._save_now()
         opening = Opening(
             generation=number,
-            first_seq=sealed.last_seq + 1,
-            sealed_frames=sealed.last_seq - sealed.first_seq + 1,
+            first_seq=closed.last_seq + 1,
+            sealed_frames=closed.last_seq - closed.first_seq + 1,
             sealed_digest=self._known.chain.text(),
             snapshot=kept.name,
             state_digest=kept.info.state_digest,
@@ -253,11 +264,11 @@ class Keeper:
     def _is_time(self, there: tuple[Generation, ...]) -> bool:
         if not self._is_over_share(there[-1]):
             return False
-        if len(there) - 1 >= SEALED_MAX:
-            if self._unsealed != there[-1].number:
-                self._unsealed = there[-1].number
-                why = f"{SEALED_MAX} wait for the archive already"
-                log.error("journal_not_sealed", generation=there[-1].number, why=why)
+        if len(there) - 1 >= CLOSED_MAX:
+            if self._unclosed != there[-1].number:
+                self._unclosed = there[-1].number
+                why = f"{CLOSED_MAX} wait for the archive already"
+                log.error("journal_not_closed", generation=there[-1].number, why=why)
             return False
         return True
 
@@ -268,15 +279,15 @@ class Keeper:
         return live.used_bytes * 100 >= limit * self._settings.roll_percent
 
     async def _roll(self, live: Generation) -> tuple[Generation, ...]:
-        """Seal the generation, open the next; return what there is then."""
+        """Close the generation, open the next; return what there is then."""
         began = time.monotonic()
-        sealed = await self._streams.seal(live.number)
+        closed = await self._streams.close(live.number)
         opened = await self._streams.open_next(live.number, max_bytes=self._settings.generation_bytes)
         log.info(
             "journal_rolled",
             generation=opened.number,
             first_seq=opened.first_seq,
-            sealed_bytes=sealed.used_bytes,
+            closed_bytes=closed.used_bytes,
             gap_ms=round((time.monotonic() - began) * 1000, 1),
         )
         return await self._there()
@@ -284,7 +295,7 @@ class Keeper:
     # ---- archive ----
 
     async def archive(self) -> None:
-        """Bring every sealed generation into the archive, prove the file, and only then trim, oldest first."""
+        """Bring every closed generation into the archive, prove the file, and only then trim, oldest first."""
         there = await self._there()
         for old, following in pairwise(there):
             after = await self._streams.opening(following)
@@ -299,3 +310,9 @@ class Keeper:
                 return
             await self._streams.trim(old.number)
             log.info("generation_trimmed", generation=old.number, stream=old.stream, freed_bytes=old.used_bytes)
+
+    async def seal(self) -> None:
+        """Seal on the bus what is closed and whole in every copy; what is not is looked at again."""
+        for old in (await self._there())[:-1]:
+            if not old.sealed and await self._streams.seal(old.number):
+                log.info("generation_sealed", generation=old.number)

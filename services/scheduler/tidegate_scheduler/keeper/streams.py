@@ -6,6 +6,7 @@ from nats.aio.client import Client
 from tidegate_events.contract import may_say
 from tidegate_events.events import GenerationOpened
 from tidegate_events.frame import decode
+from tidegate_events.journal import closing
 from tidegate_events.journal import generations as steps
 from tidegate_events.journal.base import JournalError
 from tidegate_events.journal.generations import Generation
@@ -24,6 +25,7 @@ class JournalStreams:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._js = JetStream(client)
+        self._sealer = closing.Sealer(client)
 
     async def generations(self) -> tuple[Generation, ...]:
         """Return those that are streams, oldest first."""
@@ -33,7 +35,7 @@ class JournalStreams:
         """Raise JournalError where the bus has no room for another generation beside the live one.
 
         Only the server knows what it has promised to whom, so it is asked for that much, which is given back at once.
-        A generation that is sealed with no room for the next one would stop every writer, though it is not full.
+        A generation that is closed with no room for the next one would stop every writer, though it is not full.
         """
         config = {
             "name": ROOM_STREAM,
@@ -56,21 +58,25 @@ class JournalStreams:
             if error.code != STREAM_MISSING_CODE:
                 raise
 
-    async def seal(self, number: int) -> Generation:
+    async def close(self, number: int) -> Generation:
         """Close a generation for ever."""
-        return await steps.seal(self._client, number)
+        return await closing.close(self._client, number)
+
+    async def seal(self, number: int) -> bool:
+        """Seal a closed generation if all its copies are whole; say whether it is sealed."""
+        return await self._sealer.seal(number)
 
     async def open_next(self, number: int, *, max_bytes: int) -> Generation:
         """Open the generation after `number`, with as many replicas as that has."""
         replicas = await self._replicas(number)
-        return await steps.open_next(self._client, number, max_bytes=max_bytes, replicas=replicas)
+        return await closing.open_next(self._client, number, max_bytes=max_bytes, replicas=replicas)
 
     async def _replicas(self, number: int) -> int:
         info = await self._js.info(steps.journal_stream(number))
         return 1 if info is None else int(info["config"].get("num_replicas", 1))
 
     async def trim(self, number: int) -> None:
-        """Delete a sealed generation's stream."""
+        """Delete a closed generation's stream."""
         await steps.trim(self._client, number)
 
     async def opening(self, generation: Generation) -> GenerationOpened | None:
