@@ -103,3 +103,11 @@ def test_a_signal_ends_a_service_whatever_swallows_its_cancellation(on_cancel: s
     _, said = process.communicate(timeout=60)
     assert process.returncode == exit_code
     assert json.loads(said.splitlines()[-1])["event"] == event
+
+
+def test_a_logger_outlives_a_stream_that_stood_in_for_standard_error() -> None:
+    (line,) = lines_of(
+        "import io, sys\nreal, sys.stderr = sys.stderr, io.StringIO()\nlog.info('into the stand-in')\n"
+        "sys.stderr.close()\nsys.stderr = real\nlog.info('seen')"
+    )
+    assert line["event"] == "seen"

@@ -167,7 +167,6 @@ class DeadLetters:
         """Yield the consumer's letters as they change, for ever; a register that is away is waited for."""
         async with self._register.changes(consumer) as changed:
             while True:
-                honour_cancellation()
                 changed.clear()
                 try:
                     async for stored in self.newer(after, consumer):
@@ -175,6 +174,7 @@ class DeadLetters:
                         yield stored
                 except RegisterUnavailableError as error:
                     log.warning("dead_letters_away", consumer=consumer, why=str(error))
+                honour_cancellation()
                 await _wait(changed, LOOK_SECONDS)
 
     async def oldest(self) -> int:

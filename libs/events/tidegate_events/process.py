@@ -66,7 +66,7 @@ def log_as(service: str, instance: str) -> None:
             structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(_StandardError()),  # type: ignore[arg-type]
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(service=service, instance=instance)
@@ -84,6 +84,18 @@ def name_job(_logger: WrappedLogger, _method: str, fields: EventDict) -> EventDi
     if isinstance(job, str) and job:
         fields.setdefault("trace_id", trace.trace_id(job))
     return fields
+
+
+class _StandardError:
+    """Standard error as it is when a line is written: loggers outlive a stream that somebody put in its place."""
+
+    @staticmethod
+    def write(text: str) -> int:
+        return sys.stderr.write(text)
+
+    @staticmethod
+    def flush() -> None:
+        sys.stderr.flush()
 
 
 class _FromLibraries(logging.Handler):

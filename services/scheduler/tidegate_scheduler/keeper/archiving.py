@@ -9,7 +9,7 @@ from pathlib import Path
 
 import structlog
 from tidegate_events.events import GenerationOpened
-from tidegate_events.journal.archive import ArchiveDamagedError, ArchiveDirectory, ArchiveInfo, inspect
+from tidegate_events.journal.archive import ArchiveDamagedError, ArchiveDirectory, ArchiveInfo, glance, inspect
 from tidegate_events.journal.base import JournalError
 from tidegate_events.journal.generations import Generation
 from tidegate_events.journal.nats import NatsJournal
@@ -61,6 +61,18 @@ class Archivist:
             seconds=round(time.monotonic() - began, 3),
         )
         return info
+
+    async def holds(self, generation: Generation, after: GenerationOpened) -> bool:
+        """Say whether the file that was proved is still there, by its ends: a look that may be taken often."""
+        try:
+            info = await asyncio.to_thread(glance, self._archive.path(generation.number))
+        except (FileNotFoundError, ArchiveDamagedError):
+            return False
+        return (info.first_seq, info.last_seq, info.digest) == (
+            generation.first_seq,
+            generation.last_seq,
+            after.sealed_digest,
+        )
 
     async def _write(self, generation: Generation, before: GenerationOpened | None) -> None:
         writer = self._archive.begin(

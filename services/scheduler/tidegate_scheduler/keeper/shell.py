@@ -301,7 +301,8 @@ class Keeper:
             after = await self._streams.opening(following)
             if after is None:
                 break  # its digest is not in the journal yet
-            if old.number not in self._proved:
+            if old.number not in self._proved or not await self._archivist.holds(old, after):
+                self._proved.discard(old.number)
                 before = await self._streams.opening(old) if old.number > 1 else None
                 await self._archivist.archive(old, before, after)
                 self._proved.add(old.number)
