@@ -31,7 +31,7 @@ async def load_state(client: Client, at_most: int | None = None) -> State:
         # They only make a start fast: the journal alone is enough.
         log.warning("snapshots_unavailable", why=str(error))
         state = None
-    if state is not None and not await _is_of(journal, state):
+    if state is not None and not await is_of(journal, state):
         log.error("snapshot_of_another_journal", seq=state.seq, digest=state.digest())
         state = None
     if state is None:
@@ -41,7 +41,7 @@ async def load_state(client: Client, at_most: int | None = None) -> State:
     return state
 
 
-async def _is_of(journal: NatsJournal, state: State) -> bool:
+async def is_of(journal: NatsJournal, state: State) -> bool:
     """Say whether the state knows the frame that it follows. Where that was trimmed, nothing speaks against it."""
     try:
         async with aclosing(journal.read(state.seq - 1, state.seq)) as frames:

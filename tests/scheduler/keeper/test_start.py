@@ -7,8 +7,10 @@ from pathlib import Path
 
 from nats.aio.client import Client
 from tidegate_events import events as e
+from tidegate_events.journal.chain import ChainDigest
 from tidegate_events.journal.generations import generations
-from tidegate_scheduler.snapshot import BUCKET
+from tidegate_scheduler.snapshot import BUCKET, SnapshotStore
+from tidegate_scheduler.state import State
 
 from tests.scheduler.keeper.bench import GENERATION_BYTES, PADDING_BYTES, History, keeper, settings
 from tests.support.cluster import spec
@@ -77,3 +79,19 @@ async def test_a_scheduler_with_neither_says_what_it_needs(
     process = SchedulerProcess(tmp_path, server.url, "s2")
     assert await asyncio.to_thread(process._process.wait, WAIT_SECONDS) != 0
     assert "set TIDEGATE_JOURNAL_ARCHIVE_DIR" in process.log_path.read_text()
+
+
+async def test_a_keeper_does_not_go_on_from_the_state_of_another_journal(
+    client: Client, history: History, archive_dir: Path
+) -> None:
+    """Left by a journal that was made anew: every digest from there on would be wrong."""
+    foreign = State()
+    foreign.seq = await history.journal.end()
+    snapshots = SnapshotStore(client, keeps=True)
+    await snapshots.ensure()
+    await snapshots.save(foreign, ChainDigest().text())
+    made = keeper(client, settings(archive_dir))
+    await made.begin()
+    await made.keep()
+    await history.settle()
+    assert made._known.state.digest() == history.state.digest() != foreign.digest()

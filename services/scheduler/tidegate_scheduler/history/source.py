@@ -20,6 +20,7 @@ from tidegate_events.journal.nats import NatsJournal
 from tidegate_scheduler.history.errors import HistoryMissingError
 from tidegate_scheduler.history.verification import Redacted
 from tidegate_scheduler.snapshot import SnapshotStore, decode_snapshot
+from tidegate_scheduler.start import is_of
 from tidegate_scheduler.state import State
 
 NOTE_REDACTED = "redacted"
@@ -117,7 +118,7 @@ class BusSource:
     async def state(self, at_most: int) -> State:
         """Return the newest usable snapshot of the store; without one, the beginning."""
         found = await self._snapshots.newest(at_most)
-        if found is not None and found.seq >= self.first - 1:
+        if found is not None and found.seq >= self.first - 1 and await is_of(self._journal, found):
             return found
         if self.first == 1:
             return State()

@@ -37,6 +37,7 @@ from tidegate_scheduler.keeper.settings import CLOSED_MAX, Settings
 from tidegate_scheduler.keeper.streams import JournalStreams
 from tidegate_scheduler.keeper.voice import Opening, Voice
 from tidegate_scheduler.snapshot import Kept, SnapshotError, SnapshotStore, snapshot_name
+from tidegate_scheduler.start import is_of
 
 RETRY_SECONDS_MAX = 10.0
 
@@ -111,6 +112,9 @@ class Keeper:
         found = await self._snapshots.find(await self._nothing_unsaid_before(there))
         if found is not None and not found.info.chain:
             log.warning("snapshot_without_chain", seq=found.info.seq)
+            found = None
+        if found is not None and not await is_of(self._journal, found.state):
+            log.error("snapshot_of_another_journal", seq=found.info.seq, digest=found.info.state_digest)
             found = None
         self._fold = Fold(found)
         self._unsaid.clear()
