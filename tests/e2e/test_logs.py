@@ -11,7 +11,7 @@ from tidegate_events import trace
 from tests.e2e.running import RunningStack, command
 
 JOB_ID = re.compile(r"\bj-[a-z2-7]{16}\b")
-NOT_OURS = frozenset({"nats.log", "postgres.log", "supervisor.log"})
+NOT_OURS = frozenset({"nats.log", "postgres.log"})
 LINES = 200_000
 LINE = "%09d " + "x" * 90
 NEED: dict[str, Any] = {"default": {"minimum": {"cpu_millis": 500, "memory_mib": 128}}}

@@ -50,7 +50,7 @@ async def catalogue(settings: Settings) -> dict[str, Image]:
     if settings.offer_host_image:
         wanted[HOST] = host_image()
     directory = Path(settings.image_cache_dir) if settings.image_cache_dir else settings.paths.images
-    return await asyncio.to_thread(_measure, wanted, directory / "hashes.msgpack")
+    return await asyncio.to_thread(_measure, wanted, directory)
 
 
 def host_image() -> ImageSettings:
@@ -70,23 +70,35 @@ def host_image() -> ImageSettings:
     )
 
 
-def _measure(wanted: Mapping[str, ImageSettings], cache_file: Path) -> dict[str, Image]:
-    cache_file.parent.mkdir(parents=True, exist_ok=True)
-    cache = trees.HashCache(cache_file)
-    cache.load()
-    used: dict[trees.Key, str] = {}
-    images = {name: _image(name, image, cache, used) for name, image in sorted(wanted.items())}
-    cache.store(used)
-    return images
+def _measure(wanted: Mapping[str, ImageSettings], directory: Path) -> dict[str, Image]:
+    directory.mkdir(parents=True, exist_ok=True)
+    digests = trees.DigestCache(directory / "digests.json")
+    digests.load()
+    return {name: _image(name, image, digests, directory) for name, image in sorted(wanted.items())}
 
 
-def _image(name: str, image: ImageSettings, cache: trees.HashCache, used: dict[trees.Key, str]) -> Image:
+def _image(name: str, image: ImageSettings, digests: trees.DigestCache, directory: Path) -> Image:
     began = time.monotonic()
     log.info("image_measuring", image=name, layers=[layer.source for layer in image.layers])
+    layers = [(layer.source, layer.target) for layer in image.layers]
     try:
-        digest = trees.digest([(layer.source, layer.target) for layer in image.layers], cache, used)
+        seen = trees.fingerprint(layers)
+        digest = digests.get(layers, seen)
+        if digest is None:
+            digest = _digest(layers, directory / "hashes.msgpack")
+            if trees.fingerprint(layers) == seen:  # else it was changed while it was read
+                digests.put(layers, seen, digest)
     except OSError as error:
         raise ImageError(f"image {name}: {error}; each layer needs a readable directory as its source") from error
     log.info("image_measured", image=name, digest=digest, seconds=round(time.monotonic() - began, 2))
-    layers = tuple(Layer(source=layer.source, target=layer.target) for layer in image.layers)
-    return Image(name=name, digest=digest, layers=layers, path=image.path)
+    found = tuple(Layer(source=layer.source, target=layer.target) for layer in image.layers)
+    return Image(name=name, digest=digest, layers=found, path=image.path)
+
+
+def _digest(layers: list[tuple[str, str]], cache_file: Path) -> str:
+    cache = trees.HashCache(cache_file)
+    cache.load()
+    used: dict[trees.Key, str] = {}
+    digest = trees.digest(layers, cache, used)
+    cache.store(layers, used)
+    return digest

@@ -28,6 +28,7 @@ from tidegate_executor import (
     archives,
     checkpoints,
     environment,
+    images,
     log_queries,
     retention,
     sdk_copy,
@@ -53,10 +54,17 @@ from tests.executor.agent.conftest import component, job
 def measured(tree: Path, cache: Path) -> str:
     hashes = trees.HashCache(cache)
     hashes.load()
+    layers = [(str(tree), "/usr")]
     used: dict[trees.Key, str] = {}
-    digest = trees.digest([(str(tree), "/usr")], hashes, used)
-    hashes.store(used)
+    digest = trees.digest(layers, hashes, used)
+    hashes.store(layers, used)
+    # Whatever changes the digest changes the fingerprint, by which a digest is known again.
+    measured.by_fingerprint.setdefault(trees.fingerprint(layers), digest)  # type: ignore[attr-defined]
+    assert measured.by_fingerprint[trees.fingerprint(layers)] == digest  # type: ignore[attr-defined]
     return digest
+
+
+measured.by_fingerprint = {}  # type: ignore[attr-defined]
 
 
 def test_a_digest_changes_with_what_matters_and_with_nothing_else(tmp_path: Path) -> None:
@@ -105,6 +113,44 @@ def test_a_second_measurement_reads_no_file_that_did_not_change(
     (tree / "f3").write_text("three")
     assert measured(tree, tmp_path / "cache") != first
     assert read == [str(tree / "f3")]
+
+
+def test_one_images_hashes_do_not_push_out_anothers(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "f").write_text(name)
+        measured(tmp_path / name, tmp_path / "cache")
+    (tmp_path / "one" / "f").unlink()
+    measured(tmp_path / "one", tmp_path / "cache")
+    rows = msgspec.msgpack.decode((tmp_path / "cache").read_bytes(), type=list[tuple[trees.Key, str]])
+    assert [key[0] for key, _ in rows] == [str(tmp_path / "two" / "f")]
+
+
+async def test_an_image_that_did_not_change_is_known_by_its_fingerprint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = tmp_path / "layer"
+    (layer / "bin").mkdir(parents=True)
+    (layer / "bin" / "tool").write_text("one")
+    wanted = {"tiny": {"layers": [{"source": str(layer), "target": "/usr"}]}}
+    chosen = msgspec.convert(
+        {"node": "n1", "data_dir": str(tmp_path / "n1"), "image_cache_dir": str(tmp_path / "cache"),
+         "hot_dir": str(tmp_path), "secrets_dir": str(tmp_path), "offer_host_image": False, "images": wanted},
+        settings.Settings,
+    )  # fmt: skip
+    measured_layers: list[object] = []
+    digest = trees.digest
+    monkeypatch.setattr(trees, "digest", lambda layers, *more: measured_layers.append(layers) or digest(layers, *more))
+    first = (await images.catalogue(chosen))["tiny"].digest
+    assert (await images.catalogue(chosen))["tiny"].digest == first
+    assert len(measured_layers) == 1
+    (layer / "bin" / "tool").write_text("two")
+    assert (await images.catalogue(chosen))["tiny"].digest != first
+    assert len(measured_layers) == 2
+    (tmp_path / "cache" / "digests.json").write_text("{")
+    again = (await images.catalogue(chosen))["tiny"].digest
+    assert (again, len(measured_layers)) != (first, 2)
+    assert len(measured_layers) == 3
 
 
 def test_a_damaged_cache_costs_time_only(tmp_path: Path) -> None:

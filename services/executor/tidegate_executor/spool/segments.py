@@ -138,9 +138,12 @@ def sync_directory(directory: Path) -> None:
         os.close(fd)
 
 
-def write_durably(path: Path, data: bytes) -> None:
-    """Replace the file at once and durably: readers see the old bytes or the new ones, never a part."""
-    temporary = path.with_name(f".{path.name}.tmp")
+def write_durably(path: Path, data: bytes, *, by: str = "") -> None:
+    """Replace the file at once and durably: readers see the old bytes or the new ones, never a part.
+
+    Where several processes may write it at the same time, `by` tells them apart.
+    """
+    temporary = path.with_name(f".{path.name}{by}.tmp")
     with temporary.open("wb") as file:
         file.write(data)
         file.flush()
