@@ -31,8 +31,8 @@ LANES = {
     "tests/e2e/test_gang.py": "stacks-1",
     "tests/e2e/test_operator.py": "stacks-2",
     "tests/e2e/test_stack.py": "stacks-2",
-    "tests/e2e/test_several.py": "stacks-2",
-    "tests/e2e/test_logs.py": "stacks-2",
+    "tests/e2e/test_several.py": "stacks-1",
+    "tests/e2e/test_logs.py": "stacks-1",
 }
 
 
@@ -67,8 +67,12 @@ def why_no_isolation() -> str:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test that needs isolation where there is none, but never on CI."""
-    if item.get_closest_marker("isolation") is None or os.environ.get("CI"):
+    """Skip a test that takes minutes, and one that needs isolation where there is none, but nothing on CI."""
+    if os.environ.get("CI"):
+        return
+    if item.get_closest_marker("long") is not None:
+        pytest.skip("takes minutes: runs on CI, and with CI=true")
+    if item.get_closest_marker("isolation") is None:
         return
     if reason := why_no_isolation():
         pytest.skip(reason)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,9 +17,7 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.isolation,
     pytest.mark.timeout(RUN_SECONDS_MAX + 30),
-    pytest.mark.skipif(
-        "CI" not in os.environ, reason="two minutes on a machine of its own: CI=true, or benchmarks/chaos.py"
-    ),
+    pytest.mark.long,
 ]
 
 

@@ -76,6 +76,7 @@ def test_an_interrupted_demo_leaves_nothing(tmp_path: Path, ending: signal.Signa
     assert leftovers.find(Home(home), ports) == []
 
 
+@pytest.mark.long
 def test_unisolated_only_on_request_and_labelled_throughout(tmp_path: Path) -> None:
     done = subprocess.run(
         demo(tmp_path / "home", "--unisolated"),

@@ -12,7 +12,7 @@ from tidegate_local import leftovers
 
 from tests.e2e.running import RunningStack, command
 
-pytestmark = [pytest.mark.e2e, pytest.mark.isolation, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.isolation, pytest.mark.long, pytest.mark.timeout(600)]
 
 NODES = {"node-1", "node-2"}
 
