@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import stat
-import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -19,10 +18,12 @@ from tidegate_events.journal.base import Appended
 from tidegate_events.journal.nats import NatsJournal
 from tidegate_events.resources import Resources
 from tidegate_local import plan
-from tidegate_local.bus import Bus, config_file, is_ready, new_bus, write_config
+from tidegate_local.bus import Bus, config_file, is_ready, new_bus
 from tidegate_local.home import Home
 from tidegate_local.permissions import ADMIN, publish_permissions
 from tidegate_local.topology import NATS, ONE_OF_EACH
+
+from tests.support.stack_bus import running
 
 NODE = "local"
 REFUSED_SECONDS = 0.3
@@ -32,21 +33,8 @@ REFUSED_SECONDS = 0.3
 @pytest.fixture
 async def bus(tmp_path: Path) -> AsyncIterator[Bus]:
     """Yield the stack's bus, running."""
-    home = Home(tmp_path)
-    home.create()
-    made = new_bus((plan.free_port(),))
-    write_config(home, made)
-    spec = plan.nats_service(home, made, SERVER)
-    with (tmp_path / "nats.log").open("wb") as log:
-        process = subprocess.Popen(spec.argv, stdout=log, stderr=log)  # noqa: ASYNC220 - a fork of milliseconds
-    try:
-        while not await spec.is_ready():
-            assert process.poll() is None
-            await asyncio.sleep(0.02)
+    async with running(tmp_path, new_bus((plan.free_port(),))) as made:
         yield made
-    finally:
-        process.terminate()
-        process.wait(10)
 
 
 async def connect(bus: Bus, user: str) -> Client:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,35 +12,20 @@ from tidegate_events.deadletter import nats_letters
 from tidegate_events.lanes import Position
 from tidegate_events.positions import nats_positions
 from tidegate_local import plan
-from tidegate_local.bus import Bus, new_bus, write_config
-from tidegate_local.home import Home
-from tidegate_local.topology import NATS, ONE_OF_EACH
+from tidegate_local.bus import Bus, new_bus
 
 from tests.metrics.letters import letter
+from tests.support.stack_bus import running
 
 CONSUMERS = ("checkpoint", "projector")
 REFUSED_SECONDS = 0.3
-(SERVER,) = ONE_OF_EACH.processes(NATS)
 
 
 @pytest.fixture
 async def bus(tmp_path: Path) -> AsyncIterator[Bus]:
     """Yield the stack's bus, running."""
-    home = Home(tmp_path)
-    home.create()
-    made = new_bus((plan.free_port(),))
-    write_config(home, made)
-    spec = plan.nats_service(home, made, SERVER)
-    with (tmp_path / "nats.log").open("wb") as log:
-        process = subprocess.Popen(spec.argv, stdout=log, stderr=log)  # noqa: ASYNC220 - a fork of milliseconds
-    try:
-        while not await spec.is_ready():
-            assert process.poll() is None
-            await asyncio.sleep(0.02)
+    async with running(tmp_path, new_bus((plan.free_port(),))) as made:
         yield made
-    finally:
-        process.terminate()
-        process.wait(10)
 
 
 async def test_a_consumer_sets_aside_and_the_operator_settles(bus: Bus) -> None:

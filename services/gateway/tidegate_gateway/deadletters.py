@@ -19,9 +19,10 @@ import typer
 from tidegate.cli import exits, moments, output, text
 from tidegate.cli.exits import CommandError
 from tidegate_events import bus
-from tidegate_events.bus import BusSettings, BusUnreachableError
+from tidegate_events.bus import BusUnreachableError
 from tidegate_events.deadletter import DeadLetter, DeadLetters, NoLetterError, nats_letters
-from tidegate_events.process import bus_settings, log_as
+from tidegate_events.operator_login import operator_bus
+from tidegate_events.process import log_as
 from tidegate_events.register.base import RegisterUnavailableError
 
 WAIT_SECONDS_MAX = 10.0
@@ -46,14 +47,6 @@ deadletter = typer.Typer(
       0 ok   1 it failed again   2 usage   3 no stack or no bus   4 no such letter, or it is closed
     """,
 )
-
-
-class _Stack(msgspec.Struct, frozen=True):
-    """What the local stack's record says of its bus."""
-
-    bus_url: str
-    bus_user: str = ""
-    bus_password: str = ""
 
 
 @deadletter.callback()
@@ -193,7 +186,7 @@ def _run(ask: Callable[[DeadLetters], Awaitable[T]], home: Path | None) -> T:
     """Return what `ask` finds on the bus; end with a message and an exit code for what a command can meet."""
 
     async def connected() -> T:
-        client = await bus.connect(_bus_settings(home), bus.COMMAND_TRIES_MAX)
+        client = await bus.connect(operator_bus("deadletter", home), bus.COMMAND_TRIES_MAX)
         try:
             return await ask(nats_letters(client))
         finally:
@@ -205,19 +198,6 @@ def _run(ask: Callable[[DeadLetters], Awaitable[T]], home: Path | None) -> T:
         raise CommandError(str(error), "`tidegate deadletter ls --all` lists them.", exits.NOT_FOUND) from error
     except (BusUnreachableError, RegisterUnavailableError) as error:
         raise CommandError(f"The dead letters cannot be reached: {error}.", REMEDY, exits.ENVIRONMENT) from error
-
-
-def _bus_settings(home: Path | None) -> BusSettings:
-    """Return where the bus is: TIDEGATE_BUS_* variables first, else the local stack's record."""
-    if home is None and "TIDEGATE_BUS_URL" in os.environ:
-        return bus_settings("deadletter")
-    default = os.environ.get("TIDEGATE_HOME") or Path.home() / ".local" / "share" / "tidegate" / "local"
-    path = (home or Path(default)) / "stack.json"
-    try:
-        stack = msgspec.json.decode(path.read_bytes(), type=_Stack)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise BusUnreachableError(f"there is no local stack at {path.parent} ({error})") from error
-    return BusSettings(url=stack.bus_url, user=stack.bus_user, password=stack.bus_password, name="deadletter")
 
 
 def _parse(letter: str) -> tuple[str, str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,35 +12,21 @@ from tidegate_events.journal.archive import ArchiveDirectory
 from tidegate_events.journal.generations import generations
 from tidegate_events.journal.nats import NatsJournal
 from tidegate_local import plan
-from tidegate_local.bus import Bus, new_bus, write_config
-from tidegate_local.home import Home
+from tidegate_local.bus import Bus, new_bus
 from tidegate_local.permissions import ADMIN, KEEPER
-from tidegate_local.topology import NATS, ONE_OF_EACH
 from tidegate_scheduler.snapshot import SnapshotStore
 
 from tests.scheduler.keeper.bench import GENERATION_BYTES, PADDING_BYTES, History, keeper, result, settings
+from tests.support.stack_bus import running
 
 TO_ROLL = GENERATION_BYTES * 75 // 100 // PADDING_BYTES
-(SERVER,) = ONE_OF_EACH.processes(NATS)
 
 
 @pytest.fixture
 async def stack_bus(tmp_path: Path) -> AsyncIterator[Bus]:
-    home = Home(tmp_path)
-    home.create()
     made = msgspec.structs.replace(new_bus((plan.free_port(),)), journal_bytes=GENERATION_BYTES)
-    write_config(home, made)
-    spec = plan.nats_service(home, made, SERVER)
-    with (tmp_path / "nats.log").open("wb") as log:
-        process = subprocess.Popen(spec.argv, stdout=log, stderr=log)  # noqa: ASYNC220 - a fork of milliseconds
-    try:
-        while not await spec.is_ready():
-            assert process.poll() is None
-            await asyncio.sleep(0.02)
-        yield made
-    finally:
-        process.terminate()
-        process.wait(10)
+    async with running(tmp_path, made) as bus:
+        yield bus
 
 
 async def test_it_may_do_all_that_it_does(stack_bus: Bus, tmp_path: Path) -> None:

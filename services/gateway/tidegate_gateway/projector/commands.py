@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import nats.errors
@@ -18,7 +19,8 @@ from rich.console import Console
 from tidegate_events import bus
 from tidegate_events.bus import BusSettings, BusUnreachableError
 from tidegate_events.journal.base import JournalError
-from tidegate_events.process import bus_settings, log_as
+from tidegate_events.operator_login import operator_bus, stack_logins
+from tidegate_events.process import log_as
 
 from tidegate_gateway.database.connection import Database, DatabaseAwayError
 from tidegate_gateway.database.migrations import MigrationError
@@ -42,15 +44,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON documen
 projections = typer.Typer(help="Look at the read models, or project history again.", no_args_is_help=True)
 projector = typer.Typer(help="Projects the journal into PostgreSQL.", no_args_is_help=True, add_completion=False)
 errors = Console(stderr=True)
-
-
-class _Stack(msgspec.Struct, frozen=True):
-    """What the local stack's record says of its bus and its database."""
-
-    bus_url: str
-    bus_user: str = ""
-    bus_password: str = ""
-    database_url: str = ""
+T = TypeVar("T")
 
 
 class _NotReachedError(Exception):
@@ -88,7 +82,7 @@ def projections_rebuild(
 
     Exit code 1: it failed; the old tables stay. 3: no projector answers. Example: tidegate projections rebuild
     """
-    answer = _run(_ask_rebuild(_bus_settings(home), wait))
+    answer = _run(_ask_rebuild(_found(lambda: operator_bus("projections", home)), wait))
     if json:
         typer.echo(msgspec.json.encode(answer).decode())
     elif answer.rebuilt is not None:
@@ -184,30 +178,20 @@ async def _ask(client: Any, subject: str) -> Answer:
     return msgspec.json.decode(answer.data, type=Answer)
 
 
-def _bus_settings(home: Path | None) -> BusSettings:
-    """Return where the bus is: TIDEGATE_BUS_* variables first, else the local stack's record."""
-    if home is None and "TIDEGATE_BUS_URL" in os.environ:
-        return bus_settings("projections")
-    stack = _stack(home)
-    return BusSettings(url=stack.bus_url, user=stack.bus_user, password=stack.bus_password, name="projections")
+def _found(find: Callable[[], T]) -> T:
+    """Return what is looked up in the stack's record; end with a message where there is no stack."""
+    try:
+        return find()
+    except BusUnreachableError as error:
+        typer.echo(f"{error}; set --home, or TIDEGATE_BUS_URL and TIDEGATE_DATABASE_URL", err=True)
+        raise typer.Exit(EXIT_UNREACHABLE) from error
 
 
 def _database_url(home: Path | None) -> str:
     """Return where PostgreSQL is: TIDEGATE_DATABASE_URL first, else the local stack's record."""
     url = database_url(os.environ) if home is None else None
     if url is None:
-        url = _stack(home).database_url
+        url = _found(lambda: stack_logins(home)).database_url
     if not url:
         raise _NotReachedError("the stack has no database; set TIDEGATE_DATABASE_URL")
     return url
-
-
-def _stack(home: Path | None) -> _Stack:
-    default = os.environ.get("TIDEGATE_HOME") or Path.home() / ".local" / "share" / "tidegate" / "local"
-    path = (home or Path(default)) / "stack.json"
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=_Stack)
-    except (OSError, msgspec.MsgspecError) as error:
-        text = f"no local stack at {path.parent} ({error}); set --home, or TIDEGATE_BUS_URL and TIDEGATE_DATABASE_URL"
-        typer.echo(text, err=True)
-        raise typer.Exit(EXIT_UNREACHABLE) from error

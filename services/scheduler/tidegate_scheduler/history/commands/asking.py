@@ -10,16 +10,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-import msgspec
 import typer
 from tidegate.cli import exits, output
 from tidegate.cli.exits import CommandError
 from tidegate.errors import TidegateError
-from tidegate_events.bus import BusSettings, BusUnreachableError
+from tidegate_events.bus import BusUnreachableError
 from tidegate_events.frame import UnreadableFrameError
 from tidegate_events.journal.archive import ArchiveDamagedError
 from tidegate_events.journal.base import JournalError
-from tidegate_events.process import bus_settings
+from tidegate_events.operator_login import home_of, operator_bus
 from typer.core import TyperGroup
 
 from tidegate_scheduler.history.errors import HistoryMissingError
@@ -39,14 +38,6 @@ FileOption = Annotated[
 ]
 HomeOption = Annotated[Path | None, typer.Option("--home", help="Data directory of the local stack.")]
 Question = Callable[[Source, Told], Awaitable[T]]
-
-
-class _Stack(msgspec.Struct, frozen=True):
-    """What the local stack's record says of its bus."""
-
-    bus_url: str
-    bus_user: str = ""
-    bus_password: str = ""
 
 
 class HistoryGroup(TyperGroup):
@@ -105,28 +96,10 @@ async def _opened(file: Path | None, home: Path | None) -> AsyncIterator[Source]
     if file is not None:
         yield open_file(file)
         return
-    async with open_bus(_bus_settings(home), _archive(home)) as source:
+    async with open_bus(operator_bus("history", home), _archive(home)) as source:
         yield source
-
-
-def home_of(home: Path | None) -> Path:
-    """Return the stack's data directory: the one given, TIDEGATE_HOME, or the user's own."""
-    named = os.environ.get("TIDEGATE_HOME")
-    return home or (Path(named) if named else Path.home() / ".local" / "share" / "tidegate" / "local")
 
 
 def _archive(home: Path | None) -> Path:
     named = os.environ.get(ARCHIVE_VARIABLE)
     return Path(named) if named and home is None else home_of(home) / ARCHIVE_IN_HOME
-
-
-def _bus_settings(home: Path | None) -> BusSettings:
-    """Return where the journal is: TIDEGATE_BUS_* variables first, else the local stack's record."""
-    if home is None and "TIDEGATE_BUS_URL" in os.environ:
-        return bus_settings("history")
-    path = home_of(home) / "stack.json"
-    try:
-        stack = msgspec.json.decode(path.read_bytes(), type=_Stack)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise BusUnreachableError(f"no local stack at {path.parent} ({error})") from error
-    return BusSettings(url=stack.bus_url, user=stack.bus_user, password=stack.bus_password, name="history")

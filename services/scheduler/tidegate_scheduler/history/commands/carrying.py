@@ -11,9 +11,10 @@ import typer
 from tidegate.cli import exits, output, text
 from tidegate.cli.exits import CommandError
 from tidegate_events.journal.archive import ArchiveInfo
+from tidegate_events.operator_login import home_of
 
 from tidegate_scheduler.history import carrying, importing
-from tidegate_scheduler.history.commands.asking import FileOption, HomeOption, ask, home_of, moment
+from tidegate_scheduler.history.commands.asking import FileOption, HomeOption, ask, moment
 from tidegate_scheduler.history.commands.looks import facts
 from tidegate_scheduler.history.commands.proving import as_text, prove
 from tidegate_scheduler.history.moment import Moment
