@@ -28,7 +28,7 @@ def main() -> int:
     """Train, and return the exit code of the process."""
     options = _options()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))  # whatever the quota is right now
-    torch.use_deterministic_algorithms(True)
+    torch.set_deterministic_debug_mode("error")  # use_deterministic_algorithms(), but without loading torch's compiler
     job = tidegate.init()
     job.seeds.apply()  # Python, numpy and torch, all from the job's one seed
     try:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from adam import Adam
 from numpy.typing import NDArray
 from torch import nn
 from wire import OBSERVATION_SIZE, TERMINATED
@@ -58,7 +59,7 @@ class ActorCritic(nn.Module):
             return _as_actions(self.actor(torch.from_numpy(observations)).argmax(-1))
 
 
-def learn(model: ActorCritic, optimizer: torch.optim.Optimizer, rollout: Rollout, settings: Settings) -> float:
+def learn(model: ActorCritic, optimizer: Adam, rollout: Rollout, settings: Settings) -> float:
     """Improve the policy from one rollout and return the mean loss; minibatches are drawn by torch's generator."""
     observations = torch.from_numpy(rollout.observations).flatten(0, 1)
     actions = torch.from_numpy(rollout.actions).flatten()

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import randomness
-import torch
+from adam import Adam
 from numpy.typing import NDArray
 from ppo import ActorCritic, Rollout, Settings, learn
 from simulators import Simulators
@@ -28,7 +28,7 @@ class Training:
         self.settings = settings
         self.simulators = simulators
         self.model = ActorCritic()
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=settings.learning_rate, eps=1e-5)
+        self.optimizer = Adam(self.model.parameters(), settings.learning_rate, epsilon=1e-5)
         self.updates = 0  # also the version of the policy
         self.environment_steps = 0
         self.episodes = 0

@@ -1,6 +1,7 @@
 """The training run without an agent: it improves, and a run that was stopped or killed ends in the same bits."""
 
 import contextlib
+import importlib.util
 import json
 import os
 import signal
@@ -13,11 +14,9 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is an extra of its own: the example's training needs it")
-
-from ppo import Settings  # noqa: E402 - only once torch is known to be there
-from simulators import Simulators  # noqa: E402 - only once torch is known to be there
-from training import Training  # noqa: E402 - only once torch is known to be there
+# Asked, not imported: torch takes seconds to load, and every worker collects this file.
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+pytestmark = pytest.mark.skipif(not HAS_TORCH, reason="torch is an extra of its own: the example's training needs it")
 
 StartSimulator = Callable[..., "subprocess.Popen[str]"]
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "cartpole"
@@ -95,28 +94,24 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         return run.result()
 
 
-def test_a_killed_run_ends_in_the_same_bits_as_an_undisturbed_one(run: Run, undisturbed: dict[str, Any]) -> None:
+def test_a_run_that_is_stopped_and_then_killed_ends_in_the_same_bits(run: Run, undisturbed: dict[str, Any]) -> None:
+    assert run.start("-c", STOPPED_AFTER_THREE).wait(WAIT_SECONDS) == 75
+    assert run.checkpoints()[-1].name.startswith("000000000003-1-")  # not a periodic one: those are even
+
+    saved = len(run.checkpoints())
     learner = run.start()
     deadline = time.monotonic() + WAIT_SECONDS
-    while not run.checkpoints():
+    while len(run.checkpoints()) == saved:
         assert learner.poll() is None, "the learner ended before it was killed"
         assert time.monotonic() < deadline
         time.sleep(0.005)
     learner.kill()
     assert learner.wait(WAIT_SECONDS) == -signal.SIGKILL
-    saved_at = int(run.checkpoints()[-1].name.split("-")[0])
-    assert 0 < saved_at < UPDATES
+    killed_after = int(run.checkpoints()[-1].name.split("-")[0])
+    assert 3 < killed_after < UPDATES
 
     assert run.start().wait(WAIT_SECONDS) == 0
-    assert [message["step"] for message in run.log("restored")] == [saved_at]
-    assert run.result() == undisturbed
-
-
-def test_a_stopped_run_is_suspended_and_ends_in_the_same_bits(run: Run, undisturbed: dict[str, Any]) -> None:
-    assert run.start("-c", STOPPED_AFTER_THREE).wait(WAIT_SECONDS) == 75
-    assert run.checkpoints()[-1].name.startswith("000000000003-1-")  # not a periodic one: those are even
-    assert run.start().wait(WAIT_SECONDS) == 0
-    assert [message["step"] for message in run.log("restored")] == [3]
+    assert [message["step"] for message in run.log("restored")] == [3, killed_after]
     assert run.result() == undisturbed
 
 
@@ -129,6 +124,11 @@ def test_the_result_says_what_was_run_and_on_what(undisturbed: dict[str, Any]) -
 
 
 def test_a_few_updates_improve_the_policy_and_evaluation_disturbs_nothing(start_simulator: StartSimulator) -> None:
+    import torch  # noqa: PLC0415 - see HAS_TORCH
+    from ppo import Settings  # noqa: PLC0415 - needs torch
+    from simulators import Simulators  # noqa: PLC0415 - needs torch
+    from training import Training  # noqa: PLC0415 - needs torch
+
     for replica in range(2):
         start_simulator(replica, seed=40 + replica)
     torch.set_num_threads(1)
@@ -146,3 +146,25 @@ def test_a_few_updates_improve_the_policy_and_evaluation_disturbs_nothing(start_
         before = simulators.states()
         assert training.evaluate([10, 10]) > 2 * first_return
         assert simulators.states() == before
+
+
+def test_the_optimizer_takes_the_steps_of_torchs_own_bit_for_bit_also_when_it_was_restored() -> None:
+    import torch  # noqa: PLC0415 - see HAS_TORCH
+    from adam import Adam  # noqa: PLC0415 - needs torch
+
+    torch.manual_seed(11)
+    own, reference = torch.nn.Linear(5, 3), torch.nn.Linear(5, 3)
+    reference.load_state_dict(own.state_dict())
+    ours = Adam(own.parameters(), 1e-3, epsilon=1e-5)
+    theirs = torch.optim.Adam(reference.parameters(), lr=1e-3, eps=1e-5)
+    for step in range(50):
+        inputs = torch.randn(8, 5)
+        for model, optimizer in ((own, ours), (reference, theirs)):
+            optimizer.zero_grad()
+            model(inputs).square().mean().backward()
+            optimizer.step()
+        assert all(map(torch.equal, own.parameters(), reference.parameters())), step
+        if step == 20:
+            state = ours.state_dict()
+            ours = Adam(own.parameters(), 1e-3, epsilon=1e-5)
+            ours.load_state_dict(state)
