@@ -23,7 +23,7 @@ TO_ROLL = GENERATION_BYTES * 75 // 100 // PADDING_BYTES
 WAIT_SECONDS = 240
 REPLICAS = 3
 T = TypeVar("T")
-ROLLS = 10
+ROLLS = 4
 
 
 async def until_done(act: Callable[[], Awaitable[T]]) -> T:
