@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 import msgspec
-from tidegate.client import Client, Unavailable
+from tidegate.client import Client, EventFilter, Unavailable
 from tidegate_local.demo.observed import Entry
 from tidegate_local.home import Home, StackRecord
 
@@ -24,8 +24,15 @@ COMMAND_SECONDS_MAX = 150.0
 POLL_SECONDS = 0.1
 # Both jobs need 1100 thousandths of a CPU, so they never fit beside each other, whatever the machine has.
 NODE_CPU_MILLIS = 2000
+# What the jobs train: so little that their start takes longer, so much that the low one is in the midst of it when the
+# high one comes.
+STEPS = 256
+UPDATES = 6
+HIGH_UPDATES = 1
 PAGE = 1000
 LOG_LINES = 15
+SANDBOX = ("SandboxStarted", "SandboxExited")
+ENDED = frozenset({"completed", "failed", "cancelled", "rejected"})
 
 JsonObject = dict[str, Any]
 
@@ -94,13 +101,20 @@ class RunningStack:
         os.kill(killed, signal.SIGKILL)
         self.until(lambda: self.record.services[service].pid not in {0, killed}, f"{service} started again", 30)
 
-    def submit(self, file: str, updates: int, **changes: Any) -> str:
+    def submit(self, file: str, updates: int, *options: str) -> str:
         """Submit the example, to run `updates` updates whatever it reaches, and return the job's id."""
         spec = json.loads((EXAMPLE / file).read_text())
         learner = next(component for component in spec["components"] if component["kind"] == "learner")
-        learner["command"] = ["python", "learner.py", "--quick", "--max-updates", str(updates)]
+        budget = ("--max-updates", str(updates), "--steps", str(STEPS))
+        learner["command"] = ["python", "learner.py", "--quick", *budget, *options]
         spec["isolation"] = self.record.level
-        return self.client.submit({**spec, **changes}, workdir=EXAMPLE).job_id
+        return self.client.submit(spec, workdir=EXAMPLE).job_id
+
+    def submit_main_job(self) -> tuple[str, str]:
+        """Submit the low job, and once it has learnt something the high one, which does not fit beside it."""
+        low = self.submit("job.json", UPDATES)
+        self.until(lambda: self.step(low) >= 1, "the low job's first update")
+        return low, self.submit("job-high.json", HIGH_UPDATES)
 
     def until(self, condition: Callable[[], object], what: str, seconds: float = 240.0) -> None:
         """Wait until `condition` holds; while a service is away it does not."""
@@ -129,22 +143,22 @@ class RunningStack:
     def events(self, *kinds: str, job: str | None = None) -> list[Entry]:
         """Return the journal's events of these kinds, void ones left out."""
         found: list[Entry] = []
-        after = "0"
+        params = {**EventFilter(job=job, kinds=kinds).params(), "after": "0", "limit": str(PAGE)}
         while True:
-            answer = httpx.get(
-                f"{self.record.gateway_url}/v1/events", params={"after": after, "limit": str(PAGE)}, timeout=10
-            )
+            answer = httpx.get(f"{self.record.gateway_url}/v1/events", params=params, timeout=10)
             answer.raise_for_status()
             page = answer.json()
             found += msgspec.convert(page["events"], list[Entry])
             if page.get("next") is None:
-                break
-            after = page["next"]
-        return [
-            entry
-            for entry in found
-            if not entry.void and (not kinds or entry.kind in kinds) and job in {None, entry.job_id}
-        ]
+                return [entry for entry in found if not entry.void]
+            params["after"] = page["next"]
+
+    def is_idle(self) -> bool:
+        """Return whether it runs, and every job in it has ended."""
+        try:
+            return not self.ended and {job["state"] for job in self.client.jobs()} <= ENDED
+        except (Unavailable, httpx.TransportError):
+            return False
 
     def step(self, job: str) -> int:
         """Return the job's last step that was seen."""
@@ -168,14 +182,18 @@ class RunningStack:
         assert report["decisions_verified"] == report["decisions"] > 0
         return report
 
-    def assert_nothing_ran_twice(self) -> None:
-        """No attempt was placed or started twice, and no two sandboxes of the node were alive at once."""
-        placed = [(entry.job_id, entry.attempt) for entry in self.events("JobPlaced")]
-        started = [(entry.job_id, entry.attempt, entry.rank) for entry in self.events("SandboxStarted")]
+    def assert_nothing_ran_twice(self, *jobs: str) -> None:
+        """No attempt of these jobs was placed or started twice, and no two sandboxes of them were alive at once."""
+        entries = [entry for entry in self.events("JobPlaced", *SANDBOX) if entry.job_id in jobs]
+        placed = [(entry.job_id, entry.attempt) for entry in entries if entry.kind == "JobPlaced"]
+        started = [(entry.job_id, entry.attempt, entry.rank) for entry in entries if entry.kind == "SandboxStarted"]
+        assert {job for job, _, _ in started} == set(jobs)
         assert len(placed) == len(set(placed)), self.story()
         assert len(started) == len(set(started)), self.story()
         alive: set[tuple[str, int | None]] = set()
-        for entry in self.events("SandboxStarted", "SandboxExited"):
+        for entry in entries:
+            if entry.kind not in SANDBOX:
+                continue
             key = (entry.job_id, entry.attempt)
             if entry.kind == "SandboxStarted":
                 alive.add(key)

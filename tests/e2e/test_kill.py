@@ -4,19 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.e2e.running import RunningStack
+from tests.e2e.running import HIGH_UPDATES, UPDATES, RunningStack
 
 pytestmark = [pytest.mark.e2e, pytest.mark.isolation, pytest.mark.timeout(600)]
-
-UPDATES = 6
-HIGH_UPDATES = 1
-
-
-def main_job(stack: RunningStack) -> tuple[str, str]:
-    """Submit the low job, and once it has learnt something the high one, which does not fit beside it."""
-    low = stack.submit("job.json", UPDATES)
-    stack.until(lambda: stack.step(low) >= 2, "the low job's second update")
-    return low, stack.submit("job-high.json", HIGH_UPDATES)
 
 
 def assert_ended_well(stack: RunningStack, low: str, high: str) -> None:
@@ -25,30 +15,32 @@ def assert_ended_well(stack: RunningStack, low: str, high: str) -> None:
     assert ended_high["result"]["updates"] == HIGH_UPDATES
     assert ended_low["preemptions"] == 1
     assert ended_low["lost_steps"] == 0
-    stack.assert_nothing_ran_twice()
+    stack.assert_nothing_ran_twice(low, high)
     stack.verify()
 
 
 def test_the_scheduler(stack: RunningStack) -> None:
-    low, high = main_job(stack)
+    elected = len(stack.events("LeaderElected"))
+    low, high = stack.submit_main_job()
     stack.until(lambda: stack.events("PreemptRequested", job=low), "the preemption")
     stack.kill("scheduler")
     assert_ended_well(stack, low, high)
-    assert len(stack.events("LeaderElected")) == 2
+    assert len(stack.events("LeaderElected")) == elected + 1
 
 
 def test_the_node_agent(stack: RunningStack) -> None:
-    low, high = main_job(stack)
+    joined = len(stack.events("NodeJoined"))
+    low, high = stack.submit_main_job()
     stack.until(lambda: stack.events("JobSuspended", job=low), "the suspension")
     stack.until(lambda: stack.events("JobStarted", job=high), "the high job's start")
     stack.kill("executor")
     assert_ended_well(stack, low, high)
-    assert len(stack.events("NodeJoined")) == 2
+    assert len(stack.events("NodeJoined")) == joined + 1
     assert [entry.attempt for entry in stack.events("JobPlaced", job=high)] == [1]  # its sandbox lived on
 
 
 def test_the_bus(stack: RunningStack) -> None:
-    low, high = main_job(stack)
+    low, high = stack.submit_main_job()
     stack.until(lambda: stack.events("PreemptRequested", job=low), "the preemption")
     stack.kill("nats")
     assert_ended_well(stack, low, high)

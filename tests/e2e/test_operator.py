@@ -12,13 +12,12 @@ import httpx
 import pytest
 
 from tests.e2e import read_models
-from tests.e2e.running import JsonObject, RunningStack
+from tests.e2e.running import HIGH_UPDATES, UPDATES, JsonObject, RunningStack
 from tests.support import otlp
 from tests.support.otlp import OtlpReceiver
 
 pytestmark = [pytest.mark.e2e, pytest.mark.isolation, pytest.mark.timeout(600)]
 
-UPDATES = 5
 HTTP_SECONDS_MAX = 10.0
 # A step costs 4 ms of CPU time: the quota of the second phase allows 25 steps a second, that of the others 225.
 TARGET_STEPS_PER_SECOND = 50
@@ -39,7 +38,7 @@ def receiver() -> Iterator[OtlpReceiver]:
 def stack(tmp_path_factory: pytest.TempPathFactory, receiver: OtlpReceiver) -> Iterator[RunningStack]:
     """Yield the stack that all tests here share; afterwards nothing of it may be left."""
     root = tmp_path_factory.mktemp("operator") / "home"
-    environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url, "TIDEGATE_RATE_WINDOW_SECONDS": "3"}
+    environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url, "TIDEGATE_RATE_WINDOW_SECONDS": "2"}
     running = RunningStack.start(root, environment=environment)
     try:
         yield running
@@ -48,44 +47,33 @@ def stack(tmp_path_factory: pytest.TempPathFactory, receiver: OtlpReceiver) -> I
     assert left == []
 
 
-def main_job(stack: RunningStack) -> tuple[str, str]:
-    """Submit the low job, and once it has learnt something the high one, which does not fit beside it."""
-    low = stack.submit("job.json", UPDATES)
-    stack.until(lambda: stack.step(low) >= 2, "the low job's second update")
-    return low, stack.submit("job-high.json", 1)
-
-
 def assert_ended_well(stack: RunningStack, low: str, high: str) -> None:
     """Both jobs ended as if nothing had happened, once, and the read models tell all of it."""
     ended_low, ended_high = stack.completed(low, high)
     assert ended_low["result"]["updates"] == UPDATES
-    assert ended_high["result"]["updates"] == 1
+    assert ended_high["result"]["updates"] == HIGH_UPDATES
     assert (ended_low["preemptions"], ended_low["lost_steps"]) == (1, 0)
-    for job in (low, high):
-        placed = [entry.attempt for entry in stack.events("JobPlaced", job=job)]
-        started = [(entry.attempt, entry.rank) for entry in stack.events("SandboxStarted", job=job)]
-        assert len(placed) == len(set(placed)), stack.story()
-        assert len(started) == len(set(started)), stack.story()
+    stack.assert_nothing_ran_twice(low, high)
     read_models.assert_whole(stack, low, high)
     stack.verify()
 
 
 def test_the_gateway_is_killed(stack: RunningStack) -> None:
-    low, high = main_job(stack)
+    low, high = stack.submit_main_job()
     stack.until(lambda: stack.events("PreemptRequested", job=low), "the preemption")
     stack.kill("gateway")
     assert_ended_well(stack, low, high)
 
 
 def test_the_projector_is_killed(stack: RunningStack) -> None:
-    low, high = main_job(stack)
+    low, high = stack.submit_main_job()
     stack.until(lambda: stack.events("PreemptRequested", job=low), "the preemption")
     stack.kill("projector")
     assert_ended_well(stack, low, high)
 
 
 def test_the_metrics_service_is_killed(stack: RunningStack) -> None:
-    low, high = main_job(stack)
+    low, high = stack.submit_main_job()
     stack.until(lambda: stack.events("PreemptRequested", job=low), "the preemption")
     before = counter(stack, "tidegate_preemptions_total")
     stack.kill("metrics")
@@ -97,7 +85,7 @@ def test_the_metrics_service_is_killed(stack: RunningStack) -> None:
 
 def test_the_database_is_killed(stack: RunningStack) -> None:
     """It comes back by its own log; until then jobs run on, are submitted, and are seen."""
-    low, high = main_job(stack)
+    low, high = stack.submit_main_job()
     stack.until(lambda: stack.events("PreemptRequested", job=low), "the preemption")
     restarts = {name: service.restarts for name, service in stack.record.services.items()}
     stack.kill("postgres")
@@ -147,7 +135,7 @@ def test_traces_are_the_same_through_the_api_and_the_receiver(stack: RunningStac
 
 
 def _one_job(stack: RunningStack) -> JsonObject:
-    return stack.completed(stack.submit("job-high.json", 1))[0]
+    return stack.completed(stack.submit("job-high.json", HIGH_UPDATES))[0]
 
 
 def whole_trace(stack: RunningStack, trace_id: str) -> dict[str, otlp.Comparable]:

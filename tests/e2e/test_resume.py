@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.e2e.running import RunningStack
+from tests.e2e.running import UPDATES, RunningStack
 
 pytestmark = [pytest.mark.e2e, pytest.mark.isolation, pytest.mark.timeout(600)]
-
-UPDATES = 6
 
 
 def test_a_preempted_run_ends_with_the_weights_of_an_undisturbed_one(stack: RunningStack) -> None:
@@ -16,9 +14,7 @@ def test_a_preempted_run_ends_with_the_weights_of_an_undisturbed_one(stack: Runn
     (reference,) = stack.completed(undisturbed)
     assert reference["preemptions"] == 0
 
-    low = stack.submit("job.json", UPDATES)
-    stack.until(lambda: stack.step(low) >= 2, "the low job's second update")
-    high = stack.submit("job-high.json", 1)
+    low, high = stack.submit_main_job()
     ended, _ = stack.completed(low, high)
 
     assert ended["preemptions"] == 1

@@ -7,7 +7,6 @@ import os
 import signal
 import stat
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,8 @@ from tidegate_local.home import Home
 from tidegate_local.plan import STOP_ORDER
 from tidegate_local.postgres import password_file
 
-from tests.e2e.running import RunningStack, command
+from tests.e2e.conftest import Place
+from tests.e2e.running import UPDATES, RunningStack, command
 
 pytestmark = [pytest.mark.e2e, pytest.mark.isolation, pytest.mark.timeout(600)]
 
@@ -28,56 +28,6 @@ def test_a_second_stack_in_the_same_home_is_refused(stack: RunningStack) -> None
     assert again.returncode == 1
     assert f"(pid {stack.record.pid}) already uses" in " ".join(again.stderr.split())
     assert stack.client.status()["ready"]
-
-
-def test_what_is_running_is_seen_and_afterwards_nothing_is(stack: RunningStack) -> None:
-    """The list of leftovers must be able to find things, or an empty one would prove nothing."""
-    job = stack.submit("job.json", 50)
-    stack.until(lambda: stack.client.job(job)["state"] == "running", "the job running")
-    seen = leftovers.find(stack.home, stack.record.ports)
-    kinds = [leftover.kind for leftover in seen]
-    commands = " ".join(leftover.what for leftover in seen)
-    assert kinds.count("process") >= len(STOP_ORDER) + 1 + 5, seen  # services, the supervisor, the job's processes
-    assert kinds.count("port") == len(stack.record.ports)
-    assert "cgroup" in kinds
-    assert "learner.py" in commands
-    assert "simulator.py" in commands
-    assert stack.end() == []
-    assert leftovers.find(stack.home, stack.record.ports) == []
-    again = json.loads(command(stack.home, "tidegate", "down", "--json").stdout)
-    assert again == {"was_running": False, "leftovers": []}
-
-
-def test_after_the_supervisor_was_killed_down_still_finds_everything(stack: RunningStack) -> None:
-    job = stack.submit("job.json", 50)
-    stack.until(lambda: stack.client.job(job)["state"] == "running", "the job running")
-    services = {service.pid for service in stack.record.services.values()}
-    os.kill(stack.record.pid, signal.SIGKILL)
-    deadline = time.monotonic() + WAIT_SECONDS_MAX
-    while any(_lives(pid) for pid in services):
-        assert time.monotonic() < deadline, "a service outlived its supervisor"
-        time.sleep(0.05)
-    assert any(leftover.kind == "process" for leftover in leftovers.find(stack.home, {})), "the job should live on"
-    assert stack.end() == []
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def test_a_stack_comes_back_to_its_history_and_its_jobs(start: Callable[[], RunningStack]) -> None:
-    stack = start()
-    job = stack.submit("job.json", 6)
-    stack.until(lambda: stack.events("CheckpointSaved", job=job), "a checkpoint")
-    assert stack.end() == []
-    stack = start()
-    (ended,) = stack.completed(job)
-    assert ended["result"]["updates"] == 6
-    stack.assert_nothing_ran_twice()
-    stack.verify()
 
 
 def test_passwords_stay_with_the_owner(stack: RunningStack) -> None:
@@ -127,6 +77,53 @@ def test_a_secret_never_leaves_its_file(stack: RunningStack) -> None:
     found = [file for file in _files(stack.home) if canary.encode() in _content(file)]
     assert found == [directory / "token"]
     assert not any(canary in argument for argument in _arguments())
+
+
+def test_what_runs_is_seen_afterwards_nothing_is_and_it_comes_back_to_its_history_and_its_jobs(place: Place) -> None:
+    """The list of leftovers must be able to find things, or an empty one would prove nothing."""
+    stack = place.running()
+    job = stack.submit("job.json", UPDATES, "--checkpoint-every", "1")
+    stack.until(lambda: stack.events("CheckpointSaved", job=job), "a checkpoint")
+    seen = leftovers.find(stack.home, stack.record.ports)
+    kinds = [leftover.kind for leftover in seen]
+    commands = " ".join(leftover.what for leftover in seen)
+    assert kinds.count("process") >= len(STOP_ORDER) + 1 + 5, seen  # services, the supervisor, the job's processes
+    assert kinds.count("port") == len(stack.record.ports)
+    assert "cgroup" in kinds
+    assert "learner.py" in commands
+    assert "simulator.py" in commands
+
+    assert stack.end() == []
+    assert leftovers.find(stack.home, stack.record.ports) == []
+    again = json.loads(command(stack.home, "tidegate", "down", "--json").stdout)
+    assert again == {"was_running": False, "leftovers": []}
+
+    stack = place.again()
+    (ended,) = stack.completed(job)
+    assert ended["result"]["updates"] == UPDATES
+    assert len(ended["attempts"]) == 2
+    stack.assert_nothing_ran_twice(job)
+    stack.verify()
+
+
+def test_after_the_supervisor_was_killed_down_still_finds_everything(stack: RunningStack) -> None:
+    job = stack.submit("job.json", 50)
+    stack.until(lambda: stack.client.job(job)["state"] == "running", "the job running")
+    services = {service.pid for service in stack.record.services.values()}
+    os.kill(stack.record.pid, signal.SIGKILL)
+    deadline = time.monotonic() + WAIT_SECONDS_MAX
+    while any(_lives(pid) for pid in services):
+        assert time.monotonic() < deadline, "a service outlived its supervisor"
+        time.sleep(0.05)
+    assert any(leftover.kind == "process" for leftover in leftovers.find(stack.home, {})), "the job should live on"
+    assert stack.end() == []
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def _content(file: Path) -> bytes:

@@ -5,8 +5,8 @@ import time
 import tidegate
 
 STEP_CPU_SECONDS = 0.004
-FAST_SECONDS = 5.0
-SLOW_SECONDS = 25.0
+FAST_SECONDS = 4.0
+SLOW_SECONDS = 17.0
 LAST_SECONDS_MAX = 200.0
 
 job = tidegate.init()
