@@ -18,11 +18,12 @@ class Reason(_Part, frozen=True, kw_only=True):
 
 
 class Quota(_Part, frozen=True, kw_only=True):
-    """The limits of **each** replica of one component."""
+    """The limits of **each** replica of one component, and how many of them run (None: as the job says)."""
 
     component: str
     cpu_millis: int
     memory_mib: int
+    replicas: int | None = None
 
 
 class MemberPlacement(_Part, frozen=True, kw_only=True):
