@@ -48,7 +48,8 @@ def test_an_agent_says_only_what_its_own_node_may_say() -> None:
     logins = publish_permissions(THREE)
     for agent in THREE.processes(EXECUTOR):
         own = {subject for subject in logins[agent.name] if "node-" in subject}
-        assert own == {f"{before}.{agent.instance}" for before in ("tg.fact.node", "tg.live", "tg.telemetry")}
+        said = {f"{before}.{agent.instance}" for before in ("tg.fact.node", "tg.live", "tg.telemetry")}
+        assert own == {*said, f"tg.gang.{agent.instance}.*"}
     decides = [login for login, subjects in logins.items() if "tg.decision" in subjects]
     assert decides == ["scheduler-1", "scheduler-2"]
 

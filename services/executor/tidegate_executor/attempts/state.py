@@ -8,6 +8,7 @@ import msgspec
 from tidegate_events.events import Outcome, Quota, Scalar
 
 from tidegate_executor.attempts.phases import PhaseState
+from tidegate_executor.attempts.progress import ProgressState
 
 Stage = Literal["starting", "running", "ending", "ended", "rejected"]
 ReplicaStatus = Literal["waiting", "starting", "running", "exited"]
@@ -79,7 +80,10 @@ class SavedMark(_Part, frozen=True, kw_only=True):
 
 
 class AttemptState(_Part, frozen=True, kw_only=True):
-    """See the module. Everything is as of the facts and messages that are on disk with it."""
+    """See the module. Everything is as of the facts and messages that are on disk with it.
+
+    `begun`: its commands were allowed to run, which in a gang waits for every member.
+    """
 
     job: str
     tenant: str
@@ -112,6 +116,8 @@ class AttemptState(_Part, frozen=True, kw_only=True):
     saved: SavedMark | None = None
     outcome: Outcome | None = None
     ended_ns: int = 0
+    begun: bool = False
+    progress: ProgressState = ProgressState()
 
     @property
     def id(self) -> str:

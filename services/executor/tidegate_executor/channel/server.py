@@ -76,9 +76,12 @@ class ChannelServer:
         """Bind the socket at `path`; processes can connect from now on, and are answered once `run` runs."""
         self._socket = listening.listen(path, owner)
 
-    def stop(self, reason: str, deadline_ns: int) -> None:
-        """Order the job's processes to stop by `deadline_ns` (wall clock); harmless when repeated."""
-        self.stop_group.order(reason, deadline_ns)
+    def stop(self, reason: str, deadline_ns: int, *, here_only: bool = False) -> None:
+        """Order the job's processes to stop by `deadline_ns` (wall clock); harmless when repeated.
+
+        `here_only`: those on other nodes have not been ordered to.
+        """
+        self.stop_group.order(reason, deadline_ns, here_only=here_only)
 
     def close(self) -> None:
         """Close the socket and cut every connection."""
