@@ -61,7 +61,7 @@ async def in_line(gateway: Gateway) -> tuple[str, list[dict[str, Any]]]:
     """Return who answered, and all who wait, the first in line first."""
     waiting = sorted(
         (job for job in gateway.fold.view.jobs.values() if job.waiting),
-        key=lambda job: (-job.spec.priority, job.submitted_seq, job.id),
+        key=lambda job: (-job.priority, job.submitted_seq, job.id),
     )
     if not waiting:
         return "gateway", []
@@ -117,7 +117,8 @@ def _waiting(job: Job, place: int, said: Explanation | None) -> dict[str, Any]:
         "tenant": job.tenant,
         "name": job.spec.name,
         "state": job.state,
-        "priority": job.spec.priority,
+        "priority": job.priority,
+        "held": job.held,
         "gang_size": job.spec.gang_size,
         "submitted_at_ns": job.submitted_at_ns,
         "attempt": job.attempt,

@@ -20,7 +20,7 @@ DEFAULT_IMAGE = "host"
 
 
 def judge_tenant(values: dict[str, Any], tenants: Tenants, problems: Problems) -> None:
-    """Note a tenant that may not submit, or not with this priority."""
+    """Note a tenant that may not submit, or not with this priority, and who does not act for it."""
     name = values.get("tenant")
     if name is None:
         return
@@ -28,6 +28,10 @@ def judge_tenant(values: dict[str, Any], tenants: Tenants, problems: Problems) -
     if tenant is None:
         problems.add("tenant", "may not submit here", "one of " + listed_names(tenants.tenants))
         return
+    if not tenants.acts_for(values.get("submitter", ""), name):
+        members = listed_names(tenant.members or ())
+        problem, accepted = "does not act for this tenant", f"one of {members}, or an operator"
+        problems.add("submitter", problem, accepted if members else "an operator")
     priority = values.get("priority", 0)
     if priority > tenant.max_priority:
         problems.add(
