@@ -11,7 +11,7 @@ import msgspec
 from tidegate import seeds
 from tidegate_events import trace
 from tidegate_events.orders import LOOPBACK, GangPlace, SandboxOrder
-from tidegate_events.spec import Component
+from tidegate_events.spec import Component, member_floor
 
 MASTER_PORT_FIRST, MASTER_PORTS = 20_000, 10_000
 """Where a gang's ranks meet, unless the job opens no port: below those that Linux gives to outgoing connections."""
@@ -57,6 +57,7 @@ def of_process(order: SandboxOrder, component: Component, replica: int, places: 
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": ",".join(str(index) for index in order.gpu_indices),
         **_gang(order),
+        **_gpu_share(order),
         "TRACEPARENT": order.traceparent or trace.traceparent(order.job),
         **_identity(order, component, replica),
         **_declared(places),
@@ -84,6 +85,12 @@ def _gang(order: SandboxOrder) -> dict[str, str]:
         "MASTER_ADDR": place.master_address,
         "MASTER_PORT": str(master_port(order.job, order.attempt)),
     }
+
+
+def _gpu_share(order: SandboxOrder) -> dict[str, str]:
+    """Return how much of its one device the member may use: nothing but the job itself keeps to it."""
+    share = member_floor(order.spec).gpu_millis
+    return {"TIDEGATE_GPU_MILLIS": str(share)} if share and order.gpu_indices else {}
 
 
 def _identity(order: SandboxOrder, component: Component, replica: int) -> dict[str, str]:
