@@ -264,6 +264,7 @@ def event_row(entry: Entry) -> Row:
     """Return an event's row."""
     event, writer = entry.event, entry.writer
     about = event if isinstance(event, JobEvent) else None
+    tenant: str | None = getattr(event, "tenant", None)
     node: str | None = getattr(event, "node", None)
     return (
         entry.seq,
@@ -272,7 +273,7 @@ def event_row(entry: Entry) -> Row:
         type(event).__name__,
         entry.void,
         big(event.at_ns),
-        text(about.tenant) if about else None,
+        text(tenant) if tenant is not None else None,
         text(about.job) if about else None,
         _small_field(event, "attempt"),
         _small_field(event, "rank"),

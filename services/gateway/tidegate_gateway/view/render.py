@@ -100,10 +100,12 @@ def entry(item: Entry) -> Document:
             shown[name] = fields[name]
     if "reasons" in fields:
         shown["reasons"] = [reason(each) for each in fields["reasons"]]
+    # What is about no job may name a tenant of its own accord.
+    envelope = _ENVELOPE if isinstance(event, e.JobEvent) else _ENVELOPE - {"tenant"}
     shown["data"] = {
         name: plain(value)
         for name, value in fields.items()
-        if name not in _ENVELOPE and name not in _LIFTED and name != "spec"
+        if name not in envelope and name not in _LIFTED and name != "spec"
     }
     return shown
 
