@@ -106,6 +106,7 @@ def _identity(order: SandboxOrder, component: Component, replica: int) -> dict[s
         "TIDEGATE_REPLICAS": str(component.replicas),
         "TIDEGATE_JOB_SEED": str(spec.seed),
         "TIDEGATE_SEED": str(seeds.derive(spec.seed, component.name, order.rank, replica)),
+        **({"TIDEGATE_REPLICAS_MAX": str(component.replicas_max)} if component.replicas_max is not None else {}),
         "TIDEGATE_DETERMINISM": spec.determinism,
         "TIDEGATE_TRACE_ID": trace.trace_id(order.job),
     }

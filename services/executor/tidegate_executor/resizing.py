@@ -66,4 +66,4 @@ def seen(quota: Quota, limits: Limits | None) -> Quota:
     """Return the quota as the kernel says it, which may round."""
     if limits is None:
         return quota
-    return Quota(component=quota.component, cpu_millis=limits.cpu_millis, memory_mib=limits.memory_mib)
+    return _replace(quota, cpu_millis=limits.cpu_millis, memory_mib=limits.memory_mib)

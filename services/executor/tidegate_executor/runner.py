@@ -7,6 +7,7 @@ next incarnation takes over from the state on disk.
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Iterable
 
 import msgspec
@@ -18,7 +19,7 @@ from tidegate_events.spec import Component
 
 from tidegate_executor import conclusion, preparation, resizing
 from tidegate_executor.attempt_memory import AttemptMemory
-from tidegate_executor.attempts import facts, phases, planning, transitions
+from tidegate_executor.attempts import facts, phases, planning, scaling, transitions
 from tidegate_executor.attempts.state import AttemptState, Replica
 from tidegate_executor.channel.handler import Sandbox as ChannelPlace
 from tidegate_executor.channel.server import ChannelServer
@@ -64,7 +65,7 @@ class AttemptRunner:
         self._gang = context.gangs.take(memory.order)
         self._server = ChannelServer(
             ChannelPlace(state.job, state.attempt, state.rank),
-            {component.name: component.replicas for component in self._spec.components},
+            {component.name: scaling.most(component) for component in self._spec.components},
             self._voice,
             stop_group=self._gang.stops,
             resume=self._voice.newest,
@@ -276,6 +277,17 @@ class AttemptRunner:
             self._log.info("components_restarted", replicas=names)
             await self.memory.commit(state=transitions.order_starts(self.memory.state, names))
             await self._start(sandbox, action.replicas)
+        elif isinstance(action, planning.Grow):
+            self._log.info("simulators_added", replicas=[replica.name for replica in action.replicas])
+            await self.memory.commit(state=scaling.add(self.memory.state, action.replicas))
+            await self._start(sandbox, action.replicas)
+        elif isinstance(action, planning.Shrink):
+            self._log.info("simulators_leave", replicas=[replica.name for replica in action.replicas])
+            leaving = scaling.leave(self.memory.state, action.replicas, self._context.clock.now_ns())
+            await self.memory.commit(state=leaving)
+            await self._signal(sandbox, action.replicas, signal.SIGTERM)
+        elif isinstance(action, planning.Kill):
+            await self._signal(sandbox, action.replicas, signal.SIGKILL)
         elif isinstance(action, planning.Resize):
             await resizing.resize(self._context, self.memory, sandbox, action.quotas, self._log)
         elif isinstance(action, planning.AskToLeave):
@@ -320,6 +332,13 @@ class AttemptRunner:
                 self.memory.change(transitions.not_startable(self.memory.state, replica, str(error), now_ns))
             except (InfrastructureError, preparation.RefusedError, OSError) as error:
                 self._fail(str(error))
+
+    async def _signal(self, sandbox: Sandbox, replicas: Iterable[Replica], number: signal.Signals) -> None:
+        for replica in replicas:
+            try:
+                await sandbox.signal(replica.component, replica.replica, number)
+            except (InfrastructureError, RequestRefusedError) as error:  # the plan looks again
+                self._log.warning("simulator_not_signalled", replica=replica.name, why=str(error))
 
     async def _start_one(self, sandbox: Sandbox, component: Component, number: int) -> None:
         order, state = self.memory.order, self.memory.state

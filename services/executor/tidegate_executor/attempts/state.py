@@ -24,6 +24,7 @@ class Replica(_Part, frozen=True, kw_only=True):
 
     `waiting`: to be started, not before `not_before_ns`. `starting`: the order to start it is on disk, and may or may
     not have been carried out. `final`: it exited and will not be started again.
+    `leave_by_ns`: it is one too many, was told to leave, and is killed then.
     """
 
     component: str
@@ -36,6 +37,7 @@ class Replica(_Part, frozen=True, kw_only=True):
     oom: bool = False
     final: bool = False
     connected: bool = False
+    leave_by_ns: int = 0
 
     @property
     def name(self) -> str:
