@@ -70,6 +70,7 @@ class AttemptRunner:
             stop_group=self._gang.stops,
             resume=self._voice.newest,
         )
+        self._server.tell_replicas(scaling.counts(state, self._spec))
         self._log = log.bind(sandbox=state.id, job=state.job, tenant=state.tenant, trace_id=trace.trace_id(state.job))
 
     def offer(self, order: SandboxOrder) -> None:
@@ -263,6 +264,7 @@ class AttemptRunner:
             for action in todo.actions:
                 await self._do(action, sandbox, tasks)
             self._server.resume = self._voice.newest
+            self._server.tell_replicas(scaling.counts(memory.state, self._spec))
             left = LOOK_SECONDS_MAX
             if todo.wake_ns:
                 left = min(left, max(0.0, (todo.wake_ns - self._context.clock.now_ns()) / 1e9))

@@ -29,6 +29,11 @@ def wanted(state: AttemptState, component: Component) -> int:
     return min(max(asked[0], component.replicas), most(component))
 
 
+def counts(state: AttemptState, spec: JobSpec) -> dict[str, int]:
+    """Return how many of each component that may be scaled shall run."""
+    return {each.name: wanted(state, each) for each in spec.components if each.replicas_max is not None}
+
+
 def to_start(state: AttemptState, spec: JobSpec) -> tuple[Replica, ...]:
     """Return the replicas that are missing, ordered to start; a number that is still leaving is waited for."""
     missing = []
