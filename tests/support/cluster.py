@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tidegate_events import events as e
@@ -54,12 +54,12 @@ def spec(
 class Cluster:
     """Drives the core as the shell does, frame by frame, checking the invariants after each."""
 
-    def __init__(self, parameters: Parameters | None = None) -> None:
+    def __init__(self, parameters: Parameters | None = None, *, policy: int = POLICY_VERSION) -> None:
         self.state = State()
         self.frames: list[Recorded] = []
         self.now = 1_700_000_000 * SECOND
         self.wake_at: int | None = None
-        self.waiting: dict[str, e.Reason] = {}
+        self.waiting: Mapping[str, e.Reason] = {}
         self.epoch = 0
         self.leader = "s1"
         self.shrunk: frozenset[str] = frozenset()
@@ -67,7 +67,7 @@ class Cluster:
         self._jobs = 0
         self.elect("s1")
         changed = e.PolicyChanged(
-            id="1-policy", at_ns=self.now, policy=POLICY_VERSION, parameters=as_values(parameters or Parameters())
+            id="1-policy", at_ns=self.now, policy=policy, parameters=as_values(parameters or Parameters())
         )
         self.append("scheduler", "s1", changed)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidegate_scheduler.policy.resize import quota_millis
+from tidegate_scheduler.policy.sharing import quota_millis
 from tidegate_scheduler.state import Node, State
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from typing import Any
 
 import msgspec
@@ -24,7 +25,7 @@ class Draft:
         self.now_ns = now_ns
         self.parameters: Parameters = as_parameters(state.header.parameters)
         self.events: list[AnyEvent] = []
-        self.waiting: dict[str, Reason] = {}
+        self.waiting: MutableMapping[str, Reason] = {}
         self.leaving: set[str] = set()
         self.wake_at_ns: int | None = None
         self.cut = False

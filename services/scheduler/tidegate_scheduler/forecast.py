@@ -12,9 +12,9 @@ from typing import Literal
 import msgspec
 from tidegate_events.resources import GpuDevice, Resources
 
-from tidegate_scheduler.policy import fit
+from tidegate_scheduler.policy.first import fit
+from tidegate_scheduler.policy.first.room import Space
 from tidegate_scheduler.policy.parameters import SECOND_NS
-from tidegate_scheduler.policy.room import Space
 from tidegate_scheduler.state import LEAVING_STAGES, Job, State
 
 JOBS_MAX = 50

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 import nats.errors
@@ -39,7 +39,7 @@ class Questions:
         self._clock = clock
         self._candidate = candidate
         self._subscriptions: list[Subscription] = []
-        self.waiting: dict[str, Reason] = {}
+        self.waiting: Mapping[str, Reason] = {}
         self.passes = PassTimes()
 
     async def begin(self) -> None:

@@ -224,6 +224,8 @@ class State:
         self._digest = StateDigest()
         self._changed: dict[str, None] = {"header": None}
         self._watchers: list[dict[str, None]] = []
+        self.derived: object = None
+        """What a policy keeps of this state between passes: a cache that `watch`es it, which it makes itself."""
 
     def touch(self, key: str) -> None:
         """Mark an entity as changed, by its key: `header`, or a table and a name.

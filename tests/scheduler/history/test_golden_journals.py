@@ -18,7 +18,8 @@ from tidegate_scheduler.history.commands.proving import as_text, prove
 from tidegate_scheduler.history.moment import Moment
 from tidegate_scheduler.history.source import open_file
 from tidegate_scheduler.history.why import why
-from tidegate_scheduler.policy import pipeline, queue, registry
+from tidegate_scheduler.policy import registry
+from tidegate_scheduler.policy.first import pipeline, queue
 from tidegate_scheduler.policy.parameters import Parameters
 from tidegate_scheduler.state import Job
 

@@ -11,8 +11,8 @@ from tidegate_events.journal.base import Recorded
 from tidegate_scheduler.history.cluster import holds
 from tidegate_scheduler.history.listing import Document, document
 from tidegate_scheduler.history.source import Source
-from tidegate_scheduler.policy.queue import rank
-from tidegate_scheduler.policy.resize import quota_millis
+from tidegate_scheduler.policy.first.queue import rank
+from tidegate_scheduler.policy.sharing import quota_millis
 from tidegate_scheduler.state import State
 
 FRAMES_BACK_MAX = 500

@@ -6,9 +6,10 @@ import msgspec
 from tidegate_events.resources import Resources
 
 from tidegate_scheduler.draft import Draft
-from tidegate_scheduler.policy import fit, registry
-from tidegate_scheduler.policy.pipeline import Turn
-from tidegate_scheduler.policy.room import Space
+from tidegate_scheduler.policy import registry
+from tidegate_scheduler.policy.first import fit
+from tidegate_scheduler.policy.first.pipeline import Turn
+from tidegate_scheduler.policy.first.room import Space
 from tidegate_scheduler.state import Job, Node, State
 
 FITS = "Fits"

@@ -11,7 +11,8 @@ from collections.abc import Callable
 import msgspec
 
 from tidegate_scheduler.draft import Draft
-from tidegate_scheduler.policy import pipeline
+from tidegate_scheduler.policy.elastic import pipeline as elastic
+from tidegate_scheduler.policy.first import pipeline
 
 
 class UnknownPolicyError(Exception):
@@ -29,6 +30,7 @@ _FIRST = Policy(pipeline.decide, pipeline.turn_of)
 POLICIES: dict[int, Policy] = {
     0: _FIRST,  # a state whose journal has named no policy yet
     1: _FIRST,
+    2: Policy(elastic.decide, pipeline.turn_of),
 }
 
 

@@ -1,7 +1,7 @@
-"""Stage 5, resize: share each node's CPU among its members as their phases ask.
+"""How a node's CPU is shared among its members as their phases ask; what every policy does alike.
 
 Every replica gets its phase's minimum. What is left, including what other phases were guaranteed and do not need now,
-is lent up to the phase's maximum, by priority and then by submission. CPU comes back at once when a phase changes, so
+is lent up to the phase's maximum, in the order that the policy gives. CPU comes back at once when a phase changes, so
 lending it needs no promise. Memory stays at its largest need.
 """
 
@@ -11,8 +11,7 @@ import msgspec
 from tidegate_events.events import Quota
 from tidegate_events.spec import JobSpec, component_memory_mib
 
-from tidegate_scheduler.policy.queue import rank
-from tidegate_scheduler.state import Job, State
+from tidegate_scheduler.state import State
 
 
 class Seated(msgspec.Struct, frozen=True):
@@ -21,13 +20,8 @@ class Seated(msgspec.Struct, frozen=True):
     job: str
     rank: int
     phase: str
-    order: tuple[int, int, str]
+    order: tuple[int | str, ...]
     has: tuple[Quota, ...] | None = None
-
-
-def seated(job: Job, member_rank: int, phase: str, has: tuple[Quota, ...] | None = None) -> Seated:
-    """Return the member of `job` for sharing."""
-    return Seated(job.id, member_rank, phase, rank(job), has)
 
 
 def share(state: State, capacity_millis: int, members: list[Seated]) -> dict[tuple[str, int], tuple[Quota, ...]]:

@@ -1,0 +1,393 @@
+"""What the policy needs of the state, kept up with it by what changed since the last pass: a cache, never a source.
+
+An index that was kept up and one that is made anew from the same state give the same decisions; tests hold them
+together. Nothing here depends on the order in which things became known.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+from tidegate_events.resources import Resources
+from tidegate_events.spec import JobSpec
+
+from tidegate_scheduler.policy.elastic.queue import NONE, Amounts, Line, LineKey, Share, Waiter, amounts, plus
+from tidegate_scheduler.policy.elastic.shapes import Fit, Shape
+from tidegate_scheduler.policy.elastic.table import Ints, Kind, NodeTable
+from tidegate_scheduler.policy.parameters import SECOND_NS
+from tidegate_scheduler.state import LEAVING_STAGES, Job, Node, State
+
+WORK_UNIT_SECONDS = 60
+_Key = TypeVar("_Key")
+FITS_MAX = 4096
+"""Shapes that are remembered without a line; beyond, those are forgotten."""
+
+
+class Seat(msgspec.Struct, frozen=True):
+    """A member's place: the row of its node and the devices it has there."""
+
+    row: int
+    gpu_indices: tuple[int, ...]
+
+
+class _Entry(msgspec.Struct):
+    """What one job has entered into the tables, to be taken out again when it changes."""
+
+    tenant: str
+    priority: int
+    need: Resources
+    seats: tuple[Seat, ...] = ()
+    leaving: bool = False
+    promised: tuple[int, ...] = ()
+    line: Line | None = None
+    waiter: Waiter | None = None
+
+
+class Held:
+    """What jobs of one priority hold on each row: how much room there could be if all of them left."""
+
+    def __init__(self) -> None:
+        self.members = 0
+        self._amounts: Ints = np.zeros((3, 0), np.int64)
+
+    def count(self, need: Resources, rows: list[int], sign: int) -> None:
+        """Count members in, or with `sign` -1 out."""
+        self.members += sign * len(rows)
+        if rows and max(rows) >= self._amounts.shape[1]:
+            wider = np.zeros((3, 2 * max(rows) + 2), np.int64)
+            wider[:, : self._amounts.shape[1]] = self._amounts
+            self._amounts = wider
+        gpus = need.gpus or (1 if need.gpu_millis else 0)
+        for row in rows:
+            self._amounts[:, row] += (sign * need.cpu_millis, sign * need.memory_mib, sign * gpus)
+
+    def add_to(self, room: Ints) -> None:
+        """Add what is held to `room`, as the table's amounts."""
+        width = min(room.shape[1], self._amounts.shape[1])
+        room[:3, :width] += self._amounts[:, :width]
+
+
+class Index:
+    """Tables over one state. `refresh` brings them up to date; a pass may try things on `table` and takes them back."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.table = NodeTable()
+        self.lines: dict[LineKey, Line] = {}
+        self.shares: dict[str, Share] = {}
+        self.total: Amounts = NONE
+        self.unsettled: dict[str, None] = {}
+        self.unsettled_nodes: dict[str, None] = {}
+        self.held: dict[int, Held] = {}
+        self.leaving_members = 0
+        self.unshared: dict[int, None] = {}
+        self.unreachable: dict[str, None] = {}
+        self.clearing: dict[str, None] = {}
+        self.overfull: dict[int, None] = {}
+        self.reserving: dict[str, None] = {}
+        self.on_row: dict[int, dict[str, None]] = {}
+        self._due: list[tuple[int, str]] = []
+        self._due_at: dict[str, int] = {}
+        self._resting: list[tuple[int, str]] = []
+        self._woken: list[tuple[int, str]] = []
+        self._promised_on: dict[int, dict[str, None]] = {}
+        self._entries: dict[str, _Entry] = {}
+        self._counted: dict[str, Amounts] = {}
+        self._fits: dict[Shape, Fit] = {}
+        self._ranked = -1
+        self._pending: dict[str, None] = {}
+        for name in state.nodes:
+            self._pending[f"node/{name}"] = None
+        for tenant in state.queues:
+            self._pending[f"queue/{tenant}"] = None
+        for job in state.jobs:
+            self._pending[f"job/{job}"] = None
+        state.watch(self._pending)
+
+    # ---- keeping up ----
+
+    def refresh(self, now_ns: int) -> None:
+        """Take in what changed, and what time has brought due."""
+        changed = list(self._pending)
+        self._pending.clear()
+        jobs: dict[str, None] = {}
+        nodes: list[str] = []
+        for key in changed:
+            kind, _, name = key.partition("/")
+            if kind == "job":
+                jobs[name] = None
+            elif kind == "node":
+                nodes.append(name)
+            elif kind == "queue":
+                self._set_queue(name)
+        for name in nodes:
+            row = self.table.rows.get(name)
+            if row is not None:
+                jobs |= self.on_row.get(row, {}) | self._promised_on.get(row, {})
+        for job in jobs:
+            self._leave(job)
+        for name in nodes:
+            self._put_node(self.state.nodes[name])
+        if self._ranked != self.table.renamed:
+            self.table.rank_names()
+            self._ranked = self.table.renamed
+        for job in jobs:
+            self._enter(job)
+        self._rest_again(now_ns)
+        self._wake(now_ns)
+
+    def _wake(self, now_ns: int) -> None:
+        while self._due and self._due[0][0] <= now_ns:
+            at_ns, name = heappop(self._due)
+            if self._due_at.get(name) == at_ns:
+                del self._due_at[name]
+                self.unsettled[name] = None
+        while self._resting and self._resting[0][0] <= now_ns:
+            at_ns, name = heappop(self._resting)
+            if self._rests(name, at_ns):
+                self._stand(self.state.jobs[name], self._entries[name])
+                self._woken.append((at_ns, name))
+
+    def _rest_again(self, now_ns: int) -> None:
+        """Put back who was woken for a look at a later time: explanations ask about any time."""
+        woken, self._woken = self._woken, []
+        for at_ns, name in woken:
+            job, entry = self.state.jobs.get(name), self._entries.get(name)
+            if job is None or entry is None or job.not_before_ns != at_ns or at_ns <= self.state.header.now_ns:
+                continue
+            if at_ns <= now_ns:
+                self._woken.append((at_ns, name))
+            elif entry.line is not None:
+                self._step_out(entry)
+                heappush(self._resting, (at_ns, name))
+
+    def _rests(self, name: str, until_ns: int) -> bool:
+        """Say whether the job is in back-off until then and will stand in line after that."""
+        job = self.state.jobs.get(name)
+        if job is None or not self._stands(job) or job.not_before_ns != until_ns:
+            return False
+        return self._entries[name].line is None
+
+    def look_again(self, job: str, at_ns: int) -> None:
+        """Count a job as settled until `at_ns`."""
+        if self._due_at.get(job) != at_ns:
+            self._due_at[job] = at_ns
+            heappush(self._due, (at_ns, job))
+
+    @property
+    def next_ns(self) -> int | None:
+        """Return when time alone changes something next, None where nothing is known to be due."""
+        while self._due and self._due_at.get(self._due[0][1]) != self._due[0][0]:
+            heappop(self._due)
+        while self._resting and not self._rests(self._resting[0][1], self._resting[0][0]):
+            heappop(self._resting)
+        first = [heap[0][0] for heap in (self._due, self._resting) if heap]
+        return min(first, default=None)
+
+    # ---- nodes ----
+
+    def _put_node(self, node: Node) -> None:
+        self._count(node)
+        kind = Kind(
+            cpu_millis=node.capacity.cpu_millis,
+            memory_mib=node.capacity.memory_mib,
+            levels=node.levels,
+            images=tuple(sorted(node.images.items())),
+            devices=tuple(sorted((gpu.model, gpu.memory_mib) for gpu in node.gpus)),
+            cpu_model=node.cpu_model,
+        )
+        is_open = node.status == "up" and not node.zombies and not node.cordoned and not node.drain_deadline_ns
+        row = self.table.put(node.name, kind, node.gpus, switch=node.switch, is_open=is_open)
+        self.unshared[row] = None
+        self.unsettled_nodes[node.name] = None
+        _keep(self.unreachable, node.name, node.status == "unreachable")
+        _keep(self.clearing, node.name, bool(node.drain_deadline_ns) and node.status != "lost")
+
+    def _count(self, node: Node) -> None:
+        """Count what the node adds to the whole, of which tenants have their shares."""
+        self.total = plus(self.total, self._counted.pop(node.name, NONE), -1)
+        if node.status != "lost":
+            capacity = node.capacity
+            counted = (capacity.cpu_millis, capacity.memory_mib, len(node.gpus) * 1000)
+            self._counted[node.name] = counted
+            self.total = plus(self.total, counted)
+
+    # ---- tenants ----
+
+    def share(self, tenant: str) -> Share:
+        """Return the tenant's account."""
+        found = self.shares.get(tenant)
+        if found is None:
+            found = self.shares[tenant] = Share()
+        return found
+
+    def _set_queue(self, tenant: str) -> None:
+        queue, share = self.state.queues.get(tenant), self.share(tenant)
+        if queue is None:
+            self.shares[tenant] = Share(used=share.used)
+            return
+        share.weight = queue.weight
+        share.guaranteed = amounts(queue.guaranteed) if queue.guaranteed is not None else None
+        share.ceiling = amounts(queue.ceiling) if queue.ceiling is not None else None
+        share.stopped = queue.stopped
+
+    # ---- jobs ----
+
+    def _leave(self, name: str) -> None:
+        entry = self._entries.pop(name, None)
+        if entry is None:
+            return
+        for seat in entry.seats:
+            self.table.vacate(seat.row, entry.need, seat.gpu_indices, leaving=entry.leaving)
+            self._mark(seat.row)
+            self.on_row[seat.row].pop(name, None)
+        if entry.seats:
+            self._use(entry, -1)
+        for row in entry.promised:
+            self.table.release(row, entry.need)
+            self._promised_on[row].pop(name, None)
+        self.reserving.pop(name, None)
+        self._step_out(entry)
+
+    def _step_out(self, entry: _Entry) -> None:
+        if entry.line is not None:
+            entry.line.waiters.remove(entry.waiter)
+            if not entry.line.waiters:
+                del self.lines[entry.line.key]
+            entry.line = None
+
+    def _enter(self, name: str) -> None:
+        job = self.state.jobs.get(name)
+        if job is None:
+            self.unsettled.pop(name, None)
+            self._due_at.pop(name, None)
+            return
+        self.unsettled[name] = None
+        self._due_at.pop(name, None)
+        entry = _Entry(job.tenant, job.priority, self.state.floors[name])
+        self._entries[name] = entry
+        if job.waiting:
+            self._promise(job, entry)
+            if self._stands(job):
+                if job.not_before_ns > self.state.header.now_ns:
+                    heappush(self._resting, (job.not_before_ns, name))
+                else:
+                    self._stand(job, entry)
+            return
+        self._seat(job, entry)
+
+    def _seat(self, job: Job, entry: _Entry) -> None:
+        rows = self.table.rows
+        entry.leaving = job.stage in LEAVING_STAGES
+        entry.seats = tuple(
+            Seat(rows[member.node], member.gpu_indices)
+            for member in job.members
+            if member.active and member.node in rows
+        )
+        for seat in entry.seats:
+            self.table.occupy(seat.row, entry.need, seat.gpu_indices, leaving=entry.leaving)
+            self._mark(seat.row)
+            self.on_row.setdefault(seat.row, {})[job.id] = None
+        if entry.seats:
+            self._use(entry, 1)
+
+    def _use(self, entry: _Entry, sign: int) -> None:
+        """Count what the job holds for its tenant, and that somebody of its priority holds something."""
+        share = self.share(entry.tenant)
+        share.used = plus(share.used, amounts(entry.need, len(entry.seats)), sign)
+        if entry.leaving:
+            self.leaving_members += sign * len(entry.seats)
+            return
+        held = self.held.get(entry.priority)
+        if held is None:
+            held = self.held[entry.priority] = Held()
+        held.count(entry.need, [seat.row for seat in entry.seats], sign)
+        if not held.members:
+            del self.held[entry.priority]
+
+    def seats_of(self, job: str) -> tuple[Seat, ...]:
+        """Return where the job's members are."""
+        entry = self._entries.get(job)
+        return entry.seats if entry is not None else ()
+
+    def kept_on(self, rows: tuple[int, ...]) -> list[str]:
+        """Return the jobs that room on the rows is kept for, by id."""
+        return sorted({job for row in rows for job in self._promised_on.get(row, ())})
+
+    def leaving(self, job: str) -> bool:
+        """Say whether the job is leaving already."""
+        entry = self._entries.get(job)
+        return entry is not None and entry.leaving
+
+    def _mark(self, row: int) -> None:
+        self.unshared[row] = None
+        _keep(self.overfull, row, self.table.overfull(row))
+
+    def _promise(self, job: Job, entry: _Entry) -> None:
+        rows = self.table.rows
+        entry.promised = tuple(rows[name] for name in job.reserved_nodes if name in rows)
+        for row in entry.promised:
+            self.table.promise(row, entry.need)
+            self._promised_on.setdefault(row, {})[job.id] = None
+        if job.reserved_nodes:
+            self.reserving[job.id] = None
+
+    @staticmethod
+    def _stands(job: Job) -> bool:
+        return job.waiting and not (job.held or job.cancel_requested)
+
+    def _stand(self, job: Job, entry: _Entry) -> None:
+        key = self.line_key(job)
+        line = self.lines.get(key)
+        if line is None:
+            line = self.lines[key] = Line(key, self.fit(key.shape))
+        entry.line, entry.waiter = line, Waiter(job.submitted_seq, job.id, max(job.submitted_ns, job.suspended_ns))
+        line.waiters.add(entry.waiter)
+
+    def line_key(self, job: Job) -> LineKey:
+        """Return which line the job stands in while it waits."""
+        spec = self.state.specs[job.id]
+        shape = Shape(
+            isolation=spec.isolation,
+            image=spec.image,
+            need=self.state.floors[job.id],
+            gang_size=spec.gang_size,
+            intensive=spec.communication == "intensive" and spec.gang_size > 1,
+            gpu_models=spec.gpu_models,
+        )
+        alone = job.id if job.excluded_nodes or job.reserved_nodes else ""
+        return LineKey(job.tenant, job.priority, shape, work_left(job, spec), alone)
+
+    def fit(self, shape: Shape) -> Fit:
+        """Return where the shape fits."""
+        found = self._fits.get(shape)
+        if found is None:
+            if len(self._fits) >= FITS_MAX:
+                standing = {line.key.shape for line in self.lines.values()}
+                self._fits = {each: fit for each, fit in self._fits.items() if each in standing}
+            found = self._fits[shape] = Fit(shape, self.table)
+        return found
+
+
+def work_left(job: Job, spec: JobSpec) -> int:
+    """Return about how much work is left, in steps that double: what is expected, else what it has had already.
+
+    Progress shortens what is expected by half at most, so that reporting it buys little.
+    """
+    ran_seconds = job.ran_ns // SECOND_NS
+    seconds = ran_seconds
+    if spec.expected_seconds is not None:
+        seconds = max(0, spec.expected_seconds - ran_seconds)
+        by_progress = spec.expected_seconds * (1000 - job.progress_millis) // 1000
+        seconds = min(seconds, max(by_progress, seconds // 2))
+    return (seconds // WORK_UNIT_SECONDS).bit_length()
+
+
+def _keep(among: dict[_Key, None], key: _Key, yes: bool) -> None:
+    if yes:
+        among[key] = None
+    else:
+        among.pop(key, None)

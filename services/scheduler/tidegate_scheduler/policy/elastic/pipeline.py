@@ -1,0 +1,343 @@
+"""Policy 2 as a whole: its stages in their order, on one draft."""
+
+from __future__ import annotations
+
+import msgspec
+from tidegate_events import events as e
+
+from tidegate_scheduler.draft import Draft
+from tidegate_scheduler.policy.elastic import fit, leave, resize
+from tidegate_scheduler.policy.elastic.index import Index, Seat
+from tidegate_scheduler.policy.elastic.preempt import Plan, plan_preemption
+from tidegate_scheduler.policy.elastic.queue import FairOrder, Line, Turn, Turns, amounts
+from tidegate_scheduler.policy.elastic.reasons import Waiting, shortage
+from tidegate_scheduler.policy.elastic.reserve import may_use_until, reserve
+from tidegate_scheduler.policy.elastic.shapes import Shape
+from tidegate_scheduler.policy.elastic.trial import Trial
+from tidegate_scheduler.policy.elastic.victims import Victims
+from tidegate_scheduler.policy.limits import time_limit_seconds
+from tidegate_scheduler.policy.parameters import SECOND_NS
+from tidegate_scheduler.policy.settle import settle_job, settle_node
+from tidegate_scheduler.state import Job, State
+
+PLANS_MAX = 16
+"""Preemptions and new reservations that one pass works out; who is blocked behind them waits for the next."""
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """A job and the seats of its members."""
+
+    job: Job
+    seats: tuple[Seat, ...]
+
+
+def index_of(state: State) -> Index:
+    """Return the index of the state, made when it is asked for first."""
+    if not isinstance(state.derived, Index):
+        state.derived = Index(state)
+    return state.derived
+
+
+def decide(draft: Draft) -> None:
+    """Fill the draft."""
+    index = index_of(draft.state)
+    index.refresh(draft.now_ns)
+    trial = Trial(index)
+    try:
+        elastic = _Pass(draft, trial)
+        elastic.settle()
+        placements = elastic.place_waiting()
+        resize.resize(draft, trial, [(each.job, each.seats) for each in placements])
+    finally:
+        trial.undo()
+    if index.next_ns is not None:
+        draft.wake_by(index.next_ns)
+
+
+class _Pass:
+    """One pass: what is tried so far, and who waits for what."""
+
+    def __init__(self, draft: Draft, trial: Trial) -> None:
+        self._draft = draft
+        self._trial = trial
+        self._index = trial.index
+        self._table = trial.index.table
+        self._victims = Victims(trial.index, draft.now_ns, draft.parameters, draft.leaving)
+        self._plans_left = PLANS_MAX
+        self._nowhere: set[Shape] = set()
+        self._waiting = draft.waiting = Waiting(trial.index, draft.now_ns)
+        self._placements: list[Placement] = []
+
+    # ---- what happened, and what operators and nodes ask ----
+
+    def settle(self) -> None:
+        """Decide what was seen, what operators asked for, and who leaves nodes that go away."""
+        draft, index, jobs = self._draft, self._index, self._draft.state.jobs
+        for name in sorted(index.unreachable):
+            if not draft.full:
+                settle_node(draft, draft.state.nodes[name])
+        for job in sorted((jobs[name] for name in index.unsettled), key=lambda job: (job.submitted_seq, job.id)):
+            if draft.full:
+                return
+            self._settle(job)
+        leave.relieve(draft, self._trial, self._victims)
+        leave.clear_nodes(draft, self._trial)
+
+    def _settle(self, job: Job) -> None:
+        """Decide about one job; where nothing is to be decided, it is settled until it changes or falls due."""
+        draft = self._draft
+        earlier, draft.wake_at_ns, decided = draft.wake_at_ns, None, len(draft.events)
+        settle_job(draft, job)
+        leave.asked_by_operator(draft, self._trial, job)
+        if job.waiting and job.held and job.reserved_nodes and job.id not in draft.leaving:
+            self._trial.withdraw(job)
+            self._release(job, "Held")
+        due_ns, draft.wake_at_ns = draft.wake_at_ns, earlier
+        if len(draft.events) > decided:
+            if job.id in draft.leaving:
+                self._trial.ask_to_leave(job)
+            return
+        del self._index.unsettled[job.id]
+        if due_ns is not None:
+            self._index.look_again(job.id, due_ns)
+
+    # ---- who waits ----
+
+    def place_waiting(self) -> list[Placement]:
+        """Ask the waiting jobs in turn: each is placed, or gets room promised, or waits and says why."""
+        draft, index = self._draft, self._index
+        shares, weights = index.shares, [share.weight for share in index.shares.values()]
+        ageing_ns = draft.parameters.ageing_seconds * SECOND_NS
+        turns = Turns(shares, FairOrder(index.total, weights), draft.now_ns, ageing_ns)
+        for line in index.lines.values():
+            if index.share(line.key.tenant).stopped:
+                self._stop(line)
+            else:
+                turns.enter(line)
+        for turn in turns:
+            if not draft.has_room_for(len(self._placements) + 1):
+                break
+            job = draft.state.jobs[turn.job]
+            if self._ask(job, turn):
+                turns.go_on(turn)
+        return self._placements
+
+    def _stop(self, line: Line) -> None:
+        """Let the jobs of a stopped queue wait, with nothing kept for them."""
+        self._waiting.of_line(line, e.Reason(code="QueueStopped", detail=f"the queue of {line.key.tenant}"))
+        if line.key.alone and self._trial.withdraw(job := self._draft.state.jobs[line.key.alone]):
+            self._release(job, "QueueStopped")
+
+    def _ask(self, job: Job, turn: Turn) -> bool:
+        """Place the job or let it wait; say whether the next one of its line is asked too."""
+        draft, line = self._draft, turn.line
+        if job.id in draft.leaving or job.not_before_ns > draft.now_ns:
+            return True
+        reserved = self._trial.withdraw(job)
+        if not self._within_ceiling(job, line):
+            self._release(job, "QuotaReached")
+            return False
+        if not reserved and line.key.shape in self._nowhere:
+            self._waiting.of_line(line, None)
+            return False
+        barred = self._barred(job, line)
+        rows = self._rows(job, line, barred)
+        if rows is not None:
+            seats = fit.seats(self._index, line.fit, rows)
+            self._trial.place(job, seats)
+            self._placements.append(Placement(job, seats))
+            return True
+        return self._block(job, turn, reserved, barred)
+
+    def _rows(self, job: Job, line: Line, barred: frozenset[int]) -> fit.Rows | None:
+        """Return where the job fits at once: in free room, in room kept for lower ones, in room kept for later."""
+        one_node = self._waits_for_one_node(job, line)
+        rows = fit.rows_now(line.fit, barred, one_node=one_node)
+        if rows is not None:
+            return rows
+        below = self._trial.below(job.priority)
+        if below:
+            kept = [(other, self._trial.withdraw(other)) for other in below]
+            rows = fit.rows_now(line.fit, barred, one_node=one_node)
+            for other, promised in kept:
+                if rows is None or not set(promised) & set(rows):
+                    self._trial.promise(other, promised)
+            if rows is not None:
+                return rows
+        return self._borrowed(job, line, barred)
+
+    def _borrowed(self, job: Job, line: Line, barred: frozenset[int]) -> fit.Rows | None:
+        """Return where the job fits into room that is kept for others, if it has left before they come."""
+        limit = time_limit_seconds(job, self._draft.state.specs[job.id])
+        if limit is None:
+            return None
+        until_ns = self._draft.now_ns + (limit + self._draft.parameters.stop_grace_seconds_max) * SECOND_NS - job.ran_ns
+        usable = may_use_until(self._index, self._trial.promises, until_ns)
+        if not usable:
+            return None
+        others = frozenset(range(len(self._table))) - usable
+        return fit.rows_in(line.fit, self._table.free, barred | others, one_node=False)
+
+    def _waits_for_one_node(self, job: Job, line: Line) -> bool:
+        """Say whether an intensive gang still waits for one node, which could hold it when empty."""
+        if not line.key.shape.intensive:
+            return False
+        spec = self._draft.state.specs[job.id]
+        if int(line.fit.holds_empty().max(initial=0)) < spec.gang_size:
+            return False
+        until_ns = max(job.submitted_ns, job.suspended_ns) + spec.locality_wait_seconds * SECOND_NS
+        if self._draft.now_ns >= until_ns:
+            return False
+        self._draft.wake_by(until_ns)
+        return True
+
+    def _barred(self, job: Job, line: Line) -> frozenset[int]:
+        """Return the rows that this job may not have: nodes that refused it, or that it would not leave in time."""
+        rows = self._table.rows
+        barred = frozenset(rows[name] for name in job.excluded_nodes if name in rows)
+        if barred and not fit.could_hold(line.fit, up_only=True, barred=barred):
+            barred = frozenset()
+        return barred | self._closing(job)
+
+    def _closing(self, job: Job) -> frozenset[int]:
+        """Return the rows that come to their maintenance before the job has certainly ended."""
+        draft, rows = self._draft, self._table.rows
+        limit = time_limit_seconds(job, draft.state.specs[job.id])
+        closing: set[int] = set()
+        for window in draft.state.maintenance.values():
+            ends_ns = None if limit is None else draft.now_ns + limit * SECOND_NS - job.ran_ns
+            if draft.now_ns < window.end_ns and (ends_ns is None or ends_ns > window.start_ns):
+                closing |= {rows[name] for name in window.nodes if name in rows}
+                draft.wake_by(window.end_ns)
+        return frozenset(closing)
+
+    # ---- who is blocked ----
+
+    def _block(self, job: Job, turn: Turn, reserved: fit.Rows, barred: frozenset[int]) -> bool:
+        """Promise the job room that is being left, or that others leave for it, or that comes free; else it waits."""
+        line = turn.line
+        if self._rejected(job, line):
+            return True
+        if not fit.could_hold(line.fit, up_only=True):
+            self._release(job, "NoNode")
+            reason = e.Reason(code="NoNode", detail="the nodes that are open could not hold it, were they empty")
+            self._waiting.of_line(line, reason)
+            return False
+        rows = self._later(line, reserved, barred)
+        if rows is not None:
+            self._keep(job, line, rows, 0)
+            return True
+        plan = self._plan(job, line, barred)
+        if plan is not None:
+            self._keep(job, line, plan.rows, 0)
+            self._preempt(job, plan)
+            return True
+        if not barred:
+            self._nowhere.add(line.key.shape)
+        if reserved and all(self._table.open[row] for row in reserved):
+            self._waiting[job.id] = self._reserved(line, reserved)
+            self._trial.promise(job, reserved)
+            return False
+        self._reserve(job, line, barred)
+        return False
+
+    def _plan(self, job: Job, line: Line, barred: frozenset[int]) -> Plan | None:
+        if self._plans_left <= 0 or not self._may_preempt(job):
+            return None
+        self._plans_left -= 1
+        return plan_preemption(self._index, line, job, self._victims, barred)
+
+    def _reserve(self, job: Job, line: Line, barred: frozenset[int]) -> None:
+        """Keep room for the job where it comes free first, if that many may be kept."""
+        found = None
+        if self._plans_left > 0 and len(self._trial.promises) < self._draft.parameters.reservations_max:
+            self._plans_left -= 1
+            found = reserve(self._index, line, barred)
+        if found is not None:
+            self._keep(job, line, found.rows, found.start_by_ns)
+            return
+        if job.reserved_nodes:
+            self._release(job, "NoNode")
+        self._waiting.of_line(line, None)
+
+    def _later(self, line: Line, reserved: fit.Rows, barred: frozenset[int]) -> fit.Rows | None:
+        """Return where the job fits once the leaving have left: where room was promised to it before all else."""
+        if not self._index.leaving_members and not self._trial.asked:
+            return None  # what will be free is free already
+        if reserved:
+            others = frozenset(range(len(self._table))) - frozenset(reserved)
+            rows = fit.rows_in(line.fit, self._table.later, others | barred, one_node=False)
+            if rows is not None:
+                return rows
+        return fit.rows_in(line.fit, self._table.later, barred, one_node=False)
+
+    def _may_preempt(self, job: Job) -> bool:
+        lowest = min(self._index.held, default=job.priority)
+        return lowest < job.priority or self._index.share(job.tenant).guaranteed is not None
+
+    def _keep(self, job: Job, line: Line, rows: fit.Rows, start_by_ns: int) -> None:
+        """Promise the rows to the job, and say so where that is new."""
+        nodes = tuple(self._table.names[row] for row in rows)
+        if nodes != job.reserved_nodes:
+            reason = shortage(self._index, line.fit)
+            self._draft.add(e.RoomReserved, job, reason, nodes=nodes, start_by_ns=start_by_ns)
+        self._waiting[job.id] = self._reserved(line, rows)
+        self._trial.promise(job, rows)
+
+    def _reserved(self, line: Line, rows: fit.Rows) -> e.Reason:
+        nodes = ", ".join(sorted({self._table.names[row] for row in rows}))
+        return e.Reason(
+            code="Reserved", detail=f"waits for room on {nodes}", numbers=shortage(self._index, line.fit).numbers
+        )
+
+    def _preempt(self, job: Job, plan: Plan) -> None:
+        for name in plan.victims:
+            if self._draft.full:
+                return  # the next pass asks the others
+            victim = self._draft.state.jobs[name]
+            reason = e.Reason(
+                code="LeastCost" if victim.priority < job.priority else "QuotaReclaimed",
+                detail=f"{job.id} has priority {job.priority}, {name} has {victim.priority}",
+                numbers={
+                    "priority": victim.priority,
+                    "for_priority": job.priority,
+                    "lost_seconds": self._victims.cost(victim).lost_seconds,
+                    "candidates": plan.candidates,
+                },
+            )
+            leave.ask(self._draft, self._trial, victim, reason, for_job=job.id)
+
+    def _release(self, job: Job, why: str) -> None:
+        """Say that nothing is kept for the job any more, where something was."""
+        if job.reserved_nodes:
+            self._draft.add(e.RoomReserved, job, e.Reason(code="Released", detail=why), nodes=())
+
+    def _within_ceiling(self, job: Job, line: Line) -> bool:
+        """Say whether the tenant may hold the job too; where not, its line waits for that."""
+        share = self._index.share(job.tenant)
+        whole = amounts(line.key.shape.need, line.key.shape.gang_size)
+        if share.within(whole, share.ceiling):
+            return True
+        assert share.ceiling is not None, "without a ceiling everything is within it"
+        names = ("cpu_millis", "memory_mib", "gpu_millis")
+        numbers = {f"{name}_used": used for name, used in zip(names, share.used, strict=True)}
+        numbers |= {f"{name}_ceiling": most for name, most in zip(names, share.ceiling, strict=True) if most}
+        self._waiting.of_line(
+            line, e.Reason(code="QuotaReached", detail=f"the ceiling of {job.tenant}", numbers=numbers)
+        )
+        return False
+
+    def _rejected(self, job: Job, line: Line) -> bool:
+        """Reject a job that the cluster cannot hold, once it has waited for other nodes; say whether it was."""
+        draft = self._draft
+        if not draft.state.nodes or job.attempt > 0 or fit.could_hold(line.fit, up_only=False):
+            return False
+        due_ns = job.submitted_ns + draft.parameters.inadmissible_after_seconds * SECOND_NS
+        if draft.now_ns < due_ns:
+            draft.wake_by(due_ns)
+            return False
+        need = line.key.shape.need
+        numbers = {"cpu_millis": need.cpu_millis, "memory_mib": need.memory_mib, "gpus": need.gpus}
+        detail = "larger than the cluster, or no node offers its isolation level, image or devices"
+        draft.add(e.JobRejected, job, e.Reason(code="Inadmissible", detail=detail, numbers=numbers))
+        return True

@@ -1,0 +1,97 @@
+"""Why each waiting job waits: said once for a line of jobs that are alike, and for a job that differs from its line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping
+
+import numpy as np
+from tidegate_events.events import Reason
+
+from tidegate_scheduler.policy.elastic.fit import rows_in
+from tidegate_scheduler.policy.elastic.index import Index
+from tidegate_scheduler.policy.elastic.queue import Line, LineKey
+from tidegate_scheduler.policy.elastic.shapes import Fit
+from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY
+
+HELD = Reason(code="Held", detail="an operator holds it")
+
+
+class Waiting(MutableMapping[str, Reason]):
+    """The reasons of a pass by job, worked out when one is asked for: there are many more jobs than lines."""
+
+    def __init__(self, index: Index, now_ns: int) -> None:
+        self._index = index
+        self._now_ns = now_ns
+        self._jobs: dict[str, Reason] = {}
+        self._lines: dict[LineKey, Reason | None] = {}
+
+    def __setitem__(self, job: str, reason: Reason) -> None:
+        """Say why one job waits."""
+        self._jobs[job] = reason
+
+    def __delitem__(self, job: str) -> None:
+        """Take back what was said of one job."""
+        del self._jobs[job]
+
+    def of_line(self, line: Line, reason: Reason | None) -> None:
+        """Say why all jobs of a line wait that have no reason of their own; None: what is short says so."""
+        self._lines[line.key] = reason
+
+    def over(self, earlier: Mapping[str, Reason]) -> Waiting:
+        """Return these reasons, and for lines and jobs that this pass did not reach those of the one before."""
+        if isinstance(earlier, Waiting):
+            self._lines = earlier._lines | self._lines
+            kept = {job: reason for job, reason in earlier._jobs.items() if self._still_waits(job)}
+            self._jobs = kept | self._jobs
+        return self
+
+    def _still_waits(self, job: str) -> bool:
+        known = self._index.state.jobs.get(job)
+        return known is not None and known.waiting
+
+    def __getitem__(self, job: str) -> Reason:
+        """Return why the job waits. Raises KeyError where no pass has said so."""
+        found = self._jobs.get(job)
+        if found is not None:
+            return found
+        waiting = self._index.state.jobs[job]
+        if not waiting.waiting:
+            raise KeyError(job)
+        if waiting.held:
+            return HELD
+        if waiting.not_before_ns > self._now_ns:
+            return Reason(code="BackOff", numbers={"wait_ms": (waiting.not_before_ns - self._now_ns) // 1_000_000})
+        key = self._index.line_key(waiting)
+        reason = self._lines[key]
+        return reason if reason is not None else shortage(self._index, self._index.fit(key.shape))
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the jobs that have a reason."""
+        return (job for job in self._index.state.jobs if job in self)
+
+    def __contains__(self, job: object) -> bool:
+        """Say whether the job has a reason."""
+        return isinstance(job, str) and job in self._index.state.jobs and self.get(job) is not None
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def shortage(index: Index, fit: Fit) -> Reason:
+    """Say what is short on the node that comes nearest, or that there would be room, but for those in front."""
+    table, need = index.table, fit.shape.need
+    numbers = {"cpu_millis_needed": need.cpu_millis, "memory_mib_needed": need.memory_mib}
+    rows = np.flatnonzero(fit.suits(np.arange(len(table))))
+    if not len(rows):
+        return Reason(code="Resources", numbers=numbers)
+    now = table.now
+    order = np.lexsort((-table.place[rows], now[MEMORY, rows], now[CPU, rows], now[GPUS, rows]))
+    best = rows[order[-1]]
+    numbers |= {"cpu_millis_free": max(0, int(now[CPU, best])), "memory_mib_free": max(0, int(now[MEMORY, best]))}
+    if need.gpus or need.gpu_millis:
+        numbers |= {"gpus_needed": need.gpus or 1, "gpus_free": max(0, int(now[GPUS, best]))}
+    free = rows_in(fit, table.free, frozenset(), one_node=False)
+    if free is not None:
+        front = ", ".join(index.kept_on(free)) or "one that is being placed"
+        return Reason(code="Priority", detail=f"the room is kept for {front}", numbers=numbers)
+    return Reason(code="GangTopology" if fit.shape.intensive else "Resources", numbers=numbers)
