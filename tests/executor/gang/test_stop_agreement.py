@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 import time
 from collections.abc import Callable
@@ -11,10 +12,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tidegate_events import subjects
 from tidegate_events.orders import GangPlace, SandboxOrder
 from tidegate_executor.channel.stop_group import FOLLOW_SECONDS_MAX, LEAD_SECONDS_MAX
 from tidegate_executor.gang import messages
 from tidegate_executor.gang.attempt import GangAttempt
+from tidegate_executor.gang.exchange import GangExchange
 from tidegate_executor.gang.messages import Message
 from tidegate_executor.gang.stop_agreement import StopAgreement, Votes
 
@@ -37,7 +40,8 @@ class Network:
 
     def __init__(self, chance: random.Random, *, lost: float, late_seconds: float, twice: float) -> None:
         self._chance, self._lost, self._late, self._twice = chance, lost, late_seconds, twice
-        self.agents: dict[str, GangAttempt] = {}
+        self.agents: dict[str, GangExchange] = {}
+        self.shared: dict[str, GangAttempt] = {}
         self.cut: set[str] = set()
 
     def send_from(self, sender: str) -> Callable[[str, Message], None]:
@@ -52,19 +56,21 @@ class Network:
 
     def _deliver(self, sender: str, receiver: str, data: bytes) -> None:
         if not self.cut & {sender, receiver}:
-            self.agents[receiver].on_message(sender, messages.decode(data))
+            # A node whose members have left still answers.
+            self.agents[receiver].on_message(subjects.gang(sender, receiver), data, lambda _job, _attempt: True)
 
 
 class Process:
     """A rank as stop.StopGate behaves, without threads: it calls at its own pace, and a held call waits."""
 
-    def __init__(self, name: str, agent: GangAttempt, pace_seconds: float) -> None:
-        self._name, self._agent, self._pace = name, agent, pace_seconds
+    def __init__(self, name: str, agent: GangAttempt, pace_seconds: float, left: Callable[[], None]) -> None:
+        self._name, self._agent, self._pace, self._left = name, agent, pace_seconds, left
         self.calls = 0
         self.held = self.waiting = False
         self.stop_at: int | None = None
         self.stopped_at: int | None = None
         self.told_at: float | None = None
+        self._receive = self._on_stop  # one object, by which the group knows the connection
         agent.stops.join(name, GROUP, None, self._receive)
         self._later(pace_seconds, self._call)
 
@@ -78,10 +84,12 @@ class Process:
         index, self.calls = self.calls, self.calls + 1
         if self.stop_at is not None and index >= self.stop_at:
             self.stopped_at = index
+            self._agent.stops.leave(self._name, GROUP, self._receive)
+            self._left()
         else:
             self._later(self._pace, self._call)
 
-    def _receive(self, message: dict[str, Any]) -> None:
+    def _on_stop(self, message: dict[str, Any]) -> None:
         self._later(0.001, self._take, message)
 
     def _take(self, message: dict[str, Any]) -> None:
@@ -91,37 +99,43 @@ class Process:
             self.told_at = asyncio.get_running_loop().time()
             if self.waiting:
                 self._call()
-        answer = (message["vote"], self.calls, self.stop_at)
-        self._later(0.001, self._agent.stops.answer, self._name, GROUP, answer)
+        if self.stopped_at is None:
+            answer = (message["vote"], self.calls, self.stop_at)
+            self._later(0.001, self._agent.stops.answer, self._name, GROUP, answer)
 
 
 async def stop_a_gang(nodes: int, ranks_each: int, network: Network, chance: random.Random) -> list[Process]:
     """Order each node at its own moment to stop; return the processes when all have stopped."""
     names = tuple(f"n{number}" for number in range(nodes))
     for number, name in enumerate(names):
-        network.agents[name] = GangAttempt(name, place(number, names, ranks_each), network.send_from(name))
-    for agent in network.agents.values():
-        agent.stops.opened()
+        network.agents[name] = agent = GangExchange(name)
+        agent._send = network.send_from(name)  # type: ignore[method-assign]
+        for _ in range(ranks_each):
+            network.shared[name] = agent.take(place(number, names, ranks_each))
+        network.shared[name].stops.opened()
     processes = [
-        Process(f"{name}/{rank}", network.agents[name], chance.uniform(0.01, 0.03))
+        Process(
+            f"{name}/{rank}",
+            network.shared[name],
+            chance.uniform(0.01, 0.03),
+            functools.partial(network.agents[name].give_back, "g", 1),
+        )
         for name in names
         for rank in range(ranks_each)
     ]
     deadline_ns = time.time_ns() + GRACE_SECONDS * 1_000_000_000
-    for agent in network.agents.values():
+    for agent in network.shared.values():
         when = WARM_SECONDS + chance.uniform(0.0, 2.0)
         asyncio.get_running_loop().call_later(when, agent.stops.order, "preemption", deadline_ns)
     async with asyncio.timeout(GRACE_SECONDS):
         while any(process.stopped_at is None for process in processes):  # noqa: ASYNC110 - this time costs nothing
             await asyncio.sleep(0.1)
-    for agent in network.agents.values():
-        agent.close()
     return processes
 
 
 def without(network: Network) -> set[tuple[str, ...]]:
     """Return who was left out of the decision, as each agent knows it."""
-    return {agent._agreement.without for agent in network.agents.values() if agent._agreement is not None}
+    return {agent._agreement.without for agent in network.shared.values() if agent._agreement is not None}
 
 
 @settings(max_examples=60, deadline=None)
@@ -168,7 +182,7 @@ def test_a_node_that_is_cut_off_keeps_the_others_for_a_bounded_time(cut_off: str
     run(scenario())
     bound = LEAD_SECONDS_MAX if cut_off != "n0" else FOLLOW_SECONDS_MAX
     assert all(process.told_at is not None and process.told_at <= WARM_SECONDS + 2 + bound + 2 for process in stopped)
-    agreements = [agent._agreement for agent in network.agents.values()]
+    agreements = [agent._agreement for agent in network.shared.values()]
     assert all(agreement is not None and agreement.without for agreement in agreements[:1]), "the leading node says so"
 
 

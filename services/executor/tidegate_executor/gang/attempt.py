@@ -37,6 +37,7 @@ class GangAttempt:
         self._waiting: list[asyncio.Event] = []
         self._said: Message | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
 
     # ---- beginning together ----
 
@@ -50,6 +51,11 @@ class GangAttempt:
         """Return whom the members here wait for, in words."""
         missing = self._barrier.missing if self._barrier is not None else []
         return f"node {', '.join(missing)}" if missing else "another member on this node"
+
+    @property
+    def stop_at(self) -> dict[str, int] | None:
+        """Return at which call each stop group of the gang stops, None while that is not agreed on."""
+        return self._agreement.stop_at if self._agreement is not None else None
 
     def stands(self, rank: int, changed: asyncio.Event) -> None:
         """A member's sandbox is made; `changed` is set when it may begin."""
@@ -103,7 +109,8 @@ class GangAttempt:
             self._send(sender, answer)
 
     def close(self) -> None:
-        """No member is left here."""
+        """No member is left here: nothing more is said, also when a connection is only now found to have ended."""
+        self._closed = True
         self.stops.close()
         if self._timer is not None:
             self._timer.cancel()
@@ -123,8 +130,7 @@ class GangAttempt:
         )
 
     def _led(self) -> Led:
-        stop_at = self._agreement.stop_at if self._agreement is not None else None
-        return Led(job=self._job, attempt=self._attempt, go=self.may_begin, stop_at=stop_at)
+        return Led(job=self._job, attempt=self._attempt, go=self.may_begin, stop_at=self.stop_at)
 
     def _moved(self) -> None:
         if self.may_begin:
@@ -135,7 +141,7 @@ class GangAttempt:
 
     def _announce(self) -> None:
         """Say what is new, and from then on again what is not known to have arrived."""
-        if len(self._nodes) == 1:
+        if self._closed or len(self._nodes) == 1:
             return
         new: Message = self._led() if self._leads else self._joined()
         if new != self._said:

@@ -16,6 +16,8 @@ from tidegate_executor.gang.messages import Joined, Led, Message
 
 OUTGOING_MAX = 4096
 """Messages that wait for the bus. Beyond that they are dropped: what they say is said again."""
+AGREED_MAX = 256
+"""Ended attempts of which it is remembered where they stopped."""
 
 Begun = Callable[[str, int], bool | None]
 
@@ -28,6 +30,7 @@ class GangExchange:
     def __init__(self, node: str) -> None:
         self._node = node
         self._attempts: dict[tuple[str, int], tuple[GangAttempt, int]] = {}
+        self._agreed: dict[tuple[str, int], dict[str, int]] = {}
         self._outgoing: asyncio.Queue[tuple[str, Message]] = asyncio.Queue(OUTGOING_MAX)
 
     def take(self, order: SandboxOrder) -> GangAttempt:
@@ -43,6 +46,11 @@ class GangExchange:
         if users > 1:
             self._attempts[job, attempt] = (shared, users - 1)
         else:
+            if shared.stop_at is not None:
+                # Members elsewhere may still wait for it when those here have saved and left.
+                self._agreed[job, attempt] = shared.stop_at
+                while len(self._agreed) > AGREED_MAX:
+                    del self._agreed[next(iter(self._agreed))]
             shared.close()
 
     def on_message(self, subject: str, data: bytes, begun: Begun) -> None:
@@ -57,7 +65,8 @@ class GangExchange:
         if held is not None:
             held[0].on_message(sender, message)
         elif not message.gone and (had_begun := begun(message.job, message.attempt)) is not None:
-            self._send(sender, _farewell(message, had_begun=had_begun))
+            stop_at = self._agreed.get((message.job, message.attempt))
+            self._send(sender, _farewell(message, stop_at, had_begun=had_begun))
 
     async def run(self, publish: Callable[[str, bytes], Awaitable[None]]) -> None:
         """Send what is to be sent, until cancelled."""
@@ -72,8 +81,8 @@ class GangExchange:
             log.debug("gang_message_dropped", to=node, job=message.job)
 
 
-def _farewell(asked: Message, *, had_begun: bool) -> Message:
+def _farewell(asked: Message, stop_at: dict[str, int] | None, *, had_begun: bool) -> Message:
     """Return the answer of a node on which every member of the attempt has ended."""
     if isinstance(asked, Joined):
-        return Led(job=asked.job, attempt=asked.attempt, gone=True, go=had_begun)
+        return Led(job=asked.job, attempt=asked.attempt, gone=True, go=had_begun, stop_at=stop_at)
     return Joined(job=asked.job, attempt=asked.attempt, gone=True, ready=had_begun, begun=had_begun, settled=True)
