@@ -223,6 +223,7 @@ class State:
         self.maintenance: dict[str, Maintenance] = {}
         self._digest = StateDigest()
         self._changed: dict[str, None] = {"header": None}
+        self._haunted: dict[str, None] = {}
         self._watchers: list[dict[str, None]] = []
         self.derived: object = None
         """What a policy keeps of this state between passes: a cache that `watch`es it, which it makes itself."""
@@ -235,6 +236,15 @@ class State:
         self._changed[key] = None
         for keys in self._watchers:
             keys[key] = None
+        if key.startswith("node/"):
+            self._note_zombies(key.removeprefix("node/"))
+
+    def _note_zombies(self, name: str) -> None:
+        node = self.nodes.get(name)
+        if node is not None and node.zombies:
+            self._haunted[name] = None
+        else:
+            self._haunted.pop(name, None)
 
     def watch(self, keys: dict[str, None]) -> None:
         """Have the key of every entity that changes from now on put into `keys`, for whoever keeps an index of it."""
@@ -296,7 +306,7 @@ class State:
 
     def forget_spec(self, job: str) -> None:
         """Drop the specification of an ended job, unless a zombie of it must still be told to end."""
-        if job in self.jobs or any(z.job == job for node in self.nodes.values() for z in node.zombies):
+        if job in self.jobs or any(z.job == job for name in self._haunted for z in self.nodes[name].zombies):
             return
         self.specs.pop(job, None)
         self.floors.pop(job, None)

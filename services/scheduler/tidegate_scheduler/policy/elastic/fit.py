@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 
 from tidegate_scheduler.policy.elastic.index import Index, Seat
@@ -27,41 +29,62 @@ def rows_now(fit: Fit, barred: frozenset[int], *, one_node: bool) -> Rows | None
         if not barred:
             fit.found_nowhere()
         return None
-    return rows_in(fit, fit.table.now, barred, one_node=one_node)
+    holds = fit.holds_now()
+    if barred:
+        holds = holds.copy()
+        holds[list(barred)] = 0
+    return _chosen(fit, fit.table.now, np.arange(len(holds)), holds, one_node=one_node)
 
 
-def rows_in(fit: Fit, room: Ints, barred: frozenset[int], *, one_node: bool) -> Rows | None:
-    """Return the rows on which the gang fits into `room`, None where it does not.
+def row_later(fit: Fit, left: list[int]) -> Rows | None:
+    """Return the row of `left` on which one member fits once those who leave it have left; elsewhere it fits now."""
+    rows = np.array(left, np.int64)
+    able = rows[fit.members(fit.table.later, rows) > 0]
+    return (int(_tightest(fit, fit.table.later, able)[0]),) if len(able) else None
+
+
+def rows_in(
+    fit: Fit, room: Ints, barred: Collection[int] = (), *, among: Collection[int] | None = None, one_node: bool = False
+) -> Rows | None:
+    """Return the rows (of those `among`, where that is given) on which the gang fits into `room`, None where on none.
 
     An intensive gang goes to one node, else (unless `one_node`) below one switch, that with the least left over.
     """
-    rows = np.arange(len(fit.table))
+    rows = np.arange(len(fit.table)) if among is None else np.array(sorted(among), np.int64)
     holds = fit.members(room, rows)
     if barred:
-        holds[list(barred)] = 0
+        holds[np.isin(rows, list(barred))] = 0
+    return _chosen(fit, room, rows, holds, one_node=one_node)
+
+
+def _chosen(fit: Fit, room: Ints, rows: Ints, holds: Ints, *, one_node: bool) -> Rows | None:
+    """Return where the gang goes if `rows` hold so many members each."""
     size = fit.shape.gang_size
+    if int(holds.sum()) < size:
+        return None
     if not fit.shape.intensive:
-        return _filled(fit, room, holds, size) if int(holds.sum()) >= size else None
-    whole = np.flatnonzero(holds >= size)
+        return _filled(fit, room, rows, holds)
+    whole = rows[holds >= size]
     if len(whole):
         return (int(_tightest(fit, room, whole)[0]),) * size
     if one_node:
         return None
-    below = _per_switch(fit, holds)
+    below = _per_switch(fit, rows, holds)
     able = np.flatnonzero(below >= size).tolist()
     if not able:
         return None
     switch = min(able, key=lambda number: (int(below[number]), fit.table.switches[number]))
-    holds[fit.table.switch[: len(rows)] != switch] = 0
-    return _filled(fit, room, holds, size)
+    inside = fit.table.switch[rows] == switch
+    return _filled(fit, room, rows[inside], holds[inside])
 
 
-def _filled(fit: Fit, room: Ints, holds: Ints, size: int) -> Rows:
+def _filled(fit: Fit, room: Ints, rows: Ints, holds: Ints) -> Rows:
     """Return the rows that the members fill one after the other, the tightest first."""
+    members = dict(zip(rows.tolist(), holds.tolist(), strict=True))
     chosen: list[int] = []
-    for row in _tightest(fit, room, np.flatnonzero(holds > 0)):
-        chosen.extend([int(row)] * min(int(holds[row]), size - len(chosen)))
-        if len(chosen) == size:
+    for row in _tightest(fit, room, rows[holds > 0]).tolist():
+        chosen.extend([row] * min(members[row], fit.shape.gang_size - len(chosen)))
+        if len(chosen) == fit.shape.gang_size:
             break
     return tuple(chosen)
 
@@ -107,11 +130,11 @@ def could_hold_by(fit: Fit, holds: Ints) -> bool:
     size = fit.shape.gang_size
     if not fit.shape.intensive:
         return int(holds.sum()) >= size
-    return bool(len(holds)) and int(_per_switch(fit, holds).max()) >= size
+    return bool(len(holds)) and int(_per_switch(fit, np.arange(len(holds)), holds).max()) >= size
 
 
-def _per_switch(fit: Fit, holds: Ints) -> Ints:
+def _per_switch(fit: Fit, rows: Ints, holds: Ints) -> Ints:
     """Return how many members fit below each switch."""
     below = np.zeros(len(fit.table.switches), np.int64)
-    np.add.at(below, fit.table.switch[: len(holds)], holds)
+    np.add.at(below, fit.table.switch[rows], holds)
     return below

@@ -82,7 +82,9 @@ class Index:
         self.unsettled: dict[str, None] = {}
         self.unsettled_nodes: dict[str, None] = {}
         self.held: dict[int, Held] = {}
-        self.leaving_members = 0
+        self.left: dict[int, int] = {}
+        """How many members are leaving each row."""
+
         self.unshared: dict[int, None] = {}
         self.unreachable: dict[str, None] = {}
         self.clearing: dict[str, None] = {}
@@ -299,7 +301,10 @@ class Index:
         share = self.share(entry.tenant)
         share.used = plus(share.used, amounts(entry.need, len(entry.seats)), sign)
         if entry.leaving:
-            self.leaving_members += sign * len(entry.seats)
+            for seat in entry.seats:
+                self.left[seat.row] = self.left.get(seat.row, 0) + sign
+                if not self.left[seat.row]:
+                    del self.left[seat.row]
             return
         held = self.held.get(entry.priority)
         if held is None:

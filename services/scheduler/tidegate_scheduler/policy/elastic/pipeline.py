@@ -175,8 +175,7 @@ class _Pass:
         usable = may_use_until(self._index, self._trial.promises, until_ns)
         if not usable:
             return None
-        others = frozenset(range(len(self._table))) - usable
-        return fit.rows_in(line.fit, self._table.free, barred | others, one_node=False)
+        return fit.rows_in(line.fit, self._table.free, barred, among=usable)
 
     def _waits_for_one_node(self, job: Job, line: Line) -> bool:
         """Say whether an intensive gang still waits for one node, which could hold it when empty."""
@@ -262,14 +261,15 @@ class _Pass:
 
     def _later(self, line: Line, reserved: fit.Rows, barred: frozenset[int]) -> fit.Rows | None:
         """Return where the job fits once the leaving have left: where room was promised to it before all else."""
-        if not self._index.leaving_members and not self._trial.asked:
+        if not self._trial.left:
             return None  # what will be free is free already
+        if line.fit.shape.gang_size == 1 and not reserved:
+            return fit.row_later(line.fit, sorted(self._trial.left - barred))
         if reserved:
-            others = frozenset(range(len(self._table))) - frozenset(reserved)
-            rows = fit.rows_in(line.fit, self._table.later, others | barred, one_node=False)
+            rows = fit.rows_in(line.fit, self._table.later, barred, among=set(reserved))
             if rows is not None:
                 return rows
-        return fit.rows_in(line.fit, self._table.later, barred, one_node=False)
+        return fit.rows_in(line.fit, self._table.later, barred)
 
     def _may_preempt(self, job: Job) -> bool:
         lowest = min(self._index.held, default=job.priority)

@@ -45,11 +45,6 @@ class _Offer(msgspec.Struct, frozen=True):
     costs: tuple[Cost, ...]
 
 
-def plan_later(fit: Fit, barred: frozenset[int], *, one_node: bool) -> Rows | None:
-    """Return where the gang fits once all who are leaving have left, None where it does not."""
-    return rows_in(fit, fit.table.later, barred, one_node=one_node)
-
-
 def plan_preemption(index: Index, line: Line, job: Job, victims: Victims, barred: frozenset[int]) -> Plan | None:
     """Return who has to leave so that the job fits, None when not even all who may would do."""
     offers = _offers(index, line.fit, job, victims, barred)
@@ -59,11 +54,11 @@ def plan_preemption(index: Index, line: Line, job: Job, victims: Victims, barred
     candidates = {victim.id: victim for offer in chosen for victim in offer.victims}
     if len(candidates) > VICTIMS_MAX:
         return None
-    others = frozenset(range(len(index.table))) - {offer.row for offer in chosen}
+    among = {offer.row for offer in chosen}
 
     def seats_without(some: list[Job]) -> Rows | None:
         with _without(index, some) as room:
-            return rows_in(line.fit, room, others, one_node=False)
+            return rows_in(line.fit, room, among=among)
 
     needed = sorted(candidates.values(), key=victims.cost)
     if seats_without(needed) is None:

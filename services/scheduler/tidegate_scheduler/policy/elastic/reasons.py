@@ -90,7 +90,7 @@ def shortage(index: Index, fit: Fit) -> Reason:
     numbers |= {"cpu_millis_free": max(0, int(now[CPU, best])), "memory_mib_free": max(0, int(now[MEMORY, best]))}
     if need.gpus or need.gpu_millis:
         numbers |= {"gpus_needed": need.gpus or 1, "gpus_free": max(0, int(now[GPUS, best]))}
-    free = rows_in(fit, table.free, frozenset(), one_node=False)
+    free = rows_in(fit, table.free)
     if free is not None:
         front = ", ".join(index.kept_on(free)) or "one that is being placed"
         return Reason(code="Priority", detail=f"the room is kept for {front}", numbers=numbers)

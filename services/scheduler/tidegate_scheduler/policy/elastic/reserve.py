@@ -7,6 +7,8 @@ attempts, the deadlines of those who are leaving. Others may use the room meanwh
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 import msgspec
 import numpy as np
 
@@ -37,15 +39,22 @@ def reserve(index: Index, line: Line, barred: frozenset[int]) -> Reservation | N
     holds = fit.holds_empty() * table.open[: len(rows)]
     if barred:
         holds[list(barred)] = 0
-    candidates = _emptiest(fit, np.flatnonzero(holds > 0))[: NODES_LOOKED_AT_MAX + fit.shape.gang_size]
-    ends = sorted({end for row in candidates for end in _ends(index, int(row))})
-    others = frozenset(range(len(table))) - {int(row) for row in candidates}
-    for end in [0, *ends]:
-        gone = {job for row in candidates for job in index.on_row.get(int(row), ()) if _end(index, job) <= end}
-        found = _seats_without(index, fit, gone, others)
-        if found is not None:
-            return Reservation(found, 0 if end >= NEVER else end)
-    return None
+    candidates = [int(row) for row in _emptiest(fit, np.flatnonzero(holds > 0))]
+    candidates = candidates[: NODES_LOOKED_AT_MAX + fit.shape.gang_size]
+    ends = {job: _end(index, job) for row in candidates for job in index.on_row.get(row, ())}
+    moments = [0, *sorted(set(ends.values()))]
+
+    def rows_at(moment: int) -> Rows | None:
+        gone = [job for job, end in ends.items() if end <= moment]
+        return _rows_without(index, fit, gone, candidates)
+
+    # The more have left, the more fits: the first moment at which it does is found by halving.
+    first = bisect_left(moments, True, key=lambda moment: rows_at(moment) is not None)
+    if first == len(moments):
+        return None
+    found = rows_at(moments[first])
+    assert found is not None, "it fits at the moment that was found"
+    return Reservation(found, 0 if moments[first] >= NEVER else moments[first])
 
 
 def may_use_until(index: Index, reserved: dict[str, Rows], until_ns: int) -> frozenset[int]:
@@ -63,23 +72,19 @@ def _emptiest(fit: Fit, rows: Ints) -> Ints:
     return rows[np.lexsort((table.place[rows], -table.later[CPU, rows], -table.later[GPUS, rows]))]
 
 
-def _ends(index: Index, row: int) -> list[int]:
-    return [_end(index, job) for job in index.on_row.get(row, ())]
-
-
 def _end(index: Index, job: str) -> int:
     found = ends_by_ns(index.state.jobs[job], index.state.specs[job])
     return NEVER if found is None else found
 
 
-def _seats_without(index: Index, fit: Fit, gone: set[str], others: frozenset[int]) -> Rows | None:
+def _rows_without(index: Index, fit: Fit, gone: list[str], among: list[int]) -> Rows | None:
     """Return the gang's rows in the room that there is without these jobs."""
     table, floors = index.table, index.state.floors
     room = table.later.copy()
-    for job in sorted(gone):
-        if index.leaving(job):
-            continue
-        for seat in index.seats_of(job):
+    for job in gone:
+        if not index.leaving(job):
             need = floors[job]
-            room[:3, seat.row] += (need.cpu_millis, need.memory_mib, need.gpus or (1 if need.gpu_millis else 0))
-    return rows_in(fit, room, others, one_node=False)
+            amounts = (need.cpu_millis, need.memory_mib, need.gpus or (1 if need.gpu_millis else 0))
+            for seat in index.seats_of(job):
+                room[:3, seat.row] += amounts
+    return rows_in(fit, room, among=among)

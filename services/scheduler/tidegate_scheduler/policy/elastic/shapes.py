@@ -13,8 +13,8 @@ PLACE_BITS, CPU_BITS, GPU_BITS = 20, 24, 12
 """A score packs, from the highest bits down: whether a whole device is broken up, devices left, CPU left, place."""
 
 ROWS_LOOKED_AT_MAX = 256
-RESCORED_SHARE = 4
-"""When more than a fourth of the rows changed, all are scored at once: that is cheaper then."""
+ROWS_ONE_BY_ONE_MAX = 64
+"""When more rows changed, all are scored at once: that is cheaper then."""
 
 
 class Shape(msgspec.Struct, frozen=True):
@@ -37,7 +37,11 @@ class Fit:
         self.table = table
         self._score: Ints = np.zeros(0, np.int64)
         self._seen = -1
+        self._holds_of: Ints = np.zeros(0, np.int64)
+        self._held_at = -1
+        self._renamed_held = -1
         self._renamed = -1
+        self._kinds: list[int] = []
         self._kind_holds: Ints = np.zeros(0, np.int64)
         self._nowhere_at = -1
         self.holds_gang: dict[bool, tuple[int, bool]] = {}
@@ -54,11 +58,13 @@ class Fit:
         return (self._holds(rows) > 0) & self.table.open[rows]
 
     def _holds(self, rows: Ints) -> Ints:
-        if len(self._kind_holds) < self.table.kind_count:
-            kinds = self.table.kind_list()[len(self._kind_holds) :]
-            learned = np.array([_holds_of_kind(self.shape, kind) for kind in kinds], np.int64)
-            self._kind_holds = np.concatenate([self._kind_holds, learned])
+        if len(self._kinds) < self.table.kind_count:
+            self._learn_kinds()
         return self._kind_holds[self.table.kind[rows]]
+
+    def _learn_kinds(self) -> None:
+        self._kinds += [_holds_of_kind(self.shape, kind) for kind in self.table.kind_list()[len(self._kinds) :]]
+        self._kind_holds = np.array(self._kinds, np.int64)
 
     # ---- how one more member fits now ----
 
@@ -67,8 +73,8 @@ class Fit:
         table = self.table
         if self._nowhere_at < table.trimmed or self._renamed != table.renamed:
             return False
-        changed = table.changed[self._nowhere_at - table.trimmed :]
-        if len(changed) > ROWS_LOOKED_AT_MAX or any(self._takes(row) for row in changed):
+        changed = set(table.changed[self._nowhere_at - table.trimmed :])
+        if len(changed) > ROWS_LOOKED_AT_MAX or any(self._score_of(row) != NOWHERE for row in changed):
             return False
         self._nowhere_at = table.position
         return True
@@ -77,28 +83,59 @@ class Fit:
         """Remember that one member fits on no row of the table as it is."""
         self._nowhere_at = self.table.position
 
-    def _takes(self, row: int) -> bool:
-        need, now = self.shape.need, self.table.now[:, row]
-        if need.cpu_millis > now[CPU] or need.memory_mib > now[MEMORY] or need.gpus > now[GPUS]:
-            return False
-        return bool(self._scored(np.array([row], np.int64))[0] != NOWHERE)
+    def _score_of(self, row: int) -> int:
+        """Return what `_scored` does, for one row: most changes are of few."""
+        table, need = self.table, self.shape.need
+        cpu_millis, memory_mib, gpus, share = table.now_on(row)
+        cpu_left, gpus_left, broken = cpu_millis - need.cpu_millis, gpus - need.gpus, 0
+        if cpu_left < 0 or memory_mib < need.memory_mib or gpus_left < 0:
+            return NOWHERE
+        if not table.is_open[row] or self._holds_kind(table.kind_on(row)) <= 0:
+            return NOWHERE
+        if need.gpu_millis and share < need.gpu_millis:
+            if gpus_left < 1:
+                return NOWHERE
+            broken = 1
+        if row in table.mixed and (need.gpus or need.gpu_millis) and self._mixed_members(row, table.now) <= 0:
+            return NOWHERE
+        packed = (broken << GPU_BITS) | min(gpus_left, (1 << GPU_BITS) - 1)
+        packed = (packed << CPU_BITS) | min(cpu_left, (1 << CPU_BITS) - 1)
+        return (packed << PLACE_BITS) | int(table.place[row])
+
+    def _holds_kind(self, kind: int) -> int:
+        if kind >= len(self._kinds):
+            self._learn_kinds()
+        return self._kinds[kind]
 
     def score(self) -> Ints:
         """Return how tightly one member fits on each row now, smaller is tighter; NOWHERE where it does not."""
         table = self.table
         fresh = self._seen >= table.trimmed and self._renamed == table.renamed
-        changed = table.changed[self._seen - table.trimmed :] if fresh else []
-        if not fresh or len(changed) * RESCORED_SHARE > len(table):
+        changed = set(table.changed[self._seen - table.trimmed :]) if fresh else set()
+        if not fresh or len(changed) > ROWS_ONE_BY_ONE_MAX:
             self._score = self._scored(np.arange(len(table)))
-        elif changed:
-            rows = np.array(sorted(set(changed)), np.int64)
-            self._score[rows] = self._scored(rows)
+        else:
+            for row in changed:
+                self._score[row] = self._score_of(row)
         self._seen, self._renamed = table.position, table.renamed
         return self._score
 
+    def holds_now(self) -> Ints:
+        """Return how many members may be placed on each row now; to be looked at only."""
+        table = self.table
+        fresh = self._held_at >= table.trimmed and self._renamed_held == table.renamed
+        changed = set(table.changed[self._held_at - table.trimmed :]) if fresh else set()
+        if not fresh:
+            self._holds_of = self.members(table.now, np.arange(len(table)))
+        elif changed:
+            rows = np.array(sorted(changed), np.int64)
+            self._holds_of[rows] = self.members(table.now, rows)
+        self._held_at, self._renamed_held = table.position, table.renamed
+        return self._holds_of
+
     def members(self, room: Ints, rows: Ints) -> Ints:
         """Return how many members fit into `room` (as the table's amounts) on each of the rows."""
-        need, table = self.shape.need, self.table
+        need = self.shape.need
         count = np.full(len(rows), self.shape.gang_size, np.int64)
         for amount, each in ((CPU, need.cpu_millis), (MEMORY, need.memory_mib), (GPUS, need.gpus)):
             if each:
@@ -126,8 +163,8 @@ class Fit:
         for position in self._mixed_among(rows):
             if fits[position]:
                 fits[position] = self._mixed_members(int(rows[position]), room) > 0
-        packed = (broken << GPU_BITS) | np.clip(gpus_left, 0, (1 << GPU_BITS) - 1)
-        packed = (packed << CPU_BITS) | np.clip(cpu_left, 0, (1 << CPU_BITS) - 1)
+        packed = (broken << GPU_BITS) | np.minimum(np.maximum(gpus_left, 0), (1 << GPU_BITS) - 1)
+        packed = (packed << CPU_BITS) | np.minimum(np.maximum(cpu_left, 0), (1 << CPU_BITS) - 1)
         packed = (packed << PLACE_BITS) | table.place[rows]
         return np.where(fits, packed, NOWHERE)
 

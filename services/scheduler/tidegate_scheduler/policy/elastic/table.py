@@ -79,6 +79,9 @@ class NodeTable:
         self.now: Ints = np.zeros((4, ROWS_FIRST), np.int64)
         self._free: list[list[int]] = []  # the same amounts as Python's integers: most changes are of one row
         self._later: list[list[int]] = []
+        self._now: list[list[int]] = []
+        self._kind: list[int] = []
+        self.is_open: list[bool] = []
         self.open: Flags = np.zeros(ROWS_FIRST, np.bool_)
         self.kind: Ints = np.zeros(ROWS_FIRST, np.int64)
         self.switch: Ints = np.zeros(ROWS_FIRST, np.int64)
@@ -109,13 +112,13 @@ class NodeTable:
         else:
             self.mixed.pop(row, None)
         self.kinds[row] = kind
-        self.kind[row] = self._kind_ids.setdefault(kind, len(self._kind_ids))
+        self.kind[row] = self._kind[row] = self._kind_ids.setdefault(kind, len(self._kind_ids))
         domain = switch or f"node {name}"  # a node that names no switch is below one of its own
         if domain not in self._switch_ids:
             self._switch_ids[domain] = len(self.switches)
             self.switches.append(domain)
         self.switch[row] = self._switch_ids[domain]
-        self.open[row] = is_open
+        self.open[row] = self.is_open[row] = is_open
         for amounts in (self._free, self._later):
             amounts[row] = [kind.cpu_millis, kind.memory_mib, len(gpus), 0]
         self.nodes_changed += 1
@@ -151,6 +154,9 @@ class NodeTable:
         self.kinds.append(Kind(0, 0, (), (), (), ""))
         self._free.append([0, 0, 0, 0])
         self._later.append([0, 0, 0, 0])
+        self._now.append([0, 0, 0, 0])
+        self._kind.append(0)
+        self.is_open.append(False)
         self.renamed += 1
         return row
 
@@ -209,6 +215,14 @@ class NodeTable:
         """Say whether members hold more than there is: the node came back smaller."""
         return self._free[row][CPU] < 0 or self._free[row][MEMORY] < 0 or self.devices[row].missing > 0
 
+    def now_on(self, row: int) -> list[int]:
+        """Return the amounts that may be taken on one row."""
+        return self._now[row]
+
+    def kind_on(self, row: int) -> int:
+        """Return the number of one row's kind."""
+        return self._kind[row]
+
     def later_on(self, row: int) -> list[int]:
         """Return the amounts that will be free on one row."""
         return self._later[row]
@@ -224,7 +238,7 @@ class NodeTable:
         now = [mine if mine < other else other for mine, other in zip(free, later, strict=True)]
         self.free[:, row] = free
         self.later[:, row] = later
-        self.now[:, row] = now
+        self.now[:, row] = self._now[row] = now
         if len(self.changed) >= LOG_ROWS_MAX:
             self.trimmed += len(self.changed)
             self.changed.clear()

@@ -19,6 +19,9 @@ class Trial:
         self.touched: dict[int, None] = {}
         self._undo: list[Callable[[], None]] = []
         self.asked: set[str] = set()
+        self.left: set[int] = set(index.left)
+        """The rows that somebody leaves."""
+
         self.promises: dict[str, tuple[int, ...]] = {}
         """The rows of the room that is promised, one for each member, by job."""
 
@@ -56,6 +59,7 @@ class Trial:
         need = self.index.state.floors[job.id]
         for seat in self.index.seats_of(job.id):
             self._let_leave(seat.row, need, seat.gpu_indices)
+            self.left.add(seat.row)
             self.touched[seat.row] = None
 
     def _let_leave(self, row: int, need: Resources, indices: tuple[int, ...]) -> None:
