@@ -6,11 +6,13 @@ together. Nothing here depends on the order in which things became known.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from heapq import heappop, heappush
 from typing import TypeVar
 
 import msgspec
 import numpy as np
+from sortedcontainers import SortedList
 from tidegate_events.resources import Resources
 from tidegate_events.spec import JobSpec
 
@@ -79,7 +81,8 @@ class Index:
         self.lines: dict[LineKey, Line] = {}
         self.shares: dict[str, Share] = {}
         self.total: Amounts = NONE
-        self.unsettled: dict[str, None] = {}
+        self._unsettled: SortedList[tuple[int, str]] = SortedList()
+        self._unsettled_as: dict[str, tuple[int, str]] = {}
         self.unsettled_nodes: dict[str, None] = {}
         self.held: dict[int, Held] = {}
         self.left: dict[int, int] = {}
@@ -146,7 +149,7 @@ class Index:
             at_ns, name = heappop(self._due)
             if self._due_at.get(name) == at_ns:
                 del self._due_at[name]
-                self.unsettled[name] = None
+                self._unsettle(name)
         while self._resting and self._resting[0][0] <= now_ns:
             at_ns, name = heappop(self._resting)
             if self._rests(name, at_ns):
@@ -172,6 +175,27 @@ class Index:
         if job is None or not self._stands(job) or job.not_before_ns != until_ns:
             return False
         return self._entries[name].line is None
+
+    def unsettled(self) -> Iterator[Job]:
+        """Yield the jobs that something happened to since they were settled, in the order of submission."""
+        position = 0
+        while position < len(self._unsettled):
+            key = self._unsettled[position]
+            yield self.state.jobs[key[1]]
+            if position < len(self._unsettled) and self._unsettled[position] == key:
+                position += 1
+
+    def settled(self, job: str) -> None:
+        """Count a job as settled until it changes or falls due."""
+        key = self._unsettled_as.pop(job, None)
+        if key is not None:
+            self._unsettled.remove(key)
+
+    def _unsettle(self, name: str) -> None:
+        job = self.state.jobs.get(name)
+        if job is not None and name not in self._unsettled_as:
+            key = self._unsettled_as[name] = (job.submitted_seq, name)
+            self._unsettled.add(key)
 
     def look_again(self, job: str, at_ns: int) -> None:
         """Count a job as settled until `at_ns`."""
@@ -264,10 +288,10 @@ class Index:
     def _enter(self, name: str) -> None:
         job = self.state.jobs.get(name)
         if job is None:
-            self.unsettled.pop(name, None)
+            self.settled(name)
             self._due_at.pop(name, None)
             return
-        self.unsettled[name] = None
+        self._unsettle(name)
         self._due_at.pop(name, None)
         entry = _Entry(job.tenant, job.priority, self.state.floors[name])
         self._entries[name] = entry

@@ -72,11 +72,11 @@ class _Pass:
 
     def settle(self) -> None:
         """Decide what was seen, what operators asked for, and who leaves nodes that go away."""
-        draft, index, jobs = self._draft, self._index, self._draft.state.jobs
+        draft, index = self._draft, self._index
         for name in sorted(index.unreachable):
             if not draft.full:
                 settle_node(draft, draft.state.nodes[name])
-        for job in sorted((jobs[name] for name in index.unsettled), key=lambda job: (job.submitted_seq, job.id)):
+        for job in index.unsettled():
             if draft.full:
                 return
             self._settle(job)
@@ -97,7 +97,7 @@ class _Pass:
             if job.id in draft.leaving:
                 self._trial.ask_to_leave(job)
             return
-        del self._index.unsettled[job.id]
+        self._index.settled(job.id)
         if due_ns is not None:
             self._index.look_again(job.id, due_ns)
 

@@ -39,8 +39,8 @@ def reserve(index: Index, line: Line, barred: frozenset[int]) -> Reservation | N
     holds = fit.holds_empty() * table.open[: len(rows)]
     if barred:
         holds[list(barred)] = 0
-    candidates = [int(row) for row in _emptiest(fit, np.flatnonzero(holds > 0))]
-    candidates = candidates[: NODES_LOOKED_AT_MAX + fit.shape.gang_size]
+    looked_at = NODES_LOOKED_AT_MAX + fit.shape.gang_size
+    candidates = _emptiest(fit, np.flatnonzero(holds > 0))[:looked_at].tolist()
     ends = {job: _end(index, job) for row in candidates for job in index.on_row.get(row, ())}
     moments = [0, *sorted(set(ends.values()))]
 

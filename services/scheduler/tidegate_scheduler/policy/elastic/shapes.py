@@ -74,10 +74,19 @@ class Fit:
         if self._nowhere_at < table.trimmed or self._renamed != table.renamed:
             return False
         changed = set(table.changed[self._nowhere_at - table.trimmed :])
-        if len(changed) > ROWS_LOOKED_AT_MAX or any(self._score_of(row) != NOWHERE for row in changed):
+        if len(changed) > ROWS_LOOKED_AT_MAX or any(self._score_of(row) != NOWHERE for row in self._roomy(changed)):
             return False
         self._nowhere_at = table.position
         return True
+
+    def _roomy(self, rows: set[int]) -> list[int]:
+        """Return those of the rows on which there is enough of each amount."""
+        if not rows:
+            return []
+        need, among = self.shape.need, np.fromiter(rows, np.int64, len(rows))
+        now = self.table.now[:, among]
+        enough = (now[GPUS] >= need.gpus) & (now[CPU] >= need.cpu_millis) & (now[MEMORY] >= need.memory_mib)
+        return [int(row) for row in among[enough]]
 
     def found_nowhere(self) -> None:
         """Remember that one member fits on no row of the table as it is."""
