@@ -189,13 +189,13 @@ def test_a_gang_blames_a_node_once_and_only_for_who_fell_first() -> None:
 
 def test_a_node_that_loses_its_members_is_blamed_and_remembers_it_over_its_restart(cluster: Cluster) -> None:
     cluster.node("n1", 2000, incarnation=2)
-    assert failures(cluster) == [NodeFailure("j", 1, cluster.now)]
+    assert failures(cluster) == [NodeFailure("j", 1, cluster.now, with_node=True)]
     gone = a_cluster(2)
     gone.silence("n1")
     decide(gone, e.NodeLost, node="n1", incarnation=1)
-    assert failures(gone) == [NodeFailure("j", 1, gone.now)]
+    assert failures(gone) == [NodeFailure("j", 1, gone.now, with_node=True)]
     gone.node("n1", 2000, incarnation=2)
-    assert failures(gone) == [NodeFailure("j", 1, gone.now)]
+    assert failures(gone) == [NodeFailure("j", 1, gone.now, with_node=True)]
 
 
 def test_failures_are_bounded_and_forgotten_on_an_operators_word(cluster: Cluster) -> None:

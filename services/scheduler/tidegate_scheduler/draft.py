@@ -6,7 +6,7 @@ from collections.abc import MutableMapping
 from typing import Any
 
 import msgspec
-from tidegate_events.events import AnyEvent, Decision, NodeLost, QuotaChanged, Reason
+from tidegate_events.events import AnyEvent, Decision, NodeCordoned, NodeLost, QuotaChanged, Reason
 
 from tidegate_scheduler.policy.parameters import Parameters, as_parameters
 from tidegate_scheduler.state import Job, Node, State
@@ -66,6 +66,18 @@ class Draft:
     def add_node_lost(self, node: Node) -> None:
         """Decide that `node` is lost."""
         self._append(NodeLost(id=self._next_id(), at_ns=self.now_ns, node=node.name, incarnation=node.incarnation))
+
+    def add_node_cordoned(self, node: Node, reason: Reason) -> None:
+        """Decide that nothing new goes to `node`."""
+        self._append(
+            NodeCordoned(
+                id=self._next_id(),
+                at_ns=self.now_ns,
+                node=node.name,
+                incarnation=node.incarnation,
+                reasons=(reason,),
+            )
+        )
 
     def wake_by(self, at_ns: int) -> None:
         """Ask to be called again no later than `at_ns`."""

@@ -309,16 +309,16 @@ def lose_member(state: State, job: Job, member: Member, why: str, at_ns: int) ->
     member.exit = Exit(detail=why)
     job.revision += 1
     state.touch(f"job/{job.id}")
-    _blame(state, member.node, job, at_ns)
+    _blame(state, member.node, job, at_ns, with_node=True)
 
 
-def _blame(state: State, name: str, job: Job, at_ns: int) -> None:
+def _blame(state: State, name: str, job: Job, at_ns: int, *, with_node: bool = False) -> None:
     """Note that an attempt of `job` came to grief on the node; those it is blamed for count once per attempt."""
     node = state.nodes.get(name)
     if node is None or not state.elastic or any((f.job, f.attempt) == (job.id, job.attempt) for f in node.failures):
         return
     # Its writer's clock may be behind the scheduler's time, in which the policy counts.
-    failure = NodeFailure(job.id, job.attempt, max(at_ns, state.header.now_ns))
+    failure = NodeFailure(job.id, job.attempt, max(at_ns, state.header.now_ns), with_node)
     node.failures = [*node.failures, failure][-FAILURES_KEPT:]
     state.touch(f"node/{name}")
 

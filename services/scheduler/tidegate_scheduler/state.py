@@ -143,11 +143,12 @@ class Finished(msgspec.Struct, frozen=True):
 
 
 class NodeFailure(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An attempt of a job that failed, was lost or was refused on a node."""
+    """An attempt of a job that failed, was lost or was refused on a node; `with_node`: it went down with the node."""
 
     job: str
     attempt: int
     at_ns: int
+    with_node: bool = False
 
 
 class Node(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -22,6 +22,9 @@ class Parameters(msgspec.Struct, frozen=True):
 
     Policy 2 alone reads those from `ageing_seconds` on. A job whose run has passed `protection_permille` of what it
     expected is not preempted, until it has overrun that by `overrun_permille`; 0 protects nobody.
+
+    A node on which `cordon_failures` attempts came to grief within `cordon_window_seconds` is cordoned (0: none is),
+    unless more than `cordon_permille` of the nodes that are up would be cordoned then.
     """
 
     node_lost_seconds: Seconds = 30
@@ -40,6 +43,9 @@ class Parameters(msgspec.Struct, frozen=True):
     preemption_penalty_seconds: Seconds = 60
     reservations_max: Count = 8
     lend_interval_seconds: Seconds = 1
+    cordon_failures: Count = 5
+    cordon_window_seconds: Seconds = 600
+    cordon_permille: Permille = 100
 
 
 def as_parameters(values: dict[str, int]) -> Parameters:

@@ -84,6 +84,13 @@ class Index:
         self._unsettled: SortedList[tuple[int, str]] = SortedList()
         self._unsettled_as: dict[str, tuple[int, str]] = {}
         self.unsettled_nodes: dict[str, None] = {}
+        self.judged_by: tuple[int, int] | None = None
+        """The parameters by which the nodes that are settled were judged."""
+
+        self.up: dict[str, None] = {}
+        self.cordoned: dict[str, None] = {}
+        """Of the nodes that are up, those that are cordoned."""
+
         self.held: dict[int, Held] = {}
         self.left: dict[int, int] = {}
         """How many members are leaving each row."""
@@ -229,6 +236,8 @@ class Index:
         row = self.table.put(node.name, kind, node.gpus, switch=node.switch, is_open=is_open)
         self.unshared[row] = None
         self.unsettled_nodes[node.name] = None
+        _keep(self.up, node.name, node.status == "up")
+        _keep(self.cordoned, node.name, node.status == "up" and node.cordoned)
         _keep(self.unreachable, node.name, node.status == "unreachable")
         _keep(self.clearing, node.name, bool(node.drain_deadline_ns) and node.status != "lost")
 

@@ -7,6 +7,7 @@ from tidegate_events import events as e
 
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.elastic import fit, leave, resize
+from tidegate_scheduler.policy.elastic.cordon import cordon
 from tidegate_scheduler.policy.elastic.index import Index, Seat
 from tidegate_scheduler.policy.elastic.preempt import Plan, plan_preemption
 from tidegate_scheduler.policy.elastic.queue import FairOrder, Line, Turn, Turns, amounts
@@ -46,7 +47,7 @@ def decide(draft: Draft) -> None:
     try:
         elastic = _Pass(draft, trial)
         elastic.settle()
-        placements = elastic.place_waiting()
+        placements = [] if cordon(draft, index) else elastic.place_waiting()
         resize.resize(draft, trial, [(each.job, each.seats) for each in placements])
     finally:
         trial.undo()
