@@ -32,6 +32,7 @@ GROWN: dict[type[msgspec.Struct], dict[str, Any]] = {
         "suspended_ns": 1,
         "saved_ns": 1,
         "reserved_start_ns": 1,
+        "cpu_model": "EPYC",
     },
     Node: {
         "rack": "r1",

@@ -192,6 +192,8 @@ def _on_placed(state: State, event: e.JobPlaced, at: str) -> None:
     job.stop_reason = ""
     job.reserved_nodes = ()
     job.reserved_start_ns = 0
+    if state.elastic and not job.cpu_model and state.specs[job.id].determinism == "strict":
+        job.cpu_model = state.nodes[event.members[0].node].cpu_model
     if event.resume is None:
         job.progress_millis = job.progress_ns = 0
     moved(state, job, at)

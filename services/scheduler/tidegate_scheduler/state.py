@@ -75,7 +75,8 @@ class Job(msgspec.Struct, kw_only=True, omit_defaults=True):
     held then. `time_limit_seconds` overrides its own (None: it does not, NO_LIMIT: there is none). `slow` tells that
     this attempt's step rate is below the job's target, `suspended_ns` when it last left because it was asked to,
     `saved_ns` when its newest checkpoint was committed (0: not known, or there is none), and `reserved_start_ns` when
-    the room reserved for it is expected to be free (0: not known, or none is reserved).
+    the room reserved for it is expected to be free (0: not known, or none is reserved). `cpu_model` is that of the node
+    of its first attempt, where the job is strict: it goes to no other.
     """
 
     id: str
@@ -115,6 +116,7 @@ class Job(msgspec.Struct, kw_only=True, omit_defaults=True):
     suspended_ns: int = 0
     saved_ns: int = 0
     reserved_start_ns: int = 0
+    cpu_model: str = ""
 
     @property
     def waiting(self) -> bool:

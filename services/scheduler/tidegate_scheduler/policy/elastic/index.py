@@ -395,6 +395,7 @@ class Index:
             gang_size=spec.gang_size,
             intensive=spec.communication == "intensive" and spec.gang_size > 1,
             gpu_models=spec.gpu_models,
+            cpu_model=job.cpu_model,
         )
         alone = job.id if job.excluded_nodes or job.reserved_nodes else ""
         return LineKey(job.tenant, job.priority, shape, work_left(job, spec), alone)
