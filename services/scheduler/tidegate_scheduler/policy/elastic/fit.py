@@ -43,6 +43,14 @@ def row_later(fit: Fit, left: list[int]) -> Rows | None:
     return (int(_tightest(fit, fit.table.later, able)[0]),) if len(able) else None
 
 
+def may_hold_later(fit: Fit, left: set[int]) -> bool:
+    """Say whether, by the number of members alone, the gang could fit once those who leave `left` have left."""
+    rows = np.fromiter(left, np.int64, len(left))
+    now = fit.holds_now()
+    more = fit.members(fit.table.later, rows)
+    return int(now.sum() - now[rows].sum() + more.sum()) >= fit.shape.gang_size
+
+
 def rows_in(
     fit: Fit, room: Ints, barred: Collection[int] = (), *, among: Collection[int] | None = None, one_node: bool = False
 ) -> Rows | None:

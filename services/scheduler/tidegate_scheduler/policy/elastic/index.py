@@ -100,6 +100,9 @@ class Index:
         self.clearing: dict[str, None] = {}
         self.overfull: dict[int, None] = {}
         self.reserving: dict[str, None] = {}
+        self.aside: dict[str, None] = {}
+        """The jobs that wait and stand in no line: held, in back-off, or about to be cancelled."""
+
         self.on_row: dict[int, dict[str, None]] = {}
         self._due: list[tuple[int, str]] = []
         self._due_at: dict[str, int] = {}
@@ -174,6 +177,7 @@ class Index:
                 self._woken.append((at_ns, name))
             elif entry.line is not None:
                 self._step_out(entry)
+                self.aside[name] = None
                 heappush(self._resting, (at_ns, name))
 
     def _rests(self, name: str, until_ns: int) -> bool:
@@ -285,6 +289,7 @@ class Index:
             self.table.release(row, entry.need)
             self._promised_on[row].pop(name, None)
         self.reserving.pop(name, None)
+        self.aside.pop(name, None)
         self._step_out(entry)
 
     def _step_out(self, entry: _Entry) -> None:
@@ -305,6 +310,7 @@ class Index:
         entry = _Entry(job.tenant, job.priority, self.state.floors[name])
         self._entries[name] = entry
         if job.waiting:
+            self.aside[name] = None
             self._promise(job, entry)
             if self._stands(job):
                 if job.not_before_ns > self.state.header.now_ns:
@@ -384,6 +390,14 @@ class Index:
             line = self.lines[key] = Line(key, self.fit(key.shape))
         entry.line, entry.waiter = line, Waiter(job.submitted_seq, job.id, max(job.submitted_ns, job.suspended_ns))
         line.waiters.add(entry.waiter)
+        self.aside.pop(job.id, None)
+
+    def standing(self, job: str) -> tuple[Line, Waiter] | None:
+        """Return the line that the job stands in and its part of it, None where it stands aside."""
+        entry = self._entries.get(job)
+        if entry is None or entry.line is None or entry.waiter is None:
+            return None
+        return entry.line, entry.waiter
 
     def line_key(self, job: Job) -> LineKey:
         """Return which line the job stands in while it waits."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 from tidegate_events import events as e
 
@@ -10,9 +12,9 @@ from tidegate_scheduler.policy.elastic import fit, leave, resize
 from tidegate_scheduler.policy.elastic.cordon import cordon
 from tidegate_scheduler.policy.elastic.index import Index, Seat
 from tidegate_scheduler.policy.elastic.preempt import Plan, plan_preemption
-from tidegate_scheduler.policy.elastic.queue import FairOrder, Line, Turn, Turns, amounts
+from tidegate_scheduler.policy.elastic.queue import FairOrder, Line, Turn, Turns, aged, amounts
 from tidegate_scheduler.policy.elastic.reasons import Waiting, shortage
-from tidegate_scheduler.policy.elastic.reserve import may_use_until, reserve
+from tidegate_scheduler.policy.elastic.reserve import NEVER, may_use_until, reserve
 from tidegate_scheduler.policy.elastic.shapes import Shape
 from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.elastic.victims import Victims
@@ -53,6 +55,11 @@ def decide(draft: Draft) -> None:
         trial.undo()
     if index.next_ns is not None:
         draft.wake_by(index.next_ns)
+
+
+def _precedence(job: Job) -> tuple[int, int, int, str]:
+    """Return the order in which room that is promised comes free."""
+    return (job.reserved_start_ns or NEVER, -job.priority, job.submitted_seq, job.id)
 
 
 class _Pass:
@@ -142,7 +149,7 @@ class _Pass:
             self._waiting.of_line(line, None)
             return False
         barred = self._barred(job, line)
-        rows = self._rows(job, line, barred)
+        rows = self._rows(job, turn, reserved, barred)
         if rows is not None:
             seats = fit.seats(self._index, line.fit, rows)
             self._trial.place(job, seats)
@@ -150,22 +157,41 @@ class _Pass:
             return True
         return self._block(job, turn, reserved, barred)
 
-    def _rows(self, job: Job, line: Line, barred: frozenset[int]) -> fit.Rows | None:
+    def _rows(self, job: Job, turn: Turn, reserved: fit.Rows, barred: frozenset[int]) -> fit.Rows | None:
         """Return where the job fits at once: in free room, in room kept for lower ones, in room kept for later."""
+        line = turn.line
         one_node = self._waits_for_one_node(job, line)
         rows = fit.rows_now(line.fit, barred, one_node=one_node)
-        if rows is not None:
-            return rows
-        below = self._trial.below(job.priority)
-        if below:
-            kept = [(other, self._trial.withdraw(other)) for other in below]
-            rows = fit.rows_now(line.fit, barred, one_node=one_node)
-            for other, promised in kept:
-                if rows is None or not set(promised) & set(rows):
-                    self._trial.promise(other, promised)
-            if rows is not None:
-                return rows
-        return self._borrowed(job, line, barred)
+        if rows is None and (others := self._lower(job, turn) + self._behind(job, reserved)):
+            rows = self._without(others, lambda: fit.rows_now(line.fit, barred, one_node=one_node))
+        return rows if rows is not None else self._borrowed(job, line, barred)
+
+    def _without(self, others: list[Job], find: Callable[[], fit.Rows | None]) -> fit.Rows | None:
+        """Return the rows that are found when nothing is promised to the others; whom they cost theirs, asks anew."""
+        kept = [(other, self._trial.withdraw(other)) for other in others]
+        rows = find()
+        for other, promised in kept:
+            if rows is None or not set(promised) & set(rows):
+                self._trial.promise(other, promised)
+        return rows
+
+    def _lower(self, job: Job, turn: Turn) -> list[Job]:
+        """Return those whose room the job may have: they are below it by priority, and have not aged beyond it."""
+        ageing_ns, now_ns = self._draft.parameters.ageing_seconds * SECOND_NS, self._draft.now_ns
+        return [
+            other
+            for other in self._trial.promised()
+            if other.priority < job.priority
+            and aged(other.priority, max(other.submitted_ns, other.suspended_ns), now_ns, ageing_ns) < turn.level
+        ]
+
+    def _behind(self, job: Job, reserved: fit.Rows) -> list[Job]:
+        """Return those whose room on the same rows comes free after that of the job: theirs is what is left then."""
+        mine, rows = _precedence(job), set(reserved)
+        if not rows:
+            return []
+        others = [other for other in self._trial.promised() if other.priority >= job.priority]
+        return [each for each in others if _precedence(each) > mine and rows & set(self._trial.promises[each.id])]
 
     def _borrowed(self, job: Job, line: Line, barred: frozenset[int]) -> fit.Rows | None:
         """Return where the job fits into room that is kept for others, if it has left before they come."""
@@ -224,18 +250,20 @@ class _Pass:
             self._waiting.of_line(line, reason)
             return False
         rows = self._later(line, reserved, barred)
+        if rows is None and reserved and (behind := self._behind(job, reserved)):
+            rows = self._without(behind, lambda: self._later(line, reserved, barred))
         if rows is not None:
-            self._keep(job, line, rows, 0)
+            self._keep(job, line, rows, self._left_by(rows, ()))
             return True
         plan = self._plan(job, line, barred)
         if plan is not None:
-            self._keep(job, line, plan.rows, 0)
+            self._keep(job, line, plan.rows, self._left_by(plan.rows, plan.victims))
             self._preempt(job, plan)
             return True
         if not barred:
             self._nowhere.add(line.key.shape)
         if reserved and all(self._table.open[row] for row in reserved):
-            self._waiting[job.id] = self._reserved(line, reserved)
+            self._waiting.for_room(job, reserved)
             self._trial.promise(job, reserved)
             return False
         self._reserve(job, line, barred)
@@ -252,7 +280,7 @@ class _Pass:
         found = None
         if self._plans_left > 0 and len(self._trial.promises) < self._draft.parameters.reservations_max:
             self._plans_left -= 1
-            found = reserve(self._index, line, barred)
+            found = reserve(self._index, line, barred, self._trial.asked)
         if found is not None:
             self._keep(job, line, found.rows, found.start_by_ns)
             return
@@ -270,7 +298,20 @@ class _Pass:
             rows = fit.rows_in(line.fit, self._table.later, barred, among=set(reserved))
             if rows is not None:
                 return rows
+        if not fit.may_hold_later(line.fit, self._trial.left):
+            return None
         return fit.rows_in(line.fit, self._table.later, barred)
+
+    def _left_by(self, rows: fit.Rows, victims: tuple[str, ...]) -> int:
+        """Return when those who are leaving the rows, and the victims, have left at the latest."""
+        draft, on_row = self._draft, self._index.on_row
+        ends = [draft.now_ns]
+        for name in (*victims, *(each for row in rows for each in on_row.get(row, ()))):
+            if self._index.leaving(name):
+                ends.append(draft.state.jobs[name].deadline_ns)
+            elif name in victims or name in self._trial.asked:
+                ends.append(draft.now_ns + draft.state.specs[name].preemption.grace_seconds * SECOND_NS)
+        return max(ends)
 
     def _may_preempt(self, job: Job) -> bool:
         lowest = min(self._index.held, default=job.priority)
@@ -282,14 +323,8 @@ class _Pass:
         if nodes != job.reserved_nodes:
             reason = shortage(self._index, line.fit)
             self._draft.add(e.RoomReserved, job, reason, nodes=nodes, start_by_ns=start_by_ns)
-        self._waiting[job.id] = self._reserved(line, rows)
+        self._waiting.for_room(job, rows)
         self._trial.promise(job, rows)
-
-    def _reserved(self, line: Line, rows: fit.Rows) -> e.Reason:
-        nodes = ", ".join(sorted({self._table.names[row] for row in rows}))
-        return e.Reason(
-            code="Reserved", detail=f"waits for room on {nodes}", numbers=shortage(self._index, line.fit).numbers
-        )
 
     def _preempt(self, job: Job, plan: Plan) -> None:
         for name in plan.victims:

@@ -55,10 +55,8 @@ class Line:
 
     def level(self, position: int, now_ns: int, ageing_ns: int) -> int:
         """Return the class of the job at a position: its priority, and one more for each period that it waited."""
-        if not ageing_ns:
-            return self.key.priority
         first: Waiter = self.waiters[position]
-        return self.key.priority + max(0, now_ns - first.since_ns) // ageing_ns
+        return aged(self.key.priority, first.since_ns, now_ns, ageing_ns)
 
 
 class Share(msgspec.Struct):
@@ -82,6 +80,11 @@ class Share(msgspec.Struct):
         if bound is None:
             return True
         return all(not most or used + add <= most for used, add, most in zip(self.used, more, bound, strict=True))
+
+
+def aged(priority: int, since_ns: int, now_ns: int, ageing_ns: int) -> int:
+    """Return the class of a job that waits since then."""
+    return priority + (max(0, now_ns - since_ns) // ageing_ns if ageing_ns else 0)
 
 
 def amounts(need: Resources, members: int = 1) -> Amounts:

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping, MutableMapping
 import numpy as np
 from tidegate_events.events import Reason
 
-from tidegate_scheduler.policy.elastic.fit import rows_in
+from tidegate_scheduler.policy.elastic.fit import Rows, rows_in
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.queue import Line, LineKey
 from tidegate_scheduler.policy.elastic.shapes import Fit
-from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY
+from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY, SHARE, WHOLE_MILLIS, Ints, NodeTable
+from tidegate_scheduler.state import Job
 
 HELD = Reason(code="Held", detail="an operator holds it")
 
@@ -23,6 +24,7 @@ class Waiting(MutableMapping[str, Reason]):
         self._index = index
         self._now_ns = now_ns
         self._jobs: dict[str, Reason] = {}
+        self._kept: dict[str, Rows] = {}
         self._lines: dict[LineKey, Reason | None] = {}
 
     def __setitem__(self, job: str, reason: Reason) -> None:
@@ -33,27 +35,40 @@ class Waiting(MutableMapping[str, Reason]):
         """Take back what was said of one job."""
         del self._jobs[job]
 
+    def for_room(self, job: Job, rows: Rows) -> None:
+        """Say that the job waits for room on the rows, which is kept for it."""
+        self._kept[job.id] = rows
+        self._jobs.pop(job.id, None)
+
     def of_line(self, line: Line, reason: Reason | None) -> None:
         """Say why all jobs of a line wait that have no reason of their own; None: what is short says so."""
         self._lines[line.key] = reason
 
     def over(self, earlier: Mapping[str, Reason]) -> Waiting:
         """Return these reasons, and for lines and jobs that this pass did not reach those of the one before."""
+        both = Waiting(self._index, self._now_ns)
+        both._lines, both._jobs = dict(self._lines), dict(self._jobs)
         if isinstance(earlier, Waiting):
-            self._lines = earlier._lines | self._lines
-            kept = {job: reason for job, reason in earlier._jobs.items() if self._still_waits(job)}
-            self._jobs = kept | self._jobs
-        return self
+            both._lines = earlier._lines | self._lines
+            both._jobs = {job: reason for job, reason in earlier._jobs.items() if self._still_waits(job)} | self._jobs
+        return both
 
     def _still_waits(self, job: str) -> bool:
         known = self._index.state.jobs.get(job)
         return known is not None and known.waiting
 
+    @property
+    def own(self) -> Mapping[str, Reason]:
+        """Return the reasons of jobs that have one of their own."""
+        return self._jobs
+
+    def line_reason(self, key: LineKey) -> Reason:
+        """Return why the jobs of a line wait. Raises KeyError where no pass has said so."""
+        reason = self._lines[key]
+        return reason if reason is not None else shortage(self._index, self._index.fit(key.shape))
+
     def __getitem__(self, job: str) -> Reason:
         """Return why the job waits. Raises KeyError where no pass has said so."""
-        found = self._jobs.get(job)
-        if found is not None:
-            return found
         waiting = self._index.state.jobs[job]
         if not waiting.waiting:
             raise KeyError(job)
@@ -61,9 +76,8 @@ class Waiting(MutableMapping[str, Reason]):
             return HELD
         if waiting.not_before_ns > self._now_ns:
             return Reason(code="BackOff", numbers={"wait_ms": (waiting.not_before_ns - self._now_ns) // 1_000_000})
-        key = self._index.line_key(waiting)
-        reason = self._lines[key]
-        return reason if reason is not None else shortage(self._index, self._index.fit(key.shape))
+        found = self._jobs.get(job)
+        return found if found is not None else self.line_reason(self._index.line_key(waiting))
 
     def __iter__(self) -> Iterator[str]:
         """Yield the jobs that have a reason."""
@@ -84,14 +98,24 @@ def shortage(index: Index, fit: Fit) -> Reason:
     rows = np.flatnonzero(fit.suits(np.arange(len(table))))
     if not len(rows):
         return Reason(code="Resources", numbers=numbers)
-    now = table.now
-    order = np.lexsort((-table.place[rows], now[MEMORY, rows], now[CPU, rows], now[GPUS, rows]))
-    best = rows[order[-1]]
-    numbers |= {"cpu_millis_free": max(0, int(now[CPU, best])), "memory_mib_free": max(0, int(now[MEMORY, best]))}
-    if need.gpus or need.gpu_millis:
-        numbers |= {"gpus_needed": need.gpus or 1, "gpus_free": max(0, int(now[GPUS, best]))}
+    best = _nearest(table, rows)
+    now = table.now[:, best].tolist()
+    numbers |= {"cpu_millis_free": max(0, now[CPU]), "memory_mib_free": max(0, now[MEMORY])}
+    if need.gpus:
+        numbers |= {"gpus_needed": need.gpus, "gpus_free": max(0, now[GPUS])}
+    if need.gpu_millis:
+        free_millis = WHOLE_MILLIS if now[GPUS] > 0 else max(0, now[SHARE])
+        numbers |= {"gpu_millis_needed": need.gpu_millis, "gpu_millis_free": free_millis}
     free = rows_in(fit, table.free)
     if free is not None:
         front = ", ".join(index.kept_on(free)) or "one that is being placed"
         return Reason(code="Priority", detail=f"the room is kept for {front}", numbers=numbers)
     return Reason(code="GangTopology" if fit.shape.intensive else "Resources", numbers=numbers)
+
+
+def _nearest(table: NodeTable, rows: Ints) -> int:
+    """Return the row that has most devices left, then most CPU, then most memory, then the first by name."""
+    for amount in (GPUS, CPU, MEMORY):
+        left = table.now[amount, rows]
+        rows = rows[left == left.max()]
+    return int(rows[table.place[rows].argmin()])

@@ -32,8 +32,11 @@ class Reservation(msgspec.Struct, frozen=True):
     start_by_ns: int
 
 
-def reserve(index: Index, line: Line, barred: frozenset[int]) -> Reservation | None:
-    """Return where room for the job comes free first, None where it never would."""
+def reserve(index: Index, line: Line, barred: frozenset[int], asked: set[str]) -> Reservation | None:
+    """Return where room for the job comes free first, None where it never would.
+
+    The room of those who were `asked` to leave counts as free later already.
+    """
     table, fit = index.table, line.fit
     rows = np.arange(len(table))
     holds = fit.holds_empty() * table.open[: len(rows)]
@@ -41,7 +44,8 @@ def reserve(index: Index, line: Line, barred: frozenset[int]) -> Reservation | N
         holds[list(barred)] = 0
     looked_at = NODES_LOOKED_AT_MAX + fit.shape.gang_size
     candidates = _emptiest(fit, np.flatnonzero(holds > 0))[:looked_at].tolist()
-    ends = {job: _end(index, job) for row in candidates for job in index.on_row.get(row, ())}
+    there = [job for row in candidates for job in index.on_row.get(row, ())]
+    ends = {job: _end(index, job) for job in there if job not in asked}
     moments = [0, *sorted(set(ends.values()))]
 
     def rows_at(moment: int) -> Rows | None:

@@ -84,10 +84,10 @@ class Trial:
         self._remember(job.id, ())
         return rows
 
-    def below(self, priority: int) -> list[Job]:
-        """Return the jobs of lower priority that room is promised to, in a total order."""
+    def promised(self) -> list[Job]:
+        """Return the jobs that room is promised to, in a total order."""
         jobs = [self.index.state.jobs[name] for name in self.promises]
-        return sorted((job for job in jobs if job.priority < priority), key=lambda job: (job.submitted_seq, job.id))
+        return sorted(jobs, key=lambda job: (job.submitted_seq, job.id))
 
     def _remember(self, job: str, rows: tuple[int, ...]) -> None:
         if rows:
