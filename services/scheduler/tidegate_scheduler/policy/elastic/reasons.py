@@ -47,10 +47,11 @@ class Waiting(MutableMapping[str, Reason]):
     def over(self, earlier: Mapping[str, Reason]) -> Waiting:
         """Return these reasons, and for lines and jobs that this pass did not reach those of the one before."""
         both = Waiting(self._index, self._now_ns)
-        both._lines, both._jobs = dict(self._lines), dict(self._jobs)
+        both._lines, both._jobs, both._kept = dict(self._lines), dict(self._jobs), dict(self._kept)
         if isinstance(earlier, Waiting):
             both._lines = earlier._lines | self._lines
             both._jobs = {job: reason for job, reason in earlier._jobs.items() if self._still_waits(job)} | self._jobs
+            both._kept = {job: rows for job, rows in earlier._kept.items() if self._still_waits(job)} | self._kept
         return both
 
     def _still_waits(self, job: str) -> bool:
@@ -60,7 +61,16 @@ class Waiting(MutableMapping[str, Reason]):
     @property
     def own(self) -> Mapping[str, Reason]:
         """Return the reasons of jobs that have one of their own."""
-        return self._jobs
+        return {job: self._reserved(job) for job in self._kept if self._still_waits(job)} | self._jobs
+
+    def _reserved(self, job: str) -> Reason:
+        """Return why a job waits that room is kept for."""
+        fit = self._index.fit(self._index.line_key(self._index.state.jobs[job]).shape)
+        nodes = ", ".join(sorted({self._index.table.names[row] for row in self._kept[job]}))
+        return Reason(code="Reserved", detail=f"waits for room on {nodes}", numbers=self._numbers(fit))
+
+    def _numbers(self, fit: Fit) -> dict[str, int]:
+        return shortage(self._index, fit, self._index.table.free).numbers
 
     def line_reason(self, key: LineKey) -> Reason:
         """Return why the jobs of a line wait. Raises KeyError where no pass has said so."""
@@ -77,6 +87,8 @@ class Waiting(MutableMapping[str, Reason]):
         if waiting.not_before_ns > self._now_ns:
             return Reason(code="BackOff", numbers={"wait_ms": (waiting.not_before_ns - self._now_ns) // 1_000_000})
         found = self._jobs.get(job)
+        if found is None and job in self._kept:
+            return self._reserved(job)
         return found if found is not None else self.line_reason(self._index.line_key(waiting))
 
     def __iter__(self) -> Iterator[str]:
@@ -91,15 +103,19 @@ class Waiting(MutableMapping[str, Reason]):
         return sum(1 for _ in self)
 
 
-def shortage(index: Index, fit: Fit) -> Reason:
-    """Say what is short on the node that comes nearest, or that there would be room, but for those in front."""
+def shortage(index: Index, fit: Fit, room: Ints | None = None) -> Reason:
+    """Say what is short on the node that comes nearest, or that there would be room, but for those in front.
+
+    `room` is what the job may take; where it is not given, what may be taken at once beside all that is kept.
+    """
     table, need = index.table, fit.shape.need
     numbers = {"cpu_millis_needed": need.cpu_millis, "memory_mib_needed": need.memory_mib}
     rows = np.flatnonzero(fit.suits(np.arange(len(table))))
     if not len(rows):
         return Reason(code="Resources", numbers=numbers)
-    best = _nearest(table, rows)
-    now = table.now[:, best].tolist()
+    room = table.now if room is None else room
+    best = _nearest(table, room, rows)
+    now = room[:, best].tolist()
     numbers |= {"cpu_millis_free": max(0, now[CPU]), "memory_mib_free": max(0, now[MEMORY])}
     if need.gpus:
         numbers |= {"gpus_needed": need.gpus, "gpus_free": max(0, now[GPUS])}
@@ -113,9 +129,9 @@ def shortage(index: Index, fit: Fit) -> Reason:
     return Reason(code="GangTopology" if fit.shape.intensive else "Resources", numbers=numbers)
 
 
-def _nearest(table: NodeTable, rows: Ints) -> int:
+def _nearest(table: NodeTable, room: Ints, rows: Ints) -> int:
     """Return the row that has most devices left, then most CPU, then most memory, then the first by name."""
     for amount in (GPUS, CPU, MEMORY):
-        left = table.now[amount, rows]
+        left = room[amount, rows]
         rows = rows[left == left.max()]
     return int(rows[table.place[rows].argmin()])
