@@ -45,7 +45,7 @@ GROWN: dict[type[msgspec.Struct], dict[str, Any]] = {
         "hinted": ["host"],
         "address": "10.0.0.1",
     },
-    Header: {},
+    Header: {"moved_ns": [1]},
 }
 """Every field that came after the first release, at a value that is not its default."""
 
@@ -95,7 +95,7 @@ def test_a_later_field_that_is_set_changes_the_digest(kind: type[msgspec.Struct]
     job, node = first_of("job"), first_of("node")
     state.jobs[job.id], state.nodes[node.name] = job, node
     state.touch_all()
-    entity = {Member: job.members[0], Job: job, Node: node}[kind]  # type: ignore[index]
+    entity = {Member: job.members[0], Job: job, Node: node, Header: state.header}[kind]  # type: ignore[index]
     setattr(entity, name, value)
     state.touch_all()
     assert state.digest() != GOLDEN["digest"]

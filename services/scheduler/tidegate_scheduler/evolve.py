@@ -14,7 +14,7 @@ from tidegate_events.contract import may_say
 from tidegate_events.journal.base import Recorded
 from tidegate_events.subjects import DECISION, speaks_for
 
-from tidegate_scheduler import lifecycle, operations
+from tidegate_scheduler import counting, lifecycle, operations
 from tidegate_scheduler.state import HINTS_KEPT, Node, State
 
 
@@ -78,7 +78,7 @@ def _on_node_joined(state: State, event: e.NodeJoined, _at: str) -> None:
             if key in held:
                 current.add(key)
             elif member.status == "started":
-                lifecycle.lose_member(state, job, member, "the node came back without it", event.at_ns)
+                counting.lose_member(state, job, member, "the node came back without it", event.at_ns)
     node = _joined(state, event, [s for s in event.sandboxes if (s.job, s.attempt, s.rank) not in current])
     state.nodes[event.node] = node
     state.touch(f"node/{event.node}")
@@ -135,7 +135,7 @@ def _on_node_lost(state: State, event: e.NodeLost, _at: str) -> None:
         for member in job.members:
             if member.node == node.name and member.active:
                 node.zombies.append(e.HeldSandbox(job=job.id, attempt=job.attempt, rank=member.rank))
-                lifecycle.lose_member(state, job, member, "its node was lost", event.at_ns)
+                counting.lose_member(state, job, member, "its node was lost", event.at_ns)
     state.touch(f"node/{node.name}")
 
 

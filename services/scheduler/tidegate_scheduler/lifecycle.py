@@ -8,7 +8,15 @@ from typing import Any, Literal
 from tidegate_events import events as e
 from tidegate_events.spec import DEFAULT_PHASE
 
-from tidegate_scheduler.state import CHECKPOINTS_KEPT, FAILURES_KEPT, Exit, Finished, Job, Member, NodeFailure, State
+from tidegate_scheduler.counting import blame, count_move
+from tidegate_scheduler.state import (
+    CHECKPOINTS_KEPT,
+    Exit,
+    Finished,
+    Job,
+    Member,
+    State,
+)
 
 PROGRESS_WHOLE = 1000
 
@@ -67,7 +75,7 @@ def _on_placement_rejected(state: State, event: e.PlacementRejected, at: str) ->
     member.exit = Exit(detail=f"{event.reason.code}: {event.reason.detail}")
     if event.node not in job.excluded_nodes:
         job.excluded_nodes.append(event.node)
-    _blame(state, event.node, job, event.at_ns)
+    blame(state, event.node, job, event.at_ns)
     moved(state, job, at)
 
 
@@ -89,7 +97,7 @@ def _on_sandbox_exited(state: State, event: e.SandboxExited, at: str) -> None:
     if event.result and event.rank == 0:
         job.result = dict(event.result)
     if event.outcome == "lost" or (event.outcome == "failed" and _fell_first(job, member)):
-        _blame(state, event.node, job, event.at_ns)
+        blame(state, event.node, job, event.at_ns)
     moved(state, job, at)
 
 
@@ -246,6 +254,7 @@ def _on_preempt_requested(state: State, event: e.PreemptRequested, at: str) -> N
         job.stage = "preempting"
         job.stop_reason = _why_it_leaves(state, event)
         job.deadline_ns = event.deadline_ns
+        count_move(state, event)
         if event.hold:
             job.held = True
         else:
@@ -303,26 +312,6 @@ _END_STATES: dict[type[e.Event], Literal["completed", "failed", "cancelled"]] = 
 
 
 # ---- what the rules share ----
-
-
-def lose_member(state: State, job: Job, member: Member, why: str, at_ns: int) -> None:
-    """Count a member as lost by infrastructure; its room is free because its node no longer has it."""
-    member.status = "lost"
-    member.exit = Exit(detail=why)
-    job.revision += 1
-    state.touch(f"job/{job.id}")
-    _blame(state, member.node, job, at_ns, with_node=True)
-
-
-def _blame(state: State, name: str, job: Job, at_ns: int, *, with_node: bool = False) -> None:
-    """Note that an attempt of `job` came to grief on the node; those it is blamed for count once per attempt."""
-    node = state.nodes.get(name)
-    if node is None or not state.elastic or any((f.job, f.attempt) == (job.id, job.attempt) for f in node.failures):
-        return
-    # Its writer's clock may be behind the scheduler's time, in which the policy counts.
-    failure = NodeFailure(job.id, job.attempt, max(at_ns, state.header.now_ns), with_node)
-    node.failures = [*node.failures, failure][-FAILURES_KEPT:]
-    state.touch(f"node/{name}")
 
 
 def _member(state: State, event: e.AttemptEvent, rank: int) -> tuple[Job, Member] | None:

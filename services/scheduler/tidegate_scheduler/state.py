@@ -32,6 +32,8 @@ LEAVING_STAGES: frozenset[str] = frozenset({"preempting", "stopping"})
 CHECKPOINTS_KEPT = 3
 FAILURES_KEPT = 16
 HINTS_KEPT = 8
+MOVES_KEPT = 1000
+MOVED_WITHIN_NS = 3600 * 1_000_000_000
 MAINTENANCE_MAX = 100
 NO_LIMIT = -1
 ELASTIC_SINCE_POLICY = 2
@@ -200,13 +202,14 @@ class Maintenance(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Header(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What belongs to no entity."""
+    """What belongs to no entity. `moved_ns` is when jobs were asked to move against fragmentation, in the last hour."""
 
     generation: int
     now_ns: int
     epoch: int
     policy: int
     parameters: dict[str, int]
+    moved_ns: list[int] = []
 
 
 class State:

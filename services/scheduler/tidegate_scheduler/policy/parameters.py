@@ -46,6 +46,7 @@ class Parameters(msgspec.Struct, frozen=True):
     cordon_failures: Count = 5
     cordon_window_seconds: Seconds = 600
     cordon_permille: Permille = 100
+    defragmentations_per_hour: Annotated[int, msgspec.Meta(ge=0, le=1_000)] = 6
 
 
 def as_parameters(values: dict[str, int]) -> Parameters:

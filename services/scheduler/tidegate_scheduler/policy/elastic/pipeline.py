@@ -7,9 +7,11 @@ from collections.abc import Callable
 import msgspec
 from tidegate_events import events as e
 
+from tidegate_scheduler.counting import DEFRAGMENTATION
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.elastic import fit, leave, resize
 from tidegate_scheduler.policy.elastic.cordon import cordon
+from tidegate_scheduler.policy.elastic.defragment import Defragmentation, Moves
 from tidegate_scheduler.policy.elastic.index import Index, Seat
 from tidegate_scheduler.policy.elastic.preempt import Plan, plan_preemption
 from tidegate_scheduler.policy.elastic.queue import FairOrder, Line, Turn, Turns, aged, amounts
@@ -71,6 +73,7 @@ class _Pass:
         self._index = trial.index
         self._table = trial.index.table
         self._victims = Victims(trial.index, draft.now_ns, draft.parameters, draft.leaving)
+        self._defragmentation = Defragmentation(draft, trial.index, self._victims, self._unwanted)
         self._plans_left = PLANS_MAX
         self._nowhere: set[Shape] = set()
         self._waiting = draft.waiting = Waiting(trial.index, draft.now_ns)
@@ -225,6 +228,11 @@ class _Pass:
             barred = frozenset()
         return barred | self._closing(job)
 
+    def _unwanted(self, job: Job) -> frozenset[int]:
+        """Return the rows that a job is not moved to."""
+        rows = self._table.rows
+        return frozenset(rows[name] for name in job.excluded_nodes if name in rows) | self._closing(job)
+
     def _closing(self, job: Job) -> frozenset[int]:
         """Return the rows that come to their maintenance before the job has certainly ended."""
         draft, rows = self._draft, self._table.rows
@@ -255,10 +263,7 @@ class _Pass:
         if rows is not None:
             self._keep(job, line, rows, self._left_by(rows, ()))
             return True
-        plan = self._plan(job, line, barred)
-        if plan is not None:
-            self._keep(job, line, plan.rows, self._left_by(plan.rows, plan.victims))
-            self._preempt(job, plan)
+        if self._make_room(job, line, barred):
             return True
         if not barred:
             self._nowhere.add(line.key.shape)
@@ -268,6 +273,19 @@ class _Pass:
             return False
         self._reserve(job, line, barred)
         return False
+
+    def _make_room(self, job: Job, line: Line, barred: frozenset[int]) -> bool:
+        """Ask others to leave so that the job fits, or to move; say whether any are asked."""
+        plan = self._plan(job, line, barred)
+        if plan is not None:
+            self._keep(job, line, plan.rows, self._left_by(plan.rows, plan.victims))
+            self._preempt(job, plan)
+            return True
+        moves = self._defragmentation.plan(job, line, barred)
+        if moves is not None:
+            self._keep(job, line, moves.rows, self._left_by(moves.rows, moves.jobs))
+            self._move(job, moves)
+        return moves is not None
 
     def _plan(self, job: Job, line: Line, barred: frozenset[int]) -> Plan | None:
         if self._plans_left <= 0 or not self._may_preempt(job):
@@ -342,6 +360,16 @@ class _Pass:
                 },
             )
             leave.ask(self._draft, self._trial, victim, reason, for_job=job.id)
+
+    def _move(self, job: Job, moves: Moves) -> None:
+        numbers = {
+            "gained_gpu_seconds": moves.gained_gpu_seconds,
+            "lost_gpu_seconds": moves.lost_gpu_seconds,
+            "moves": len(moves.jobs),
+        }
+        reason = e.Reason(code=DEFRAGMENTATION, detail=f"fits elsewhere, and {job.id} fits then", numbers=numbers)
+        for name in moves.jobs:
+            leave.ask(self._draft, self._trial, self._draft.state.jobs[name], reason, for_job=job.id)
 
     def _release(self, job: Job, why: str) -> None:
         """Say that nothing is kept for the job any more, where something was."""
