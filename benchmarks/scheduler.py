@@ -18,7 +18,6 @@ Run: python benchmarks/scheduler.py [--nodes 1000 10000] [--queued 10000 100000]
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import resource
 import statistics
@@ -34,6 +33,7 @@ from tidegate_events.resources import GpuDevice, Resources
 from tidegate_events.spec import Component, JobSpec, ResourceRange
 from tidegate_scheduler.decide import decide
 from tidegate_scheduler.evolve import evolve
+from tidegate_scheduler.heap import Heap
 from tidegate_scheduler.policy.parameters import Parameters, as_values
 from tidegate_scheduler.state import State
 
@@ -154,8 +154,7 @@ def filled(nodes: int, queued: int) -> tuple[Core, dict[str, float]]:
         core.submit(number)
     took = {"submissions_folded_per_s": submitted / core.folding}
     decide(core.state, core.now_ns)  # the tables are made once, when a scheduler starts
-    gc.collect()
-    gc.freeze()
+    Heap(time.process_time())  # as the service does when it has folded what there is
     core.deciding.clear()
     core.folding, placed = 0.0, 0
     for _ in range(FILL_PASSES_MAX):

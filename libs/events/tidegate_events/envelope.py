@@ -12,7 +12,7 @@ FirstVersion = Annotated[int, msgspec.Meta(ge=1, le=1)]
 """The version of every event that was never changed; a changed one has its own field `v`, without a default."""
 
 
-class Event(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, tag_field="kind", tag=True):
+class Event(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, kw_only=True, tag_field="kind", tag=True):
     """What every event carries. `id` is unique in the journal; `at_ns` is Unix time in nanoseconds by its writer.
 
     `cause` names the event that led to this one as `"<stream sequence>.<index in frame>"`; empty where there is none.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class _Part(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class _Part(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, kw_only=True):
     """Common options of the records inside events."""
 
 

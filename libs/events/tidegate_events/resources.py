@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Resources(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class Resources(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
     """An amount of each resource.
 
     `cpu_millis` are thousandths of one CPU, `memory_mib` MiB of memory, `gpus` whole devices, and
@@ -50,7 +50,7 @@ class Resources(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
         )
 
 
-class GpuDevice(msgspec.Struct, frozen=True, omit_defaults=True):
+class GpuDevice(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One GPU of a node as its driver names it."""
 
     index: int

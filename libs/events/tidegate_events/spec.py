@@ -21,7 +21,7 @@ Determinism = Literal["relaxed", "strict"]
 Communication = Literal["loose", "intensive"]
 
 
-class _Spec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, kw_only=True):
+class _Spec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True, kw_only=True):
     """Common options: immutable, defaults left out of the wire form, unknown fields refused."""
 
 

@@ -39,7 +39,7 @@ NO_LIMIT = -1
 ELASTIC_SINCE_POLICY = 2
 
 
-class Exit(msgspec.Struct, frozen=True):
+class Exit(msgspec.Struct, frozen=True, gc=False):
     """How a member's sandbox ended."""
 
     exit_code: int | None = None
@@ -49,7 +49,7 @@ class Exit(msgspec.Struct, frozen=True):
     detail: str = ""
 
 
-class Member(msgspec.Struct, kw_only=True, omit_defaults=True):
+class Member(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     """One member of the current attempt; it holds its room until its end was seen (or its node was lost).
 
     `resized_ns` is when its quotas last changed; 0: not since it was placed.
@@ -70,7 +70,7 @@ class Member(msgspec.Struct, kw_only=True, omit_defaults=True):
         return self.status in ACTIVE_STATUSES
 
 
-class Job(msgspec.Struct, kw_only=True, omit_defaults=True):
+class Job(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     """A job that has not ended. `revision` goes up with whatever changes it, so that stale decisions are known.
 
     `held` keeps it out of what is placed; `suspend_requested` and `requeue_requested` ask it to leave, the first to be
@@ -137,7 +137,7 @@ class Job(msgspec.Struct, kw_only=True, omit_defaults=True):
         return self.checkpoints[-1] if self.checkpoints else None
 
 
-class Finished(msgspec.Struct, frozen=True):
+class Finished(msgspec.Struct, frozen=True, gc=False):
     """What is kept of an ended job."""
 
     id: str
@@ -146,7 +146,7 @@ class Finished(msgspec.Struct, frozen=True):
     attempt: int
 
 
-class NodeFailure(msgspec.Struct, frozen=True, omit_defaults=True):
+class NodeFailure(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """An attempt of a job that failed, was lost or was refused on a node; `with_node`: it went down with the node."""
 
     job: str
@@ -155,7 +155,7 @@ class NodeFailure(msgspec.Struct, frozen=True, omit_defaults=True):
     with_node: bool = False
 
 
-class Node(msgspec.Struct, kw_only=True, omit_defaults=True):
+class Node(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     """A node and what it offers. `zombies` are sandboxes that run there but belong to no current attempt.
 
     What an operator said of it (`drain_deadline_ns`, 0: it is not drained), that it is `cordoned`, and the `failures`
@@ -182,7 +182,7 @@ class Node(msgspec.Struct, kw_only=True, omit_defaults=True):
     address: str = ""
 
 
-class Queue(msgspec.Struct, frozen=True, omit_defaults=True):
+class Queue(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """The queue of a tenant, as an operator set it as a whole; a tenant without one has these defaults."""
 
     tenant: str
@@ -192,7 +192,7 @@ class Queue(msgspec.Struct, frozen=True, omit_defaults=True):
     stopped: bool = False
 
 
-class Maintenance(msgspec.Struct, frozen=True, omit_defaults=True):
+class Maintenance(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A time in which nothing shall run on the nodes. One that is over means nothing, and is kept for a while."""
 
     name: str
@@ -201,7 +201,7 @@ class Maintenance(msgspec.Struct, frozen=True, omit_defaults=True):
     end_ns: int
 
 
-class Header(msgspec.Struct, kw_only=True, omit_defaults=True):
+class Header(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     """What belongs to no entity. `moved_ns` is when jobs were asked to move against fragmentation, in the last hour."""
 
     generation: int

@@ -28,7 +28,7 @@ FITS_MAX = 4096
 """Shapes that are remembered without a line; beyond, those are forgotten."""
 
 
-class Seat(msgspec.Struct, frozen=True):
+class Seat(msgspec.Struct, frozen=True, gc=False):
     """A member's place: the row of its node and the devices it has there."""
 
     row: int

@@ -27,7 +27,7 @@ Amounts = tuple[int, int, int]
 NONE: Amounts = (0, 0, 0)
 
 
-class LineKey(msgspec.Struct, frozen=True):
+class LineKey(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
     """What the jobs of one line share; `alone` names a job that differs from all others."""
 
     tenant: str
@@ -37,7 +37,7 @@ class LineKey(msgspec.Struct, frozen=True):
     alone: str = ""
 
 
-class Waiter(msgspec.Struct, frozen=True, order=True):
+class Waiter(msgspec.Struct, frozen=True, gc=False, order=True):
     """One job in a line: whoever was submitted first stands in front."""
 
     submitted_seq: int

@@ -17,7 +17,7 @@ ROWS_ONE_BY_ONE_MAX = 64
 """When more rows changed, all are scored at once: that is cheaper then."""
 
 
-class Shape(msgspec.Struct, frozen=True):
+class Shape(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
     """All that decides where a job fits; jobs of one shape are alike to the nodes."""
 
     isolation: str

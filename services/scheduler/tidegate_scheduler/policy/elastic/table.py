@@ -25,7 +25,7 @@ ROWS_FIRST = 64
 LOG_ROWS_MAX = 1 << 17
 
 
-class Kind(msgspec.Struct, frozen=True):
+class Kind(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
     """All of a node that decides whether a job could ever run there; nodes of one kind are alike to every job."""
 
     cpu_millis: int

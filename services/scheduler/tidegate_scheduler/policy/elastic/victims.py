@@ -1,8 +1,9 @@
 """Who may be asked to leave for another job, and what that would cost.
 
-A job leaves for one of higher priority, or, while its tenant borrows more than it was guaranteed, for one of a tenant
-that has less than that. Whoever is past the protection threshold of its expected time, has used up its budget of
-preemptions, or resumed only a moment ago, leaves for nobody.
+A job leaves for one of higher priority than it was placed with (its own, and what it had aged until then), or, while
+its tenant borrows more than it was guaranteed, for one of a tenant that has less than that. Whoever is past the
+protection threshold of its expected time, has used up its budget of preemptions, or resumed only a moment ago, leaves
+for nobody.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from __future__ import annotations
 import msgspec
 
 from tidegate_scheduler.policy.elastic.index import Index
-from tidegate_scheduler.policy.elastic.queue import Amounts, amounts, plus
+from tidegate_scheduler.policy.elastic.queue import Amounts, aged, amounts, plus
 from tidegate_scheduler.policy.parameters import SECOND_NS, Parameters
 from tidegate_scheduler.state import Job, State
 
 PROTECTED, BUDGET, COOLDOWN = "Protected", "PreemptionBudget", "CoolDown"
 
 
-class Cost(msgspec.Struct, frozen=True, order=True):
+class Cost(msgspec.Struct, frozen=True, gc=False, order=True):
     """What asking a job to leave costs, in the order in which that counts."""
 
     priority: int
@@ -47,7 +48,7 @@ class Victims:
         """Say whether the job may be asked to leave for the other one."""
         if job.stage not in ("placed", "running") or job.id in self._leaving:
             return False
-        if job.priority >= for_job.priority and not self._gives_back(job, for_job):
+        if self._standing(job) >= for_job.priority and not self._gives_back(job, for_job):
             return False
         return not self.spared(job)
 
@@ -67,6 +68,11 @@ class Victims:
             lost = (max(0, lost) + spec.preemption.restart_seconds + penalty) * spec.gang_size
             known = self._costs[job.id] = Cost(job.priority, lost, -job.placed_ns, job.id)
         return known
+
+    def _standing(self, job: Job) -> int:
+        """Return the class in which the job was placed: were what it waited forgotten, it would be pushed out again."""
+        ageing_ns = self._parameters.ageing_seconds * SECOND_NS
+        return aged(job.priority, max(job.submitted_ns, job.suspended_ns), job.placed_ns, ageing_ns)
 
     def _gives_back(self, job: Job, for_job: Job) -> bool:
         """Say whether the job's tenant borrows what the other one's was guaranteed."""
