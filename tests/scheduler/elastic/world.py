@@ -119,7 +119,7 @@ def assert_balanced(cluster: Cluster) -> None:
     assert not cluster.state.jobs
     index = looked_up(cluster)
     assert all(share.used == NONE for share in index.shares.values()), index.shares
-    assert (index.lines, index.held, index.reserving, index.on_row) == ({}, {}, {}, dict.fromkeys(index.on_row, {}))
+    assert (index.lines, index.held, index.reserving, index.on_row) == ({}, {}, {}, {row: {} for row in index.on_row})
     for name, row in index.table.rows.items():
         capacity = cluster.state.nodes[name].capacity
         whole = [capacity.cpu_millis, capacity.memory_mib, len(cluster.state.nodes[name].gpus)]

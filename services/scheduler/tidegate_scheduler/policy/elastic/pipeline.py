@@ -14,12 +14,13 @@ from tidegate_scheduler.policy.elastic.cordon import cordon
 from tidegate_scheduler.policy.elastic.defragment import Defragmentation, Moves
 from tidegate_scheduler.policy.elastic.index import Index, Seat
 from tidegate_scheduler.policy.elastic.preempt import Plan, plan_preemption
-from tidegate_scheduler.policy.elastic.queue import FairOrder, Line, Turn, Turns, aged, amounts
+from tidegate_scheduler.policy.elastic.queue import FairOrder, Line, Turn, Turns, amounts
 from tidegate_scheduler.policy.elastic.reasons import Waiting, shortage
-from tidegate_scheduler.policy.elastic.reserve import NEVER, may_use_until, reserve
+from tidegate_scheduler.policy.elastic.reserve import may_use_until, reserve
 from tidegate_scheduler.policy.elastic.shapes import Shape
 from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.elastic.victims import Victims
+from tidegate_scheduler.policy.elastic.yielding import Yielding
 from tidegate_scheduler.policy.limits import time_limit_seconds
 from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.policy.settle import settle_job, settle_node
@@ -59,11 +60,6 @@ def decide(draft: Draft) -> None:
         draft.wake_by(index.next_ns)
 
 
-def _precedence(job: Job) -> tuple[int, int, int, str]:
-    """Return the order in which room that is promised comes free."""
-    return (job.reserved_start_ns or NEVER, -job.priority, job.submitted_seq, job.id)
-
-
 class _Pass:
     """One pass: what is tried so far, and who waits for what."""
 
@@ -78,6 +74,7 @@ class _Pass:
         self._nowhere: set[Shape] = set()
         self._waiting = draft.waiting = Waiting(trial.index, draft.now_ns)
         self._placements: list[Placement] = []
+        self._yielding = Yielding(draft, trial)
 
     # ---- what happened, and what operators and nodes ask ----
 
@@ -144,6 +141,7 @@ class _Pass:
         draft, line = self._draft, turn.line
         if job.id in draft.leaving or job.not_before_ns > draft.now_ns:
             return True
+        self._yielding.asked.add(job.id)
         reserved = self._trial.withdraw(job)
         if not self._within_ceiling(job, line):
             self._release(job, "QuotaReached")
@@ -165,7 +163,7 @@ class _Pass:
         line = turn.line
         one_node = self._waits_for_one_node(job, line)
         rows = fit.rows_now(line.fit, barred, one_node=one_node)
-        if rows is None and (others := self._lower(job, turn) + self._behind(job, reserved)):
+        if rows is None and (others := self._yielding.to(job, turn, reserved)):
             rows = self._without(others, lambda: fit.rows_now(line.fit, barred, one_node=one_node))
         return rows if rows is not None else self._borrowed(job, line, barred)
 
@@ -177,24 +175,6 @@ class _Pass:
             if rows is None or not set(promised) & set(rows):
                 self._trial.promise(other, promised)
         return rows
-
-    def _lower(self, job: Job, turn: Turn) -> list[Job]:
-        """Return those whose room the job may have: they are below it by priority, and have not aged beyond it."""
-        ageing_ns, now_ns = self._draft.parameters.ageing_seconds * SECOND_NS, self._draft.now_ns
-        return [
-            other
-            for other in self._trial.promised()
-            if other.priority < job.priority
-            and aged(other.priority, max(other.submitted_ns, other.suspended_ns), now_ns, ageing_ns) < turn.level
-        ]
-
-    def _behind(self, job: Job, reserved: fit.Rows) -> list[Job]:
-        """Return those whose room on the same rows comes free after that of the job: theirs is what is left then."""
-        mine, rows = _precedence(job), set(reserved)
-        if not rows:
-            return []
-        others = [other for other in self._trial.promised() if other.priority >= job.priority]
-        return [each for each in others if _precedence(each) > mine and rows & set(self._trial.promises[each.id])]
 
     def _borrowed(self, job: Job, line: Line, barred: frozenset[int]) -> fit.Rows | None:
         """Return where the job fits into room that is kept for others, if it has left before they come."""
@@ -258,7 +238,7 @@ class _Pass:
             self._waiting.of_line(line, reason)
             return False
         rows = self._later(line, reserved, barred)
-        if rows is None and reserved and (behind := self._behind(job, reserved)):
+        if rows is None and reserved and (behind := self._yielding.behind(job, reserved)):
             rows = self._without(behind, lambda: self._later(line, reserved, barred))
         if rows is not None:
             self._keep(job, line, rows, self._left_by(rows, ()))
