@@ -1,9 +1,9 @@
 """What the elastic policy costs at scale: one JSON line for each size of the cluster and of its queue.
 
 A cluster of GPU nodes below switches is filled from a queue of some hundred shapes of jobs (twenty tenants, three
-priorities, gangs among them), and then kept full: before each pass some of those who run end. Passes are timed (in CPU
-time, so that others beside it count less) as the
-service makes them: `decide` on the folded state, and `evolve` of what it decided.
+priorities, gangs among them, half of the jobs elastic in their phases), and then kept full: before each pass some of
+those who run end. Passes are made as the service makes them, `decide` on the folded state and `evolve` of what it
+decided, and timed in CPU time, so that others beside it count less.
 
 - `placements_per_s`: jobs placed over the time of deciding and folding, while the cluster fills.
 - `pass_p50_ms`, `pass_p99_ms`: `decide` alone, of all passes with a full queue, each at most 250 decisions.
@@ -28,6 +28,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import msgspec
 from tidegate_events import events as e
 from tidegate_events.resources import GpuDevice, Resources
 from tidegate_events.spec import Component, JobSpec, ResourceRange
@@ -130,7 +131,11 @@ def spec_of(number: int) -> JobSpec:
     gang = 4 if number % 97 == 0 else 1
     cpu = 1000 * (1 + (number * 7) % 12)
     need = Resources(cpu, 1024 * (4 + number % 5), gpus)
-    component = Component(name="main", command=("true",), resources={"default": ResourceRange(minimum=need)})
+    ranges = {"default": ResourceRange(minimum=need)}
+    if number % 2:  # an agent that samples on more CPU than it is guaranteed, and learns on less
+        ranges["sampling"] = ResourceRange(minimum=need, maximum=msgspec.structs.replace(need, cpu_millis=2 * cpu))
+        ranges["learning"] = ResourceRange(minimum=msgspec.structs.replace(need, cpu_millis=cpu // 2))
+    component = Component(name="main", command=("true",), resources=ranges)
     return JobSpec(
         name="job",
         tenant=f"lab-{number % TENANTS:02d}",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 from tidegate_events.events import Quota
-from tidegate_events.spec import JobSpec, component_memory_mib
+from tidegate_events.spec import DEFAULT_PHASE, JobSpec, component_memory_mib
 
 from tidegate_scheduler.state import State
 
@@ -44,6 +44,20 @@ def share(state: State, capacity_millis: int, members: list[Seated]) -> dict[tup
             granted[index] += extra
             left -= extra * component.replicas
     return {key: _quotas(state.specs[key[0]], granted) for key, granted in millis.items()}
+
+
+def is_fixed(spec: JobSpec) -> bool:
+    """Say whether each component's CPU is the same in every phase, with nothing to lend or to borrow."""
+    return all(
+        phase.ceiling.cpu_millis == phase.minimum.cpu_millis == component.range_in(DEFAULT_PHASE).minimum.cpu_millis
+        for component in spec.components
+        for phase in component.resources.values()
+    )
+
+
+def fixed(spec: JobSpec) -> tuple[Quota, ...]:
+    """Return the quotas that a member of a job of which `is_fixed` always has."""
+    return _quotas(spec, [component.range_in(DEFAULT_PHASE).minimum.cpu_millis for component in spec.components])
 
 
 def quota_millis(spec: JobSpec, quotas: tuple[Quota, ...]) -> int:

@@ -20,6 +20,7 @@ from tidegate_scheduler.policy.elastic.queue import NONE, Amounts, Line, LineKey
 from tidegate_scheduler.policy.elastic.shapes import Fit, Shape
 from tidegate_scheduler.policy.elastic.table import Ints, Kind, NodeTable
 from tidegate_scheduler.policy.parameters import SECOND_NS
+from tidegate_scheduler.policy.sharing import is_fixed
 from tidegate_scheduler.state import LEAVING_STAGES, Job, Node, State
 
 WORK_UNIT_SECONDS = 60
@@ -41,6 +42,7 @@ class _Entry(msgspec.Struct):
     tenant: str
     priority: int
     need: Resources
+    elastic: bool
     seats: tuple[Seat, ...] = ()
     leaving: bool = False
     promised: tuple[int, ...] = ()
@@ -106,6 +108,8 @@ class Index:
         self.on_row: dict[int, dict[str, None]] = {}
         self._due: list[tuple[int, str]] = []
         self._due_at: dict[str, int] = {}
+        self._elastic: dict[str, bool] = {}
+        self._elastic_on: dict[int, int] = {}
         self._resting: list[tuple[int, str]] = []
         self._woken: list[tuple[int, str]] = []
         self._promised_on: dict[int, dict[str, None]] = {}
@@ -304,10 +308,11 @@ class Index:
         if job is None:
             self.settled(name)
             self._due_at.pop(name, None)
+            self._elastic.pop(name, None)
             return
         self._unsettle(name)
         self._due_at.pop(name, None)
-        entry = _Entry(job.tenant, job.priority, self.state.floors[name])
+        entry = _Entry(job.tenant, job.priority, self.state.floors[name], self._is_elastic(name))
         self._entries[name] = entry
         if job.waiting:
             self.aside[name] = None
@@ -335,10 +340,18 @@ class Index:
         if entry.seats:
             self._use(entry, 1)
 
+    def _is_elastic(self, job: str) -> bool:
+        if job not in self._elastic:
+            self._elastic[job] = not is_fixed(self.state.specs[job])
+        return self._elastic[job]
+
     def _use(self, entry: _Entry, sign: int) -> None:
         """Count what the job holds for its tenant, and that somebody of its priority holds something."""
         share = self.share(entry.tenant)
         share.used = plus(share.used, amounts(entry.need, len(entry.seats)), sign)
+        if entry.elastic:
+            for seat in entry.seats:
+                self._elastic_on[seat.row] = self._elastic_on.get(seat.row, 0) + sign
         if entry.leaving:
             for seat in entry.seats:
                 self.left[seat.row] = self.left.get(seat.row, 0) + sign
@@ -351,6 +364,15 @@ class Index:
         held.count(entry.need, [seat.row for seat in entry.seats], sign)
         if not held.members:
             del self.held[entry.priority]
+
+    def elastic(self, job: str) -> bool:
+        """Say whether the job's CPU may differ from phase to phase, or be lent."""
+        entry = self._entries.get(job)
+        return entry is None or entry.elastic
+
+    def elastic_on(self, row: int) -> bool:
+        """Say whether a member on the row is one of an elastic job."""
+        return self._elastic_on.get(row, 0) > 0
 
     def seats_of(self, job: str) -> tuple[Seat, ...]:
         """Return where the job's members are."""

@@ -33,8 +33,14 @@ def resize(draft: Draft, trial: Trial, placements: Placements) -> None:
             coming.setdefault(seat.row, []).append((job, rank))
     index = trial.index
     for row in sorted(index.unshared | trial.touched, key=index.table.names.__getitem__):
+        new = coming.get(row, [])
+        if not index.elastic_on(row) and not any(index.elastic(job.id) for job, _ in new):
+            # Nobody here can have more or less than it was placed with.
+            shares |= {(job.id, rank): sharing.fixed(draft.state.specs[job.id]) for job, rank in new}
+            index.unshared.pop(row, None)
+            continue
         there = _members(trial, row)
-        found = _shared(draft, trial, row, there, coming.get(row, []))
+        found = _shared(draft, trial, row, there, new)
         shares |= found
         changes = [
             (job, member, quotas) for job, member in there if (quotas := found[job.id, member.rank]) != member.quotas
