@@ -19,6 +19,7 @@ from tidegate_events.spec import JobSpec
 from tidegate_scheduler.policy.elastic.queue import NONE, Amounts, Line, LineKey, Share, Waiter, amounts, plus
 from tidegate_scheduler.policy.elastic.shapes import Fit, Shape
 from tidegate_scheduler.policy.elastic.table import Ints, Kind, NodeTable
+from tidegate_scheduler.policy.limits import time_limit_seconds
 from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.policy.sharing import is_fixed
 from tidegate_scheduler.state import LEAVING_STAGES, Job, Node, State
@@ -434,7 +435,16 @@ class Index:
             cpu_model=job.cpu_model,
         )
         alone = job.id if job.excluded_nodes or job.reserved_nodes else ""
-        return LineKey(job.tenant, job.priority, shape, work_left(job, spec), alone)
+        limit = time_limit_seconds(job, spec)
+        return LineKey(
+            job.tenant,
+            job.priority,
+            shape,
+            work_left(job, spec),
+            alone,
+            limit - job.ran_ns // SECOND_NS if limit is not None else None,
+            spec.locality_wait_seconds if shape.intensive else 0,
+        )
 
     def fit(self, shape: Shape) -> Fit:
         """Return where the shape fits."""

@@ -6,7 +6,7 @@ from tidegate_events import events as e
 
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.elastic.trial import Trial
-from tidegate_scheduler.policy.elastic.victims import Victims, protected
+from tidegate_scheduler.policy.elastic.victims import Victims, overrun_ns, protected
 from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.state import Job, Node
 
@@ -79,7 +79,8 @@ def _clear(draft: Draft, trial: Trial, node: Node, deadline_ns: int, code: str, 
             detail = f"{node.name} is cleared"
             ask(draft, trial, job, e.Reason(code=code, detail=detail, numbers={"deadline_ns": deadline_ns}))
         else:
-            draft.wake_by(last_ns)
+            overrun = overrun_ns(draft.state, job, draft.parameters) if at_once else None
+            draft.wake_by(last_ns if overrun is None else min(last_ns, overrun))
 
 
 def _on(trial: Trial, row: int) -> list[Job]:

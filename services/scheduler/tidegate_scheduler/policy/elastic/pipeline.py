@@ -13,11 +13,11 @@ from tidegate_scheduler.policy.elastic import fit, leave, resize
 from tidegate_scheduler.policy.elastic.cordon import cordon
 from tidegate_scheduler.policy.elastic.defragment import Defragmentation, Moves
 from tidegate_scheduler.policy.elastic.index import Index, Seat
+from tidegate_scheduler.policy.elastic.nowhere import NO_LIMIT_SECONDS, Nowhere, Right
 from tidegate_scheduler.policy.elastic.preempt import Plan, plan_preemption
 from tidegate_scheduler.policy.elastic.queue import FairOrder, Line, Turn, Turns, amounts
 from tidegate_scheduler.policy.elastic.reasons import Waiting, shortage
 from tidegate_scheduler.policy.elastic.reserve import may_use_until, reserve
-from tidegate_scheduler.policy.elastic.shapes import Shape
 from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.elastic.victims import Victims
 from tidegate_scheduler.policy.elastic.yielding import Yielding
@@ -56,8 +56,9 @@ def decide(draft: Draft) -> None:
         resize.resize(draft, trial, [(each.job, each.seats) for each in placements])
     finally:
         trial.undo()
-    if index.next_ns is not None:
-        draft.wake_by(index.next_ns)
+    for due_ns in (index.next_ns, elastic.victims.spared_until_ns):
+        if due_ns is not None:
+            draft.wake_by(due_ns)
 
 
 class _Pass:
@@ -68,10 +69,10 @@ class _Pass:
         self._trial = trial
         self._index = trial.index
         self._table = trial.index.table
-        self._victims = Victims(trial.index, draft.now_ns, draft.parameters, draft.leaving)
-        self._defragmentation = Defragmentation(draft, trial.index, self._victims, self._unwanted)
+        self.victims = Victims(trial.index, draft.now_ns, draft.parameters, draft.leaving)
+        self._defragmentation = Defragmentation(draft, trial.index, self.victims, self._unwanted)
         self._plans_left = PLANS_MAX
-        self._nowhere: set[Shape] = set()
+        self._nowhere = Nowhere()
         self._waiting = draft.waiting = Waiting(trial.index, draft.now_ns)
         self._placements: list[Placement] = []
         self._yielding = Yielding(draft, trial)
@@ -88,7 +89,7 @@ class _Pass:
             if draft.full:
                 return
             self._settle(job)
-        leave.relieve(draft, self._trial, self._victims)
+        leave.relieve(draft, self._trial, self.victims)
         leave.clear_nodes(draft, self._trial)
 
     def _settle(self, job: Job) -> None:
@@ -146,7 +147,7 @@ class _Pass:
         if not self._within_ceiling(job, line):
             self._release(job, "QuotaReached")
             return False
-        if not reserved and line.key.shape in self._nowhere:
+        if not reserved and self._nowhere.rules_out(line.key.shape, self._right(line)):
             self._waiting.of_line(line, None)
             return False
         barred = self._barred(job, line)
@@ -186,6 +187,11 @@ class _Pass:
         if not usable:
             return None
         return fit.rows_in(line.fit, self._table.free, barred, among=usable)
+
+    def _right(self, line: Line) -> Right:
+        key, guaranteed = line.key, self._index.share(line.key.tenant).guaranteed is not None
+        limit = NO_LIMIT_SECONDS if key.limit_seconds is None else key.limit_seconds
+        return Right(key.priority, limit, key.tenant if guaranteed else "")
 
     def _waits_for_one_node(self, job: Job, line: Line) -> bool:
         """Say whether an intensive gang still waits for one node, which could hold it when empty."""
@@ -245,8 +251,8 @@ class _Pass:
             return True
         if self._make_room(job, line, barred):
             return True
-        if not barred:
-            self._nowhere.add(line.key.shape)
+        if not barred and not self._waits_for_one_node(job, line):
+            self._nowhere.add(line.key.shape, self._right(line))
         if reserved and all(self._table.open[row] for row in reserved):
             self._waiting.for_room(job, reserved)
             self._trial.promise(job, reserved)
@@ -271,7 +277,12 @@ class _Pass:
         if self._plans_left <= 0 or not self._may_preempt(job):
             return None
         self._plans_left -= 1
-        return plan_preemption(self._index, line, job, self._victims, barred)
+        kept = [(other, self._trial.withdraw(other)) for other in self._yielding.borrowing(job)]
+        plan = plan_preemption(self._index, line, job, self.victims, barred)
+        for other, promised in kept:
+            if plan is None or not set(promised) & set(plan.rows):
+                self._trial.promise(other, promised)
+        return plan
 
     def _reserve(self, job: Job, line: Line, barred: frozenset[int]) -> None:
         """Keep room for the job where it comes free first, if that many may be kept."""
@@ -335,7 +346,7 @@ class _Pass:
                 numbers={
                     "priority": victim.priority,
                     "for_priority": job.priority,
-                    "lost_seconds": self._victims.cost(victim).lost_seconds,
+                    "lost_seconds": self.victims.cost(victim).lost_seconds,
                     "candidates": plan.candidates,
                 },
             )

@@ -28,13 +28,19 @@ NONE: Amounts = (0, 0, 0)
 
 
 class LineKey(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
-    """What the jobs of one line share; `alone` names a job that differs from all others."""
+    """What the jobs of one line share; `alone` names a job that differs from all others.
+
+    Where the first does not fit, the others do not: so jobs that end sooner, for which more room may do, and intensive
+    gangs that wait less for one node, stand in lines of their own.
+    """
 
     tenant: str
     priority: int
     shape: Shape
     work: int
     alone: str = ""
+    limit_seconds: int | None = None
+    locality_wait_seconds: int = 0
 
 
 class Waiter(msgspec.Struct, frozen=True, gc=False, order=True):

@@ -37,6 +37,8 @@ class Victims:
         self._leaving = leaving
         self._spared: dict[str, str] = {}
         self._costs: dict[str, Cost] = {}
+        self.spared_until_ns: int | None = None
+        """When time alone ends what spares the first of those who were spared; None: it spares nobody."""
 
     def on_row(self, row: int, for_job: Job) -> list[Job]:
         """Return who could leave the node for `for_job`, cheapest first."""
@@ -56,7 +58,18 @@ class Victims:
         """Return why nobody may be preferred to the job, empty where there is no such reason."""
         if (known := self._spared.get(job.id)) is None:
             known = self._spared[job.id] = _spared(self._index.state, job, self._now_ns, self._parameters)
+            self._look_again(job, known)
         return known
+
+    def _look_again(self, job: Job, why: str) -> None:
+        """Remember when time alone ends what spares the job."""
+        until_ns = None
+        if why == COOLDOWN:
+            until_ns = (job.started_ns or job.placed_ns) + self._parameters.preemption_cooldown_seconds * SECOND_NS
+        elif why == PROTECTED:
+            until_ns = overrun_ns(self._index.state, job, self._parameters)
+        if until_ns is not None:
+            self.spared_until_ns = min(until_ns, self.spared_until_ns or until_ns)
 
     def cost(self, job: Job) -> Cost:
         """Return what it costs to ask the job to leave."""
@@ -97,6 +110,14 @@ def _spared(state: State, job: Job, now_ns: int, parameters: Parameters) -> str:
     if job.preemptions and now_ns < since_ns + parameters.preemption_cooldown_seconds * SECOND_NS:
         return COOLDOWN
     return PROTECTED if protected(state, job, now_ns, parameters) else ""
+
+
+def overrun_ns(state: State, job: Job, parameters: Parameters) -> int | None:
+    """Return when a job has overrun its estimate by more than the bound; None: it does not run, or says nothing."""
+    expected = state.specs[job.id].expected_seconds
+    if not expected or not job.started_ns:
+        return None
+    return job.started_ns - job.ran_ns + expected * SECOND_NS * (1000 + parameters.overrun_permille) // 1000 + 1
 
 
 def protected(state: State, job: Job, now_ns: int, parameters: Parameters) -> bool:

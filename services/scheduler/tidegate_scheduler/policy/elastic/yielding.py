@@ -35,14 +35,33 @@ class Yielding:
         others = [other for other in self._trial.promised() if other.priority >= job.priority]
         return [each for each in others if _precedence(each) > mine and rows & set(self._trial.promises[each.id])]
 
+    def borrowing(self, job: Job) -> list[Job]:
+        """Return those whose room the job may have others leave for, as its tenant was guaranteed it and theirs not."""
+        if not self._entitled(job):
+            return []
+        return [
+            other
+            for other in self._trial.promised()
+            if other.tenant != job.tenant and not other.reserved_start_ns and not self._entitled(other)
+        ]
+
+    def _entitled(self, job: Job) -> bool:
+        """Say whether the job lies within what its tenant was guaranteed."""
+        share = self._trial.index.share(job.tenant)
+        state = self._draft.state
+        whole = amounts(state.floors[job.id], state.specs[job.id].gang_size)
+        return share.guaranteed is not None and share.within(whole, share.guaranteed)
+
     def _lower(self, job: Job, turn: Turn) -> list[Job]:
-        """Return those that are below the job by priority, and have not aged beyond it."""
+        """Return those that are below the job by priority, and have not aged beyond it, nor are owed what it takes."""
         ageing_ns, now_ns = self._draft.parameters.ageing_seconds * SECOND_NS, self._draft.now_ns
+        entitled = self._entitled(job)
         return [
             other
             for other in self._trial.promised()
             if other.priority < job.priority
             and aged(other.priority, max(other.submitted_ns, other.suspended_ns), now_ns, ageing_ns) < turn.level
+            if entitled or other.tenant == job.tenant or not self._entitled(other)
         ]
 
     def _later_in_turn(self, job: Job) -> list[Job]:
