@@ -82,7 +82,7 @@ class Questions:
         return queue(self._fold.state, self.waiting, self._clock.now_ns())
 
     def _waiting(self, _message: Msg) -> object:
-        return {"waiting": count_waiting(self._fold.state, self.waiting), "passes": self.passes}
+        return {"waiting": count_waiting(self._fold.state, self.waiting, self._clock.now_ns()), "passes": self.passes}
 
     def _leader(self, _message: Msg) -> object:
         term = self._candidate.term

@@ -14,7 +14,6 @@ from tidegate_events.resources import GpuDevice
 from tidegate_scheduler.policy.elastic.fit import could_hold, could_hold_by
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.queue import LineKey
-from tidegate_scheduler.policy.elastic.reasons import shortage
 from tidegate_scheduler.policy.elastic.shapes import Fit, Shape
 from tidegate_scheduler.policy.elastic.table import GPUS, SHARE, WHOLE_MILLIS, Kind, accepts
 from tidegate_scheduler.policy.elastic.victims import BUDGET, COOLDOWN, PROTECTED, Victims
@@ -46,14 +45,13 @@ class Causes:
         self._now_ns = now_ns
         self._parameters = parameters
         self._closed: dict[Shape, tuple[Reason, ...]] = {}
-        self._short: dict[Shape, Reason] = {}
         self._others: dict[LineKey, tuple[Reason, ...]] = {}
 
     def dominant(self, job: Job, key: LineKey, said: Reason) -> Reason:
         """Return what the pass said, or what it really is: that all nodes which could hold the job are closed."""
         if said.code == "NoNode":
             closed = self.closed(key.shape)
-            return closed[0] if closed else self._missing(key.shape)
+            return closed[0] if closed else self.missing(key.shape)
         if said.code in SHORT and self._index.state.maintenance:
             return self._maintenance(job, key.shape) or said
         return said
@@ -76,8 +74,6 @@ class Causes:
             yield Reason(code="BackOff", numbers={"wait_ms": (job.not_before_ns - self._now_ns) // 1_000_000})
 
     def _beside(self, job: Job, key: LineKey, dominant: Reason) -> Iterable[Reason]:
-        if dominant.code == "Reserved":
-            yield self.short(key.shape)
         if dominant.code in ("Resources", "GangTopology"):
             kept = self._kept(job, key.shape)
             if kept is not None:
@@ -88,12 +84,6 @@ class Causes:
                 yield spared
         if dominant.code != "QueueStopped":
             yield from (each for each in self.closed(key.shape) if each.code != dominant.code)
-
-    def short(self, shape: Shape) -> Reason:
-        """Return what is short for the shape, worked out once."""
-        if shape not in self._short:
-            self._short[shape] = shortage(self._index, self._index.fit(shape))
-        return self._short[shape]
 
     # ---- nodes that are closed ----
 
@@ -120,9 +110,9 @@ class Causes:
             for code in order
         )
 
-    def _missing(self, shape: Shape) -> Reason:
+    def missing(self, shape: Shape) -> Reason:
         """Say what no node has that the job asks for."""
-        table, need = self._index.table, shape.need
+        table = self._index.table
         kinds = [table.kinds[int(row)] for row in np.unique(table.kind[: len(table)], return_index=True)[1]]
         if not kinds:
             return Reason(code="NoNode", detail="no node has joined")
@@ -130,29 +120,33 @@ class Causes:
             return Reason(code="NoNode", detail=f"no node offers isolation {shape.isolation}")
         if not (kinds := [kind for kind in kinds if shape.image in {each for pair in kind.images for each in pair}]):
             return Reason(code="NoNode", detail=f"no node of its isolation level has the image {shape.image}")
-        if need.gpus or need.gpu_millis:
-            able = [kind for kind in kinds if _devices(kind, shape) >= (need.gpus or 1)]
-            if not able:
-                most = max(_devices(kind, shape) for kind in kinds)
-                models = f" of {', '.join(shape.gpu_models)}" if shape.gpu_models else ""
-                numbers = {"gpus_needed": need.gpus or 1, "gpus_most": most, "gpu_memory_mib": need.gpu_memory_mib}
-                return Reason(
-                    code="NoNode", detail=f"no node has the GPUs{models} that a member needs", numbers=numbers
-                )
-            kinds = able
+        if shape.cpu_model and not (kinds := [kind for kind in kinds if kind.cpu_model == shape.cpu_model]):
+            detail = f"no such node has the CPU model {shape.cpu_model} that a strict job began on"
+            return Reason(code="NoNode", detail=detail)
+        return self._too_small(shape, kinds)
+
+    def _too_small(self, shape: Shape, kinds: list[Kind]) -> Reason:
+        """Say what even the nodes that offer what the job asks for have too little of."""
+        need = shape.need
+        members = int(self._index.fit(shape).holds_empty().sum())
+        if members:
+            numbers = {"members_needed": shape.gang_size, "members_most": members}
+            if shape.intensive and members >= shape.gang_size:
+                return Reason(code="GangTopology", detail="no switch has nodes for all members", numbers=numbers)
+            return Reason(code="NoNode", detail="all nodes together are too small for the gang", numbers=numbers)
+        able = [kind for kind in kinds if _devices(kind, shape) >= (need.gpus or 1)]
+        if (need.gpus or need.gpu_millis) and not able:
+            most = max(_devices(kind, shape) for kind in kinds)
+            models = f" of {', '.join(shape.gpu_models)}" if shape.gpu_models else ""
+            numbers = {"gpus_needed": need.gpus or 1, "gpus_most": most, "gpu_memory_mib": need.gpu_memory_mib}
+            return Reason(code="NoNode", detail=f"no node has the GPUs{models} that a member needs", numbers=numbers)
         numbers = {
             "cpu_millis_needed": need.cpu_millis,
-            "cpu_millis_most": max(kind.cpu_millis for kind in kinds),
+            "cpu_millis_most": max(kind.cpu_millis for kind in able or kinds),
             "memory_mib_needed": need.memory_mib,
-            "memory_mib_most": max(kind.memory_mib for kind in kinds),
+            "memory_mib_most": max(kind.memory_mib for kind in able or kinds),
         }
-        members = int(self._index.fit(shape).holds_empty().sum())
-        if not members:
-            return Reason(code="NoNode", detail="no node is large enough for a member", numbers=numbers)
-        numbers = {"members_needed": shape.gang_size, "members_most": members}
-        if shape.intensive and members >= shape.gang_size:
-            return Reason(code="GangTopology", detail="no switch has nodes for all members", numbers=numbers)
-        return Reason(code="NoNode", detail="all nodes together are too small for the gang", numbers=numbers)
+        return Reason(code="NoNode", detail="no node is large enough for a member", numbers=numbers)
 
     # ---- nodes that come to their maintenance ----
 
@@ -212,9 +206,8 @@ class Causes:
         }
         until = [at_ns for why, jobs in by_why.items() for other in jobs if (at_ns := self._until(other, why))]
         numbers |= {"until_ns": min(until)} if until else {}
-        return Reason(
-            code="Protected", detail=f"may not be asked to leave: {_named([o.id for o in spared])}", numbers=numbers
-        )
+        detail = f"may not be asked to leave: {_named([other.id for other in spared])}"
+        return Reason(code="Protected", detail=detail, numbers=numbers)
 
     def _on(self, node: str) -> Iterable[str]:
         row = self._index.table.rows.get(node)

@@ -109,11 +109,10 @@ class Order:
             count += above
             found.used = plus(found.used, _times(whole, above))
             alike = self._until_below(other, level) - above
-            if found is own:
-                place = (line.key.work, waiter)
-                alike = 0 if other.key.work > place[0] else alike
-                if other.key.work == place[0]:
-                    alike = min(alike, max(0, other.waiters.bisect_left(waiter) - above))
+            if found is own and other.key.work == line.key.work:
+                alike = min(alike, max(0, other.waiters.bisect_left(waiter) - above))
+            elif found is own and other.key.work > line.key.work:
+                alike = 0
             found.count += alike
             found.more = plus(found.more, _times(whole, alike))
         share = self._index.share

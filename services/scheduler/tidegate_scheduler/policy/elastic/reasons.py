@@ -58,22 +58,18 @@ class Waiting(MutableMapping[str, Reason]):
         known = self._index.state.jobs.get(job)
         return known is not None and known.waiting
 
-    @property
-    def own(self) -> Mapping[str, Reason]:
-        """Return the reasons of jobs that have one of their own."""
-        return {job: self._reserved(job) for job in self._kept if self._still_waits(job)} | self._jobs
-
     def _reserved(self, job: str) -> Reason:
         """Return why a job waits that room is kept for."""
         fit = self._index.fit(self._index.line_key(self._index.state.jobs[job]).shape)
         nodes = ", ".join(sorted({self._index.table.names[row] for row in self._kept[job]}))
-        return Reason(code="Reserved", detail=f"waits for room on {nodes}", numbers=self._numbers(fit))
+        numbers = shortage(self._index, fit, self._index.table.free).numbers
+        return Reason(code="Reserved", detail=f"waits for room on {nodes}", numbers=numbers)
 
-    def _numbers(self, fit: Fit) -> dict[str, int]:
-        return shortage(self._index, fit, self._index.table.free).numbers
+    def of(self, key: LineKey) -> Reason | None:
+        """Return why the jobs of a line wait that have no reason of their own, None where no pass has said so."""
+        return self._line_reason(key) if key in self._lines else None
 
-    def line_reason(self, key: LineKey) -> Reason:
-        """Return why the jobs of a line wait. Raises KeyError where no pass has said so."""
+    def _line_reason(self, key: LineKey) -> Reason:
         reason = self._lines[key]
         return reason if reason is not None else shortage(self._index, self._index.fit(key.shape))
 
@@ -89,7 +85,7 @@ class Waiting(MutableMapping[str, Reason]):
         found = self._jobs.get(job)
         if found is None and job in self._kept:
             return self._reserved(job)
-        return found if found is not None else self.line_reason(self._index.line_key(waiting))
+        return found if found is not None else self._line_reason(self._index.line_key(waiting))
 
     def __iter__(self) -> Iterator[str]:
         """Yield the jobs that have a reason."""
