@@ -118,6 +118,15 @@ def seats(index: Index, fit: Fit, rows: Rows) -> tuple[Seat, ...]:
     return tuple(taken)
 
 
+def is_roomy(fit: Fit, row: int) -> bool:
+    """Say whether nobody holds so much of the row that one member would not fit, whatever is promised there."""
+    need = fit.shape.need
+    cpu_millis, memory_mib, gpus, share = fit.table.free_on(row)
+    if need.cpu_millis > cpu_millis or need.memory_mib > memory_mib or need.gpus > gpus:
+        return False
+    return not need.gpu_millis or gpus > 0 or share >= need.gpu_millis
+
+
 def could_hold(fit: Fit, *, up_only: bool, barred: frozenset[int] = frozenset()) -> bool:
     """Say whether the gang would fit on empty nodes: those that are open, or all there are."""
     if not barred and (known := fit.holds_gang.get(up_only)) is not None and known[0] == fit.table.nodes_changed:

@@ -164,7 +164,8 @@ class _Pass:
         line = turn.line
         one_node = self._waits_for_one_node(job, line)
         rows = fit.rows_now(line.fit, barred, one_node=one_node)
-        if rows is None and (others := self._yielding.to(job, turn, reserved)):
+        others = self._yielding.to(job, turn, reserved) if rows is None else []
+        if any(fit.is_roomy(line.fit, row) for other in others for row in self._trial.promises[other.id]):
             rows = self._without(others, lambda: fit.rows_now(line.fit, barred, one_node=one_node))
         return rows if rows is not None else self._borrowed(job, line, barred)
 

@@ -223,6 +223,10 @@ class NodeTable:
         """Return the number of one row's kind."""
         return self._kind[row]
 
+    def free_on(self, row: int) -> list[int]:
+        """Return the amounts that nobody holds on one row."""
+        return self._free[row]
+
     def later_on(self, row: int) -> list[int]:
         """Return the amounts that will be free on one row."""
         return self._later[row]
