@@ -13,8 +13,8 @@ PLACE_BITS, CPU_BITS, GPU_BITS = 20, 24, 12
 """A score packs, from the highest bits down: whether a whole device is broken up, devices left, CPU left, place."""
 
 ROWS_LOOKED_AT_MAX = 256
-ROWS_ONE_BY_ONE_MAX = 64
-"""When more rows changed, all are scored at once: that is cheaper then."""
+ROWS_ONE_BY_ONE_MAX = 24
+"""When more rows changed, they are scored at once: that is cheaper then."""
 
 
 class Shape(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
@@ -121,8 +121,11 @@ class Fit:
         table = self.table
         fresh = self._seen >= table.trimmed and self._renamed == table.renamed
         changed = set(table.changed[self._seen - table.trimmed :]) if fresh else set()
-        if not fresh or len(changed) > ROWS_ONE_BY_ONE_MAX:
+        if not fresh:
             self._score = self._scored(np.arange(len(table)))
+        elif len(changed) > ROWS_ONE_BY_ONE_MAX:
+            rows = np.fromiter(changed, np.int64, len(changed))
+            self._score[rows] = self._scored(rows)
         else:
             for row in changed:
                 self._score[row] = self._score_of(row)
@@ -137,7 +140,7 @@ class Fit:
         if not fresh:
             self._holds_of = self.members(table.now, np.arange(len(table)))
         elif changed:
-            rows = np.array(sorted(changed), np.int64)
+            rows = np.fromiter(changed, np.int64, len(changed))
             self._holds_of[rows] = self.members(table.now, rows)
         self._held_at, self._renamed_held = table.position, table.renamed
         return self._holds_of
