@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tidegate_events import events as e
+from tidegate_events.spec import JobSpec, component_memory_mib
 
 from tidegate_scheduler.state import (
     FAILURES_KEPT,
@@ -16,6 +17,8 @@ from tidegate_scheduler.state import (
 )
 
 DEFRAGMENTATION = "Defragmentation"
+SIMULATORS_LEAVE_NS = 15_000_000_000
+"""How long a simulator that is told to leave may hold its memory: its node kills it after 10 s, plus the way there."""
 
 
 def lose_member(state: State, job: Job, member: Member, why: str, at_ns: int) -> None:
@@ -44,3 +47,24 @@ def count_move(state: State, event: e.PreemptRequested) -> None:
         recent = [at_ns for at_ns in state.header.moved_ns if at_ns > event.at_ns - MOVED_WITHIN_NS]
         state.header.moved_ns = [*recent, event.at_ns][-MOVES_KEPT:]
         state.touch("header")
+
+
+def count_returning(spec: JobSpec, member: Member, quotas: tuple[e.Quota, ...], at_ns: int) -> None:
+    """Note the memory of simulators that are told to leave by new quotas, which they hold for a while."""
+    has = {quota.component: quota.replicas for quota in member.quotas}
+    shall = {quota.component: quota.replicas for quota in quotas}
+    returning_mib = sum(
+        max(0, (has.get(each.name) or each.replicas) - (shall.get(each.name) or each.replicas))
+        * component_memory_mib(each)
+        for each in spec.components
+    )
+    if returning_mib:
+        earlier_mib = member.returns_mib if member.returns_ns > at_ns else 0
+        member.returns_mib, member.returns_ns = earlier_mib + returning_mib, at_ns + SIMULATORS_LEAVE_NS
+
+
+def forget_returned(job: Job, at_ns: int) -> None:
+    """Drop what is back when the job begins to leave: what is not may stay until it has left."""
+    for member in job.members:
+        if member.returns_ns <= at_ns:
+            member.returns_mib = member.returns_ns = 0

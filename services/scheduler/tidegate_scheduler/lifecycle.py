@@ -8,7 +8,7 @@ from typing import Any, Literal
 from tidegate_events import events as e
 from tidegate_events.spec import DEFAULT_PHASE
 
-from tidegate_scheduler.counting import blame, count_move
+from tidegate_scheduler.counting import blame, count_move, count_returning, forget_returned
 from tidegate_scheduler.state import (
     CHECKPOINTS_KEPT,
     Exit,
@@ -234,9 +234,10 @@ def _on_quota_changed(state: State, event: e.QuotaChanged, _at: str) -> None:
         return
     for member in job.members:
         if member.rank == event.rank and member.active:
-            member.quotas = event.quotas
             if state.elastic:
+                count_returning(state.specs[job.id], member, event.quotas, event.at_ns)
                 member.resized_ns = event.at_ns
+            member.quotas = event.quotas
             state.touch(f"job/{job.id}")
 
 
@@ -254,6 +255,7 @@ def _on_preempt_requested(state: State, event: e.PreemptRequested, at: str) -> N
         job.stage = "preempting"
         job.stop_reason = _why_it_leaves(state, event)
         job.deadline_ns = event.deadline_ns
+        forget_returned(job, event.at_ns)
         count_move(state, event)
         if event.hold:
             job.held = True
@@ -274,6 +276,7 @@ def _on_stop_requested(state: State, event: e.StopRequested, at: str) -> None:
     job = _current(state, event)
     if job is not None and not job.waiting:
         job.stage = "stopping"
+        forget_returned(job, event.at_ns)
         job.stop_reason = event.reasons[0].code if event.reasons else "Stopped"
         job.deadline_ns = event.deadline_ns
         moved(state, job, at)

@@ -52,7 +52,8 @@ class Exit(msgspec.Struct, frozen=True, gc=False):
 class Member(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     """One member of the current attempt; it holds its room until its end was seen (or its node was lost).
 
-    `resized_ns` is when its quotas last changed; 0: not since it was placed.
+    `resized_ns` is when its quotas last changed; 0: not since it was placed. `returns_mib` is the memory of simulators
+    that were told to leave, which may hold it until `returns_ns`.
     """
 
     rank: int
@@ -63,6 +64,8 @@ class Member(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     phase: str
     exit: Exit | None
     resized_ns: int = 0
+    returns_mib: int = 0
+    returns_ns: int = 0
 
     @property
     def active(self) -> bool:

@@ -15,13 +15,17 @@ from tidegate_scheduler.state import State
 
 
 class Seated(msgspec.Struct, frozen=True):
-    """A member as the sharing sees it; one that is leaving gets no more than it `has`, as far as nobody needs it."""
+    """A member as the sharing sees it; one that is leaving gets no more than it `has`, as far as nobody needs it.
+
+    `replicas` is how many it runs of each component; where it is None, as many as its job says.
+    """
 
     job: str
     rank: int
     phase: str
     order: tuple[int | str, ...]
     has: tuple[Quota, ...] | None = None
+    replicas: tuple[int, ...] | None = None
 
 
 def share(state: State, capacity_millis: int, members: list[Seated]) -> dict[tuple[str, int], tuple[Quota, ...]]:
@@ -33,22 +37,27 @@ def share(state: State, capacity_millis: int, members: list[Seated]) -> dict[tup
         spec = state.specs[member.job]
         minima = [component.range_in(member.phase).minimum.cpu_millis for component in spec.components]
         millis[member.job, member.rank] = minima
-        left -= sum(least * component.replicas for least, component in zip(minima, spec.components, strict=True))
+        left -= sum(least * count for least, count in zip(minima, _counts(spec, member), strict=True))
     for member in in_turn:
-        spec = state.specs[member.job]
+        spec, counts = state.specs[member.job], _counts(state.specs[member.job], member)
         granted = millis[member.job, member.rank]
         had = None if member.has is None else {quota.component: quota.cpu_millis for quota in member.has}
         for index, component in enumerate(spec.components):
             most = component.range_in(member.phase).ceiling.cpu_millis if had is None else had.get(component.name, 0)
-            extra = max(0, min(most - granted[index], left // component.replicas))
+            extra = max(0, min(most - granted[index], left // counts[index]))
             granted[index] += extra
-            left -= extra * component.replicas
-    return {key: _quotas(state.specs[key[0]], granted) for key, granted in millis.items()}
+            left -= extra * counts[index]
+    return {
+        (member.job, member.rank): _quotas(
+            state.specs[member.job], _counts(state.specs[member.job], member), millis[member.job, member.rank]
+        )
+        for member in in_turn
+    }
 
 
 def is_fixed(spec: JobSpec) -> bool:
-    """Say whether each component's CPU is the same in every phase, with nothing to lend or to borrow."""
-    return all(
+    """Say whether each component's number and CPU are the same in every phase, with nothing to lend or to borrow."""
+    return all(each.replicas_max is None for each in spec.components) and all(
         phase.ceiling.cpu_millis == phase.minimum.cpu_millis == component.range_in(DEFAULT_PHASE).minimum.cpu_millis
         for component in spec.components
         for phase in component.resources.values()
@@ -57,17 +66,35 @@ def is_fixed(spec: JobSpec) -> bool:
 
 def fixed(spec: JobSpec) -> tuple[Quota, ...]:
     """Return the quotas that a member of a job of which `is_fixed` always has."""
-    return _quotas(spec, [component.range_in(DEFAULT_PHASE).minimum.cpu_millis for component in spec.components])
+    counts = tuple(component.replicas for component in spec.components)
+    return _quotas(
+        spec, counts, [component.range_in(DEFAULT_PHASE).minimum.cpu_millis for component in spec.components]
+    )
 
 
 def quota_millis(spec: JobSpec, quotas: tuple[Quota, ...]) -> int:
     """Return the CPU of a whole member under `quotas`."""
-    by_name = {quota.component: quota.cpu_millis for quota in quotas}
-    return sum(by_name.get(component.name, 0) * component.replicas for component in spec.components)
+    by_name = {quota.component: quota for quota in quotas}
+    return sum(
+        quota.cpu_millis * (quota.replicas or component.replicas)
+        for component in spec.components
+        if (quota := by_name.get(component.name)) is not None
+    )
 
 
-def _quotas(spec: JobSpec, millis: list[int]) -> tuple[Quota, ...]:
+def _counts(spec: JobSpec, member: Seated) -> tuple[int, ...]:
+    if member.replicas is not None:
+        return member.replicas
+    return tuple(component.replicas for component in spec.components)
+
+
+def _quotas(spec: JobSpec, counts: tuple[int, ...], millis: list[int]) -> tuple[Quota, ...]:
     return tuple(
-        Quota(component=component.name, cpu_millis=granted, memory_mib=component_memory_mib(component))
-        for component, granted in zip(spec.components, millis, strict=True)
+        Quota(
+            component=component.name,
+            cpu_millis=granted,
+            memory_mib=component_memory_mib(component),
+            replicas=count if count != component.replicas else None,
+        )
+        for component, granted, count in zip(spec.components, millis, counts, strict=True)
     )

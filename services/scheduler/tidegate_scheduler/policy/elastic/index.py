@@ -22,7 +22,7 @@ from tidegate_scheduler.policy.elastic.table import Ints, Kind, NodeTable
 from tidegate_scheduler.policy.limits import time_limit_seconds
 from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.policy.sharing import is_fixed
-from tidegate_scheduler.state import LEAVING_STAGES, Job, Node, State
+from tidegate_scheduler.state import LEAVING_STAGES, Job, Member, Node, State
 
 WORK_UNIT_SECONDS = 60
 _Key = TypeVar("_Key")
@@ -99,6 +99,9 @@ class Index:
         """How many members are leaving each row."""
 
         self.unshared: dict[int, None] = {}
+        self.scaled: dict[int, dict[str, None]] = {}
+        """By row the jobs that have more simulators there than they are guaranteed, or had."""
+
         self.unreachable: dict[str, None] = {}
         self.clearing: dict[str, None] = {}
         self.overfull: dict[int, None] = {}
@@ -288,11 +291,16 @@ class Index:
             self.table.vacate(seat.row, entry.need, seat.gpu_indices, leaving=entry.leaving)
             self._mark(seat.row)
             self.on_row[seat.row].pop(name, None)
+            if name in self.scaled.get(seat.row, {}):
+                del self.scaled[seat.row][name]
+                if not self.scaled[seat.row]:
+                    del self.scaled[seat.row]
         if entry.seats:
             self._use(entry, -1)
         for row in entry.promised:
             self.table.release(row, entry.need)
             self._promised_on[row].pop(name, None)
+            self.unshared[row] = None
         self.reserving.pop(name, None)
         self.aside.pop(name, None)
         self._step_out(entry)
@@ -338,6 +346,9 @@ class Index:
             self.table.occupy(seat.row, entry.need, seat.gpu_indices, leaving=entry.leaving)
             self._mark(seat.row)
             self.on_row.setdefault(seat.row, {})[job.id] = None
+        for member in job.members:
+            if member.active and member.node in rows and (member.returns_mib or _has_more(member)):
+                self.scaled.setdefault(rows[member.node], {})[job.id] = None
         if entry.seats:
             self._use(entry, 1)
 
@@ -399,6 +410,7 @@ class Index:
         for row in entry.promised:
             self.table.promise(row, entry.need)
             self._promised_on.setdefault(row, {})[job.id] = None
+            self.unshared[row] = None
         if job.reserved_nodes:
             self.reserving[job.id] = None
 
@@ -455,6 +467,11 @@ class Index:
                 self._fits = {each: fit for each, fit in self._fits.items() if each in standing}
             found = self._fits[shape] = Fit(shape, self.table)
         return found
+
+
+def _has_more(member: Member) -> bool:
+    """Say whether the member has more simulators than it is guaranteed."""
+    return any(quota.replicas is not None for quota in member.quotas)
 
 
 def work_left(job: Job, spec: JobSpec) -> int:

@@ -9,7 +9,7 @@ from tidegate_events import events as e
 
 from tidegate_scheduler.counting import DEFRAGMENTATION
 from tidegate_scheduler.draft import Draft
-from tidegate_scheduler.policy.elastic import fit, leave, resize
+from tidegate_scheduler.policy.elastic import fit, leave, replicas, resize
 from tidegate_scheduler.policy.elastic.cordon import cordon
 from tidegate_scheduler.policy.elastic.defragment import Defragmentation, Moves
 from tidegate_scheduler.policy.elastic.index import Index, Seat
@@ -153,6 +153,9 @@ class _Pass:
         barred = self._barred(job, line)
         rows = self._rows(job, turn, reserved, barred)
         if rows is not None:
+            rows = self._with_memory(job, turn, rows, barred)
+            if rows is None:
+                return True
             seats = fit.seats(self._index, line.fit, rows)
             self._trial.place(job, seats)
             self._placements.append(Placement(job, seats))
@@ -168,6 +171,20 @@ class _Pass:
         if any(fit.is_roomy(line.fit, row) for other in others for row in self._trial.promises[other.id]):
             rows = self._without(others, lambda: fit.rows_now(line.fit, barred, one_node=one_node))
         return rows if rows is not None else self._borrowed(job, line, barred)
+
+    def _with_memory(self, job: Job, turn: Turn, rows: fit.Rows, barred: frozenset[int]) -> fit.Rows | None:
+        """Return the rows, or others, if no simulator holds their memory; else keep the room until that is back."""
+        draft, need = self._draft, turn.line.fit.shape.need
+        awaited = replicas.memory_awaited(self._index, need, rows, draft.now_ns)
+        if not awaited:
+            return rows
+        others = self._rows(job, turn, (), barred | awaited.keys())
+        if others is not None and not replicas.memory_awaited(self._index, need, others, draft.now_ns):
+            return others
+        back_ns = max(awaited.values())
+        self._keep(job, turn.line, rows, back_ns)
+        draft.wake_by(back_ns)
+        return None
 
     def _without(self, others: list[Job], find: Callable[[], fit.Rows | None]) -> fit.Rows | None:
         """Return the rows that are found when nothing is promised to the others; whom they cost theirs, asks anew."""

@@ -12,6 +12,7 @@ from tidegate_events.spec import DEFAULT_PHASE
 
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy import sharing
+from tidegate_scheduler.policy.elastic import replicas
 from tidegate_scheduler.policy.elastic.index import Seat
 from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.parameters import SECOND_NS
@@ -27,12 +28,9 @@ def resize(draft: Draft, trial: Trial, placements: Placements) -> None:
     shares: _Shares = {}
     less: list[_Change] = []
     more: list[_Change] = []
-    coming: dict[int, list[tuple[Job, int]]] = {}
-    for job, seats in placements:
-        for rank, seat in enumerate(seats):
-            coming.setdefault(seat.row, []).append((job, rank))
-    index = trial.index
-    for row in sorted(index.unshared | trial.touched, key=index.table.names.__getitem__):
+    coming = _coming(placements)
+    index, tried = trial.index, trial.changed()
+    for row in sorted(index.unshared.keys() | tried, key=index.table.names.__getitem__):
         new = coming.get(row, [])
         if not index.elastic_on(row) and not any(index.elastic(job.id) for job, _ in new):
             # Nobody here can have more or less than it was placed with.
@@ -45,7 +43,7 @@ def resize(draft: Draft, trial: Trial, placements: Placements) -> None:
         changes = [
             (job, member, quotas) for job, member in there if (quotas := found[job.id, member.rank]) != member.quotas
         ]
-        if not changes and row not in trial.touched:
+        if not _awaits_memory(draft, trial, row) and not changes and row not in tried:
             index.unshared.pop(row, None)
         for change in changes:
             _sort(draft, change, less, more)
@@ -63,6 +61,23 @@ def resize(draft: Draft, trial: Trial, placements: Placements) -> None:
         _add_quota(draft, change)
 
 
+def _coming(placements: Placements) -> dict[int, list[tuple[Job, int]]]:
+    """Return who comes to which row."""
+    coming: dict[int, list[tuple[Job, int]]] = {}
+    for job, seats in placements:
+        for rank, seat in enumerate(seats):
+            coming.setdefault(seat.row, []).append((job, rank))
+    return coming
+
+
+def _awaits_memory(draft: Draft, trial: Trial, row: int) -> bool:
+    """Say whether memory comes back to the row, with which more simulators may be added then."""
+    back_ns = replicas.returning(trial.index, row, draft.now_ns)[1]
+    if back_ns:
+        draft.wake_by(back_ns)
+    return bool(back_ns)
+
+
 def _members(trial: Trial, row: int) -> list[tuple[Job, Member]]:
     """Return who holds room on the row, in the order of their submission."""
     index, name = trial.index, trial.index.table.names[row]
@@ -75,18 +90,26 @@ def _members(trial: Trial, row: int) -> list[tuple[Job, Member]]:
 def _shared(
     draft: Draft, trial: Trial, row: int, there: list[tuple[Job, Member]], coming: list[tuple[Job, int]]
 ) -> _Shares:
+    state, capacity_millis = draft.state, trial.index.table.kinds[row].cpu_millis
+    room = replicas.room_on(trial.index, row)
     members = [
         sharing.Seated(
             job.id,
             member.rank,
             member.phase,
             _order(job),
-            member.quotas if job.stage in LEAVING_STAGES or job.id in draft.leaving else None,
+            member.quotas if _leaves(draft, job) else None,
+            replicas.kept(state.specs[job.id], member, room),
         )
-        for job, member in there
+        for job, member in sorted(there, key=lambda each: (not _leaves(draft, each[0]), _order(each[0]), each[1].rank))
     ]
     members += [sharing.Seated(job.id, rank, DEFAULT_PHASE, _order(job)) for job, rank in coming]
-    return sharing.share(draft.state, trial.index.table.kinds[row].cpu_millis, members)
+    room.memory_mib = replicas.unused_mib(trial.index, row, draft.now_ns)
+    return replicas.grown(state, room, capacity_millis, members, sharing.share(state, capacity_millis, members))
+
+
+def _leaves(draft: Draft, job: Job) -> bool:
+    return job.stage in LEAVING_STAGES or job.id in draft.leaving
 
 
 def _order(job: Job) -> tuple[int, int, int, str]:
@@ -118,7 +141,8 @@ def _in_need(draft: Draft, job: Job, member: Member) -> bool:
 
 def _add_quota(draft: Draft, change: _Change) -> None:
     job, member, quotas = change
-    draft.add(e.QuotaChanged, job, attempt=job.attempt, rank=member.rank, quotas=quotas)
+    why = replicas.reasons(draft.state.specs[job.id], member.quotas, quotas)
+    draft.add(e.QuotaChanged, job, *why, attempt=job.attempt, rank=member.rank, quotas=quotas)
 
 
 def _add_placement(draft: Draft, trial: Trial, placement: tuple[Job, tuple[Seat, ...]], shares: _Shares) -> None:

@@ -29,6 +29,7 @@ class Trial:
             job = index.state.jobs[name]
             rows = index.table.rows
             self.promises[name] = tuple(rows[node] for node in job.reserved_nodes if node in rows)
+        self._promised = dict(self.promises)
 
     def undo(self) -> None:
         """Take everything back."""
@@ -88,6 +89,15 @@ class Trial:
         """Return the jobs that room is promised to, in a total order."""
         jobs = [self.index.state.jobs[name] for name in self.promises]
         return sorted(jobs, key=lambda job: (job.submitted_seq, job.id))
+
+    def changed(self) -> set[int]:
+        """Return the rows on which this pass changed who is there or what is promised."""
+        rows = set(self.touched)
+        for job in self.promises.keys() | self._promised.keys():
+            now, before = self.promises.get(job, ()), self._promised.get(job, ())
+            if now != before:
+                rows.update(now, before)
+        return rows
 
     def _remember(self, job: str, rows: tuple[int, ...]) -> None:
         if rows:
