@@ -14,9 +14,10 @@ from hypothesis.stateful import invariant, precondition, rule
 from tidegate_events import events as e
 from tidegate_events.resources import GpuDevice, Resources
 from tidegate_scheduler.decide import decide
+from tidegate_scheduler.policy.elastic.pipeline import index_of
 from tidegate_scheduler.policy.parameters import Parameters
 
-from tests.scheduler.elastic.world import CheckedCluster, answers, assert_balanced, told_anew
+from tests.scheduler.elastic.world import CheckedCluster, answers, assert_balanced, tables, told_anew
 from tests.scheduler.test_machine import NODES
 from tests.scheduler.test_snapshot import RestartedMachine
 from tests.support.cluster import SECOND, spec
@@ -124,8 +125,11 @@ class ElasticMachine(RestartedMachine):
     def what_was_kept_up_says_what_is_known_anew(self) -> None:
         now = self.cluster.now
         kept = answers(self.cluster.state, now)
-        assert kept == answers(told_anew(self.cluster.frames), now)
-        assert kept == answers(told_anew(self.cluster.frames, turned=True), now)
+        known = tables(index_of(self.cluster.state))
+        for turned in (False, True):
+            anew = told_anew(self.cluster.frames, turned=turned)
+            assert kept == answers(anew, now)
+            assert known == tables(index_of(anew))
 
     def _raced(self, data: st.DataObject, happen: object) -> None:
         """As in the machine below, but not judged: the state moved on after the pass."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 from tidegate_events import events as e
 from tidegate_events.journal.base import Recorded
 from tidegate_scheduler.decide import Pass, decide
 from tidegate_scheduler.evolve import evolve
-from tidegate_scheduler.policy.elastic.queue import NONE
+from tidegate_scheduler.policy.elastic.index import Held, Index
+from tidegate_scheduler.policy.elastic.queue import NONE, Share
+from tidegate_scheduler.policy.elastic.table import Devices
 from tidegate_scheduler.policy.parameters import Parameters, as_parameters
 from tidegate_scheduler.state import Job, Node, State
 
@@ -31,7 +34,13 @@ class CheckedCluster(Cluster):
                     self._judge_eviction(event)
                 elif isinstance(event, e.JobPlaced):
                     self._judge_placement(event)
+        kept_before = {job.id: job.attempt for job in self.state.jobs.values() if job.reserved_nodes}
         recorded = super().append(service, instance, *events, epoch=epoch)
+        said = {event.job for event in events if isinstance(event, e.RoomReserved)}
+        for job, attempt in kept_before.items():
+            known = self.state.jobs.get(job)
+            used = known is None or known.attempt > attempt or known.reserved_nodes
+            assert used or job in said, f"what was kept for {job} is gone, and nobody said so"
         if judged:
             for event in events:
                 if isinstance(event, e.PreemptRequested) and event.for_job:
@@ -125,3 +134,50 @@ def assert_balanced(cluster: Cluster) -> None:
         whole = [capacity.cpu_millis, capacity.memory_mib, len(cluster.state.nodes[name].gpus)]
         assert index.table.free[:3, row].tolist() == whole, name
         assert index.table.later[:3, row].tolist() == whole, name
+
+
+def tables(index: Index) -> dict[str, object]:
+    """Return all that an index knows of its state, by names and not by rows, which tell the order of learning."""
+    table = index.table
+    rows = {name: table.rows[name] for name in sorted(table.rows)}
+    amounts = {"free": table.free, "later": table.later, "now": table.now}
+    lines = {
+        key: [(waiter.job, waiter.submitted_seq, waiter.since_ns) for waiter in line.waiters]
+        for key, line in index.lines.items()
+    }
+    return {
+        **{what: {name: values[:, row].tolist() for name, row in rows.items()} for what, values in amounts.items()},
+        "open": {name: bool(table.open[row]) for name, row in rows.items()},
+        "kinds": {name: table.kinds[row] for name, row in rows.items()},
+        "switches": {name: table.switches[table.switch[row]] for name, row in rows.items()},
+        "places": [name for name, row in sorted(rows.items(), key=lambda item: int(table.place[item[1]]))],
+        "devices": {name: _devices(table.devices[row]) for name, row in rows.items()},
+        "mixed": sorted(table.names[row] for row in table.mixed),
+        "held": {priority: _held(index, held) for priority, held in sorted(index.held.items())},
+        "shares": {tenant: share for tenant, share in sorted(index.shares.items()) if share != Share()},
+        "lines": lines,
+        "on": {name: sorted(index.on_row[row]) for name, row in rows.items() if index.on_row.get(row)},
+        "left": {name: index.left[row] for name, row in rows.items() if index.left.get(row)},
+        "total": index.total,
+        "reserving": sorted(index.reserving),
+        "overfull": sorted(table.names[row] for row in index.overfull),
+        "unreachable": sorted(index.unreachable),
+        "clearing": sorted(index.clearing),
+        "aside": sorted(index.aside),
+        "up": sorted(index.up),
+        "cordoned": sorted(index.cordoned),
+    }
+
+
+def _devices(devices: Devices) -> tuple[object, ...]:
+    free = [gpu.index for gpu in devices.free]
+    used, staying = sorted(devices.used_millis.items()), sorted(devices.staying_millis.items())
+    return (sorted(devices.all), free, used, staying, devices.promised, devices.missing)
+
+
+def _held(index: Index, held: Held) -> tuple[int, dict[str, list[int]]]:
+    """Return what jobs of one priority hold, where they hold something."""
+    room = np.zeros((4, len(index.table)), np.int64)
+    held.add_to(room)
+    by_name = {name: room[:3, row].tolist() for name, row in index.table.rows.items() if room[:, row].any()}
+    return held.members, dict(sorted(by_name.items()))

@@ -17,7 +17,7 @@ from tidegate_scheduler.policy.elastic.nowhere import NO_LIMIT_SECONDS, Nowhere,
 from tidegate_scheduler.policy.elastic.preempt import Plan, plan_preemption
 from tidegate_scheduler.policy.elastic.queue import FairOrder, Line, Turn, Turns, amounts
 from tidegate_scheduler.policy.elastic.reasons import Waiting, shortage
-from tidegate_scheduler.policy.elastic.reserve import may_use_until, reserve
+from tidegate_scheduler.policy.elastic.reserve import Reservation, may_use_until, reserve
 from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.elastic.victims import Victims
 from tidegate_scheduler.policy.elastic.yielding import Yielding
@@ -118,11 +118,14 @@ class _Pass:
         shares, weights = index.shares, [share.weight for share in index.shares.values()]
         ageing_ns = draft.parameters.ageing_seconds * SECOND_NS
         turns = Turns(shares, FairOrder(index.total, weights), draft.now_ns, ageing_ns)
+        stopped: list[Line] = []
         for line in index.lines.values():
             if index.share(line.key.tenant).stopped:
-                self._stop(line)
+                stopped.append(line)
             else:
                 turns.enter(line)
+        for line in sorted(stopped, key=lambda line: line.waiters[0]):
+            self._stop(line)
         for turn in turns:
             if not draft.has_room_for(len(self._placements) + 1):
                 break
@@ -271,7 +274,7 @@ class _Pass:
             return True
         if not barred and not self._waits_for_one_node(job, line):
             self._nowhere.add(line.key.shape, self._right(line))
-        if reserved and all(self._table.open[row] for row in reserved):
+        if reserved and all(self._table.open[row] for row in reserved) and self._may_keep():
             self._waiting.for_room(job, reserved)
             self._trial.promise(job, reserved)
             return False
@@ -305,15 +308,27 @@ class _Pass:
     def _reserve(self, job: Job, line: Line, barred: frozenset[int]) -> None:
         """Keep room for the job where it comes free first, if that many may be kept."""
         found = None
-        if self._plans_left > 0 and len(self._trial.promises) < self._draft.parameters.reservations_max:
+        if self._plans_left > 0 and self._may_keep():
             self._plans_left -= 1
-            found = reserve(self._index, line, barred, self._trial.asked)
+            found = reserve(self._index, line, barred, self._trial.asked) or self._after_all(line, barred)
         if found is not None:
             self._keep(job, line, found.rows, found.start_by_ns)
             return
         if job.reserved_nodes:
             self._release(job, "NoNode")
         self._waiting.of_line(line, None)
+
+    def _may_keep(self) -> bool:
+        """Say whether one more reservation is allowed: of those whose turn comes later, who has one may lose it."""
+        return self._yielding.kept < self._draft.parameters.reservations_max
+
+    def _after_all(self, line: Line, barred: frozenset[int]) -> Reservation | None:
+        """Return room that is kept for others too: nobody knows when it comes, but then whose turn is first has it."""
+        kept = [(other, self._trial.withdraw(other)) for other in self._yielding.others()]
+        found = reserve(self._index, line, barred, self._trial.asked) if kept else None
+        for other, promised in kept:
+            self._trial.promise(other, promised)
+        return Reservation(found.rows, 0) if found is not None else None
 
     def _later(self, line: Line, reserved: fit.Rows, barred: frozenset[int]) -> fit.Rows | None:
         """Return where the job fits once the leaving have left: where room was promised to it before all else."""

@@ -62,13 +62,16 @@ def reserve(index: Index, line: Line, barred: frozenset[int], asked: set[str]) -
 
 
 def may_use_until(index: Index, reserved: dict[str, Rows], until_ns: int) -> frozenset[int]:
-    """Return the rows on which all room that is kept is kept for a time after `until_ns`."""
+    """Return the rows on which the first room that is kept is kept for a time after `until_ns`, which is known."""
     soonest: dict[int, int] = {}
-    for job, rows in reserved.items():
-        start_ns = index.state.jobs[job].reserved_start_ns
+    for name, rows in reserved.items():
+        job, nodes = index.state.jobs[name], tuple(index.table.names[row] for row in rows)
+        start_ns = (
+            (job.reserved_start_ns or NEVER) if nodes == job.reserved_nodes else 0
+        )  # one of this pass: not said yet
         for row in rows:
             soonest[row] = min(soonest.get(row, NEVER), start_ns)
-    return frozenset(row for row, start_ns in soonest.items() if start_ns > until_ns)
+    return frozenset(row for row, start_ns in soonest.items() if until_ns < start_ns < NEVER)
 
 
 def _emptiest(fit: Fit, rows: Ints) -> Ints:

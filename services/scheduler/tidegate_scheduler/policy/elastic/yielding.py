@@ -29,11 +29,24 @@ class Yielding:
 
     def behind(self, job: Job, reserved: Rows) -> list[Job]:
         """Return those whose room on the same rows comes free after that of the job: theirs is what is left then."""
-        mine, rows = _precedence(job), set(reserved)
+        mine, rows = job.reserved_start_ns or NEVER, set(reserved)
         if not rows:
             return []
-        others = [other for other in self._trial.promised() if other.priority >= job.priority]
-        return [each for each in others if _precedence(each) > mine and rows & set(self._trial.promises[each.id])]
+        return [
+            other
+            for other in self._trial.promised()
+            if ((theirs := other.reserved_start_ns or NEVER) > mine or (theirs == mine and other.id not in self.asked))
+            and rows & set(self._trial.promises[other.id])
+        ]
+
+    def others(self) -> list[Job]:
+        """Return all that room is promised to."""
+        return self._trial.promised()
+
+    @property
+    def kept(self) -> int:
+        """Return for how many of those whose turn has come room is kept."""
+        return sum(name in self.asked for name in self._trial.promises)
 
     def borrowing(self, job: Job) -> list[Job]:
         """Return those whose room the job may have others leave for, as its tenant was guaranteed it and theirs not."""
@@ -74,14 +87,9 @@ class Yielding:
         return [
             other
             for other in self._trial.promised()
-            if other.id not in self.asked and not other.reserved_start_ns and other.priority <= job.priority
+            if other.id not in self.asked and not other.reserved_start_ns
             if all(mine >= theirs for mine, theirs in zip(need, _whole(state, other), strict=True))
         ]
-
-
-def _precedence(job: Job) -> tuple[int, int, int, str]:
-    """Return the order in which room that is promised comes free."""
-    return (job.reserved_start_ns or NEVER, -job.priority, job.submitted_seq, job.id)
 
 
 def _whole(state: State, job: Job) -> tuple[int, ...]:
