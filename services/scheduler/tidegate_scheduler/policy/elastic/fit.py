@@ -88,10 +88,10 @@ def _chosen(fit: Fit, room: Ints, rows: Ints, holds: Ints, *, one_node: bool) ->
 
 def _filled(fit: Fit, room: Ints, rows: Ints, holds: Ints) -> Rows:
     """Return the rows that the members fill one after the other, the tightest first."""
-    members = dict(zip(rows.tolist(), holds.tolist(), strict=True))
+    able = np.flatnonzero(holds > 0)
     chosen: list[int] = []
-    for row in _tightest(fit, room, rows[holds > 0]).tolist():
-        chosen.extend([row] * min(members[row], fit.shape.gang_size - len(chosen)))
+    for position in able[_order(fit, room, rows[able])]:
+        chosen.extend([int(rows[position])] * min(int(holds[position]), fit.shape.gang_size - len(chosen)))
         if len(chosen) == fit.shape.gang_size:
             break
     return tuple(chosen)
@@ -99,8 +99,12 @@ def _filled(fit: Fit, room: Ints, rows: Ints, holds: Ints) -> Rows:
 
 def _tightest(fit: Fit, room: Ints, rows: Ints) -> Ints:
     """Return the rows ordered by how little is left on them: devices, then CPU, then the node's name."""
+    return rows[_order(fit, room, rows)]
+
+
+def _order(fit: Fit, room: Ints, rows: Ints) -> Ints:
     table = fit.table
-    return rows[np.lexsort((table.place[rows], room[CPU, rows], room[GPUS, rows]))]
+    return np.lexsort((table.place[rows], room[CPU, rows], room[GPUS, rows]))
 
 
 def seats(index: Index, fit: Fit, rows: Rows) -> tuple[Seat, ...]:

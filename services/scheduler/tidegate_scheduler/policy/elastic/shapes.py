@@ -12,7 +12,7 @@ NOWHERE = np.iinfo(np.int64).max
 PLACE_BITS, CPU_BITS, GPU_BITS = 20, 24, 12
 """A score packs, from the highest bits down: whether a whole device is broken up, devices left, CPU left, place."""
 
-ROWS_LOOKED_AT_MAX = 256
+ROWS_LOOKED_AT_MAX = 2048
 ROWS_ONE_BY_ONE_MAX = 24
 """When more rows changed, they are scored at once: that is cheaper then."""
 
@@ -73,20 +73,20 @@ class Fit:
         table = self.table
         if self._nowhere_at < table.trimmed or self._renamed != table.renamed:
             return False
-        changed = set(table.changed[self._nowhere_at - table.trimmed :])
+        changed = table.changed[self._nowhere_at - table.trimmed :]
         if len(changed) > ROWS_LOOKED_AT_MAX or any(self._score_of(row) != NOWHERE for row in self._roomy(changed)):
             return False
         self._nowhere_at = table.position
         return True
 
-    def _roomy(self, rows: set[int]) -> list[int]:
-        """Return those of the rows on which there is enough of each amount."""
+    def _roomy(self, rows: list[int]) -> list[int]:
+        """Return those of the rows, each once, on which there is enough of each amount."""
         if not rows:
             return []
-        need, among = self.shape.need, np.fromiter(rows, np.int64, len(rows))
+        need, among = self.shape.need, np.array(rows, np.int64)
         now = self.table.now[:, among]
         enough = (now[GPUS] >= need.gpus) & (now[CPU] >= need.cpu_millis) & (now[MEMORY] >= need.memory_mib)
-        return [int(row) for row in among[enough]]
+        return sorted(set(among[enough].tolist())) if enough.any() else []
 
     def found_nowhere(self) -> None:
         """Remember that one member fits on no row of the table as it is."""
