@@ -13,7 +13,9 @@ from tidegate_events.resources import GpuDevice
 
 from tidegate_scheduler.policy.elastic.fit import could_hold, could_hold_by
 from tidegate_scheduler.policy.elastic.index import Index
+from tidegate_scheduler.policy.elastic.order import Order
 from tidegate_scheduler.policy.elastic.queue import LineKey
+from tidegate_scheduler.policy.elastic.reasons import short_code, shortage
 from tidegate_scheduler.policy.elastic.shapes import Fit, Shape
 from tidegate_scheduler.policy.elastic.table import GPUS, SHARE, WHOLE_MILLIS, Kind, accepts
 from tidegate_scheduler.policy.elastic.victims import BUDGET, COOLDOWN, PROTECTED, Victims
@@ -25,7 +27,10 @@ NAMED_MAX = 3
 ROWS_MAX = 256
 """Closed nodes, and nodes held by the protected, that are looked at for one line."""
 
-LINES_MAX = 32
+SHAPES_MAX = 40
+"""Shapes for which one answer works out the numbers of what is short; of the others it says the code alone."""
+
+LINES_MAX = 10
 """Lines for which one answer works out what else is in the way; of the others it says the dominant reason alone."""
 
 SHORT = frozenset({"Resources", "GangTopology", "Priority"})
@@ -40,11 +45,13 @@ _CLOSED = {
 class Causes:
     """Looks behind the reasons of a pass at one time."""
 
-    def __init__(self, index: Index, now_ns: int, parameters: Parameters) -> None:
+    def __init__(self, index: Index, order: Order, now_ns: int, parameters: Parameters) -> None:
         self._index = index
+        self._order = order
         self._now_ns = now_ns
         self._parameters = parameters
         self._closed: dict[Shape, tuple[Reason, ...]] = {}
+        self._short: dict[Shape, Reason] = {}
         self._others: dict[LineKey, tuple[Reason, ...]] = {}
 
     def dominant(self, job: Job, key: LineKey, said: Reason) -> Reason:
@@ -74,7 +81,7 @@ class Causes:
             yield Reason(code="BackOff", numbers={"wait_ms": (job.not_before_ns - self._now_ns) // 1_000_000})
 
     def _beside(self, job: Job, key: LineKey, dominant: Reason) -> Iterable[Reason]:
-        if dominant.code in ("Resources", "GangTopology"):
+        if dominant.code in ("Resources", "GangTopology", "Reserved"):
             kept = self._kept(job, key.shape)
             if kept is not None:
                 yield kept
@@ -84,6 +91,17 @@ class Causes:
                 yield spared
         if dominant.code != "QueueStopped":
             yield from (each for each in self.closed(key.shape) if each.code != dominant.code)
+
+    def short(self, shape: Shape) -> Reason:
+        """Return what is short for the shape; beyond SHAPES_MAX shapes only that something is."""
+        if (found := self._short.get(shape)) is None:
+            fit = self._index.fit(shape)
+            if len(self._short) < SHAPES_MAX:
+                found = shortage(self._index, fit)
+            else:
+                found = Reason(code=short_code(self._index, fit))
+            self._short[shape] = found
+        return found
 
     # ---- nodes that are closed ----
 
@@ -168,18 +186,19 @@ class Causes:
     # ---- nodes that others hold, or that are kept for others ----
 
     def _kept(self, job: Job, shape: Shape) -> Reason | None:
-        """Return for whom room is kept on nodes that the job could use."""
+        """Return for whom in front of the job room is kept on nodes that it could use."""
         index, rows, state = self._index, self._index.table.rows, self._index.state
         suits = index.fit(shape).suits(np.arange(len(index.table)))
         kept = [
             state.jobs[name]
             for name in index.reserving
-            if name != job.id and any(suits[rows[node]] for node in state.jobs[name].reserved_nodes if node in rows)
+            if self._order.is_ahead(name, job.id)
+            and any(suits[rows[node]] for node in state.jobs[name].reserved_nodes if node in rows)
         ]
         if not kept:
             return None
         kept.sort(key=lambda other: (-other.priority, other.submitted_seq))
-        detail = f"room is kept for {_named([other.id for other in kept])}"
+        detail = f"the room is kept for {_named([other.id for other in kept])}"
         return Reason(code="Priority", detail=detail, numbers={"jobs": len(kept), "priority": kept[0].priority})
 
     def _spared(self, job: Job, shape: Shape) -> Reason | None:

@@ -4,10 +4,12 @@ It walks the line and seats each job at the first moment at which it fits, given
 end of their grace period (those that leave), after the time they expected, or at their time limit. Room that is kept
 is its owner's until that has left again; who has certainly left before may use it. What rests on nothing declared is
 unknown, and whoever needs it is unknown too. A job that fits somewhere later fits at every later moment, as room is
-only ever taken here by those in front, so the first moment is found by halving.
+only ever taken here by those in front, so the first moment is found without looking at each.
 """
 
 from __future__ import annotations
+
+from bisect import bisect_left
 
 import msgspec
 import numpy as np
@@ -18,17 +20,18 @@ from tidegate_scheduler.policy.elastic.fit import Rows, rows_in
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.queue import amounts
 from tidegate_scheduler.policy.elastic.shapes import Fit
-from tidegate_scheduler.policy.elastic.table import Ints
+from tidegate_scheduler.policy.elastic.table import CPU, GPUS, Ints
 from tidegate_scheduler.policy.limits import time_limit_seconds
 from tidegate_scheduler.policy.outlook import BASES, Basis, Start
 from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.state import LEAVING_STAGES, Job
 
-HOLDERS_MAX = 2000
-"""Running jobs that are looked at; on a larger cluster those on its emptiest nodes."""
+HOLDERS_MAX = 1000
+"""Running members that are looked at; on a larger cluster those on its emptiest nodes."""
 
-LOOKS_MAX = 250
-"""Times that room is worked out in one forecast: it runs beside decisions and must not delay them."""
+ROWS_MAX = 200_000
+LOOK_ROWS_LEAST = 500
+"""Rows that are looked at in one forecast, each look counted as so many at least: it must not delay decisions."""
 
 NEVER = 1 << 62
 
@@ -76,24 +79,42 @@ def _asked(index: Index, job: Job) -> bool:
     return share.within(amounts(shape.need, shape.gang_size), share.ceiling)
 
 
+class _There:
+    """Who holds room now and when it is free again, as columns in the order of their ends."""
+
+    def __init__(self, holds: list[_Hold]) -> None:
+        holds.sort(key=lambda hold: hold.end_ns)
+        self.ends = np.array([hold.end_ns for hold in holds], np.int64)
+        self._rows = np.array([hold.row for hold in holds], np.int64)
+        self._needs = _amounts(holds)
+        self.rows = set(self._rows.tolist())
+        self.moments = {hold.end for hold in holds if hold.end is not None}
+
+    def free(self, room: Ints, at_ns: int) -> None:
+        """Add to `room` what is free again at that time."""
+        count = int(np.searchsorted(self.ends, at_ns, side="right"))
+        for amount in range(3):
+            np.add.at(room[amount], self._rows[:count], self._needs[:count, amount])
+
+
 class _Plan:
     """The future of every row: who holds what until when."""
 
     def __init__(self, index: Index, now_ns: int) -> None:
         self._index = index
         self._now_ns = now_ns
-        self._looks = 0
+        self._looked_at = 0
         self._taken: list[_Hold] = []
         """What those in front will hold."""
 
-        self._there: list[_Hold] = self._holders()
+        self._there = _There(self._holders())
         self._soonest: dict[Fit, int] = {}
-        self._base = index.table.free.copy()
+        self._base = index.table.free
 
     def _holders(self) -> list[_Hold]:
         index, table = self._index, self._index.table
         rows = np.fromiter(index.on_row, np.int64, len(index.on_row))
-        order = rows[np.lexsort((table.place[rows], -table.later[0, rows], -table.later[2, rows]))]
+        order = rows[np.lexsort((table.place[rows], -table.later[CPU, rows], -table.later[GPUS, rows]))]
         found: list[_Hold] = []
         for row in order.tolist():
             for name in index.on_row[row]:
@@ -103,7 +124,7 @@ class _Plan:
                     found.extend(_Hold(row, need, 0, end) for seat in index.seats_of(name) if seat.row == row)
             if len(found) >= HOLDERS_MAX:
                 break
-        return sorted(found, key=lambda hold: hold.end_ns)
+        return found
 
     def seat(self, job: Job) -> Start | None:
         """Return when `job` fits first, and hold its room from then on; None where that is not known."""
@@ -111,9 +132,11 @@ class _Plan:
         earliest = Start(self._now_ns, "now")
         if job.not_before_ns > self._now_ns:
             earliest = Start(job.not_before_ns, "backoff")
-        rows = self._rows(job, fit, earliest.at_ns, before_others=True)
-        if rows is not None:
-            return self._hold(job, rows, earliest)
+        limited = time_limit_seconds(job, self._index.state.specs[job.id]) is not None
+        if limited or self._soonest.get(fit, 0) <= earliest.at_ns:
+            rows = self._rows(job, fit, earliest.at_ns, before_others=limited, everywhere=True)
+            if rows is not None:
+                return self._hold(job, rows, earliest)
         moments = self._moments(job, earliest)
         first = self._first(job, fit, moments)
         if first is None:
@@ -125,47 +148,63 @@ class _Plan:
         return self._hold(job, first[1], Start(start.at_ns, basis))
 
     def _first(self, job: Job, fit: Fit, moments: list[Start]) -> tuple[int, Rows] | None:
-        """Return the first moment at which the job fits, and where; by halving, beginning where its like began."""
-        low, high = 0, len(moments)
-        found: Rows | None = None
+        """Return the first moment at which the job fits, and where: in strides from where its like began, then halved.
+
+        The moments begin with one at which it does not fit.
+        """
         soonest = self._soonest.get(fit, 0)
-        while low < high:
+        low = max(0, bisect_left(moments, soonest, key=lambda moment: moment.at_ns) - 1)
+        high, stride = low + 1, 1
+        while high < len(moments) and (found := self._rows(job, fit, moments[high].at_ns)) is None:
+            low, stride = high, stride * 2
+            high = high + stride
+        if high >= len(moments):
+            high = len(moments) - 1
+            if high <= low or (found := self._rows(job, fit, moments[high].at_ns)) is None:
+                return None
+        while high - low > 1:
             middle = (low + high) // 2
-            at_ns = moments[middle].at_ns
-            rows = self._rows(job, fit, at_ns) if at_ns >= soonest else None
+            rows = self._rows(job, fit, moments[middle].at_ns)
             if rows is None:
-                low = middle + 1
+                low = middle
             else:
                 high, found = middle, rows
-        if found is None:
-            return None
+        assert found is not None, "it fits at the moment that is left"
         if not job.excluded_nodes and not job.reserved_nodes:
-            self._soonest[fit] = moments[low].at_ns
-        return low, found
+            self._soonest[fit] = moments[high].at_ns
+        return high, found
 
     def _moments(self, job: Job, earliest: Start) -> list[Start]:
         """Return every known moment from `earliest` on at which room comes free, in order."""
-        ends = {hold.end for hold in self._there if hold.end is not None}
-        ends |= {hold.end for hold in self._taken if hold.end is not None}
+        ends = self._there.moments | {hold.end for hold in self._taken if hold.end is not None}
         ends |= {Start(window.end_ns, "limit") for window in closing(self._index, job, self._now_ns)}
         later = [end for end in ends if end.at_ns > earliest.at_ns]
         return [earliest, *sorted(later, key=lambda end: (end.at_ns, BASES.index(end.basis)))]
 
-    def _rows(self, job: Job, fit: Fit, at_ns: int, *, before_others: bool = False) -> Rows | None:
+    def _rows(
+        self, job: Job, fit: Fit, at_ns: int, *, before_others: bool = False, everywhere: bool = False
+    ) -> Rows | None:
         """Return where the job fits from `at_ns` on for good; or, if it has left `before_others` come, until then."""
-        self._looks += 1
-        if self._looks > LOOKS_MAX:
+        table = self._index.table
+        names = table.rows
+        windows = closing(self._index, job, at_ns)
+        among: set[int] | None = None
+        if not everywhere and fit.shape.gang_size == 1 and not self._index.state.maintenance:
+            among = self._there.rows | {hold.row for hold in self._taken}  # elsewhere nothing comes free
+        self._looked_at += max(LOOK_ROWS_LEAST, len(table) if among is None else len(among))
+        if self._looked_at > ROWS_MAX:
             raise _ExhaustedError
         ends_ns = NEVER
         if before_others and (limit := time_limit_seconds(job, self._index.state.specs[job.id])) is not None:
             ends_ns = at_ns + limit * SECOND_NS - job.ran_ns
         room = self._base.copy()
-        _add(room, [hold for hold in self._there if hold.end_ns <= at_ns], 1)
-        _add(room, [hold for hold in self._taken if hold.end_ns > at_ns and hold.begin_ns < ends_ns], -1)
-        names = self._index.table.rows
+        self._there.free(room, at_ns)
+        taken = [hold for hold in self._taken if hold.end_ns > at_ns and hold.begin_ns < ends_ns]
+        for hold, need in zip(taken, _amounts(taken), strict=True):
+            room[:3, hold.row] -= need
         barred = {names[name] for name in job.excluded_nodes if name in names}
-        barred |= {names[name] for window in closing(self._index, job, at_ns) for name in window.nodes if name in names}
-        return rows_in(fit, room, barred)
+        barred |= {names[name] for window in windows for name in window.nodes if name in names}
+        return rows_in(fit, room, barred, among=among)
 
     def _hold(self, job: Job, rows: Rows, start: Start) -> Start:
         length = self._length_of(job)
@@ -217,8 +256,7 @@ class _Plan:
         return ran_ns + min(max(whole_ns - ran_ns, left_ns // 2), left_ns * 3 // 2)
 
 
-def _add(room: Ints, holds: list[_Hold], sign: int) -> None:
-    if holds:
-        rows = [hold.row for hold in holds]
-        needs = [(h.need.cpu_millis, h.need.memory_mib, h.need.gpus or (1 if h.need.gpu_millis else 0)) for h in holds]
-        np.add.at(room[:3].T, rows, sign * np.array(needs, np.int64))
+def _amounts(holds: list[_Hold]) -> Ints:
+    """Return what is held, one row for each hold, as the table counts it."""
+    needs = [(h.need.cpu_millis, h.need.memory_mib, h.need.gpus or (1 if h.need.gpu_millis else 0)) for h in holds]
+    return np.array(needs, np.int64).reshape(-1, 3)

@@ -68,6 +68,12 @@ class Order:
             return self._behind(job)
         return max(len(self._walked), self._ahead(*standing)) + 1
 
+    def is_ahead(self, one: str, other: str) -> bool:
+        """Say whether one job stands before the other; who is far behind is behind all that are not."""
+        self.first(WALKED_MAX)
+        far = len(self._walked) + 1
+        return self._positions.get(one, far) < self._positions.get(other, far)
+
     def _all(self) -> Iterator[str]:
         yield from self._in_turn()
         yield from self._not_asked()

@@ -14,7 +14,7 @@ from tidegate_scheduler.policy.elastic.fit import could_hold
 from tidegate_scheduler.policy.elastic.forecast import forecast
 from tidegate_scheduler.policy.elastic.order import Order
 from tidegate_scheduler.policy.elastic.pipeline import index_of
-from tidegate_scheduler.policy.elastic.queue import Share, amounts
+from tidegate_scheduler.policy.elastic.queue import LineKey, Share, amounts
 from tidegate_scheduler.policy.elastic.reasons import HELD, Waiting
 from tidegate_scheduler.policy.elastic.verdicts import verdicts
 from tidegate_scheduler.policy.outlook import NOT_CONSIDERED, Counts, Start, Verdict
@@ -32,7 +32,7 @@ class ElasticOutlook:
         self._index.refresh(now_ns)
         parameters = as_parameters(state.header.parameters)
         self._order = Order(self._index, now_ns, parameters)
-        self._causes = Causes(self._index, now_ns, parameters)
+        self._causes = Causes(self._index, self._order, now_ns, parameters)
 
     @property
     def total(self) -> int:
@@ -49,16 +49,19 @@ class ElasticOutlook:
 
     def reasons(self, job: Job, waiting: Mapping[str, Reason]) -> tuple[Reason, ...]:
         """Return why the job waits: the dominant reason first, then what else is in its way."""
-        said = self._said(job, waiting)
-        key = self._index.line_key(job)
-        dominant = self._causes.dominant(job, key, said)
+        key = self._key(job)
+        dominant = self._causes.dominant(job, key, self._said(job, key, waiting))
         others = self._causes.others(job, key, dominant)
         if dominant.code == "Reserved" and job.reserved_start_ns:
             numbers = {**dominant.numbers, "start_by_ns": job.reserved_start_ns}
             dominant = msgspec.structs.replace(dominant, numbers=numbers)
         return (dominant, *others)
 
-    def _said(self, job: Job, waiting: Mapping[str, Reason]) -> Reason:
+    def _key(self, job: Job) -> LineKey:
+        standing = self._index.standing(job.id)
+        return self._index.line_key(job) if standing is None else standing[0].key
+
+    def _said(self, job: Job, key: LineKey, waiting: Mapping[str, Reason]) -> Reason:
         """Return the reason of the last pass, but for what an operator or a failure has said since."""
         if job.held:
             return HELD
@@ -66,7 +69,15 @@ class ElasticOutlook:
             return Reason(code="BackOff", numbers={"wait_ms": (job.not_before_ns - self._now_ns) // 1_000_000})
         if self._index.share(job.tenant).stopped:
             return queue_stopped(job.tenant)
-        return waiting.get(job.id, NOT_CONSIDERED)
+        if not isinstance(waiting, Waiting):
+            return waiting.get(job.id, NOT_CONSIDERED)
+        return waiting.own(job.id) or self._of_line(key, waiting)
+
+    def _of_line(self, key: LineKey, waiting: Waiting) -> Reason:
+        try:
+            return waiting.of(key) or self._causes.short(key.shape)
+        except KeyError:
+            return NOT_CONSIDERED
 
     def counts(self, waiting: Mapping[str, Reason]) -> Counts:
         """Return how many jobs wait, by tenant and reason; by lines, as there are many more jobs than lines."""
@@ -75,18 +86,14 @@ class ElasticOutlook:
             return Counter((job.tenant, self._code(job, waiting)) for job in jobs.values() if job.waiting)
         for line in self._index.lines.values():
             first = jobs[line.waiters[0].job]
-            own = [waiter for waiter in line.waiters[:1] if line.key.alone]
-            if own or self._index.share(line.key.tenant).stopped:
-                counts[line.key.tenant, self._code(first, waiting)] += len(line.waiters)
-                continue
-            said = waiting.of(line.key) or NOT_CONSIDERED
-            counts[line.key.tenant, self._causes.dominant(first, line.key, said).code] += len(line.waiters)
+            counts[line.key.tenant, self._code(first, waiting)] += len(line.waiters)
         for name in self._index.aside:
             counts[jobs[name].tenant, self._code(jobs[name], waiting)] += 1
         return counts
 
     def _code(self, job: Job, waiting: Mapping[str, Reason]) -> str:
-        return self._causes.dominant(job, self._index.line_key(job), self._said(job, waiting)).code
+        key = self._key(job)
+        return self._causes.dominant(job, key, self._said(job, key, waiting)).code
 
     def starts(self, at_most: int) -> dict[str, Start]:
         """Return the earliest starts that are known."""

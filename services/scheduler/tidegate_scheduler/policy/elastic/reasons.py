@@ -66,8 +66,16 @@ class Waiting(MutableMapping[str, Reason]):
         return Reason(code="Reserved", detail=f"waits for room on {nodes}", numbers=numbers)
 
     def of(self, key: LineKey) -> Reason | None:
-        """Return why the jobs of a line wait that have no reason of their own, None where no pass has said so."""
-        return self._line_reason(key) if key in self._lines else None
+        """Return why the jobs of a line wait that have no reason of their own; None: what is short says so.
+
+        Raises KeyError where no pass has said so.
+        """
+        return self._lines[key]
+
+    def own(self, job: str) -> Reason | None:
+        """Return a reason that was said of this job alone, None where there is none."""
+        found = self._jobs.get(job)
+        return self._reserved(job) if found is None and job in self._kept else found
 
     def _line_reason(self, key: LineKey) -> Reason:
         reason = self._lines[key]
@@ -82,9 +90,7 @@ class Waiting(MutableMapping[str, Reason]):
             return HELD
         if waiting.not_before_ns > self._now_ns:
             return Reason(code="BackOff", numbers={"wait_ms": (waiting.not_before_ns - self._now_ns) // 1_000_000})
-        found = self._jobs.get(job)
-        if found is None and job in self._kept:
-            return self._reserved(job)
+        found = self.own(job)
         return found if found is not None else self._line_reason(self._index.line_key(waiting))
 
     def __iter__(self) -> Iterator[str]:
@@ -118,11 +124,19 @@ def shortage(index: Index, fit: Fit, room: Ints | None = None) -> Reason:
     if need.gpu_millis:
         free_millis = WHOLE_MILLIS if now[GPUS] > 0 else max(0, now[SHARE])
         numbers |= {"gpu_millis_needed": need.gpu_millis, "gpu_millis_free": free_millis}
-    free = rows_in(fit, table.free)
+    free = rows_behind(index, fit)
     if free is not None:
         front = ", ".join(index.kept_on(free)) or "one that is being placed"
         return Reason(code="Priority", detail=f"the room is kept for {front}", numbers=numbers)
-    return Reason(code="GangTopology" if fit.shape.intensive else "Resources", numbers=numbers)
+    return Reason(code=_SHORT[fit.shape.intensive], numbers=numbers)
+
+
+_SHORT = {True: "GangTopology", False: "Resources"}
+
+
+def short_code(index: Index, fit: Fit) -> str:
+    """Return the code of `shortage` alone."""
+    return _SHORT[fit.shape.intensive] if rows_behind(index, fit) is None else "Priority"
 
 
 def _nearest(table: NodeTable, room: Ints, rows: Ints) -> int:
@@ -131,3 +145,12 @@ def _nearest(table: NodeTable, room: Ints, rows: Ints) -> int:
         left = room[amount, rows]
         rows = rows[left == left.max()]
     return int(rows[table.place[rows].argmin()])
+
+
+def rows_behind(index: Index, fit: Fit) -> Rows | None:
+    """Return the rows on which the gang would fit but for what is kept, given that it does not fit beside that."""
+    table = index.table
+    if fit.shape.gang_size > 1:
+        return rows_in(fit, table.free)
+    kept = np.flatnonzero((table.free[:3, : len(table)] != table.now[:3, : len(table)]).any(axis=0))
+    return rows_in(fit, table.free, among=kept.tolist()) if len(kept) else None
