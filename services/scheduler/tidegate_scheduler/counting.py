@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from tidegate_events import events as e
-from tidegate_events.spec import JobSpec, component_memory_mib
+from tidegate_events.spec import component_memory_mib
 
 from tidegate_scheduler.state import (
     FAILURES_KEPT,
+    LEAVING_STAGES,
     MOVED_WITHIN_NS,
     MOVES_KEPT,
     Exit,
@@ -49,8 +50,9 @@ def count_move(state: State, event: e.PreemptRequested) -> None:
         state.touch("header")
 
 
-def count_returning(spec: JobSpec, member: Member, quotas: tuple[e.Quota, ...], at_ns: int) -> None:
+def count_returning(state: State, job: Job, member: Member, event: e.QuotaChanged) -> None:
     """Note the memory of simulators that are told to leave by new quotas, which they hold for a while."""
+    spec, quotas, at_ns = state.specs[job.id], event.quotas, event.at_ns
     has = {quota.component: quota.replicas for quota in member.quotas}
     shall = {quota.component: quota.replicas for quota in quotas}
     returning_mib = sum(
@@ -59,7 +61,7 @@ def count_returning(spec: JobSpec, member: Member, quotas: tuple[e.Quota, ...], 
         for each in spec.components
     )
     if returning_mib:
-        earlier_mib = member.returns_mib if member.returns_ns > at_ns else 0
+        earlier_mib = member.returns_mib if member.returns_ns > at_ns or job.stage in LEAVING_STAGES else 0
         member.returns_mib, member.returns_ns = earlier_mib + returning_mib, at_ns + SIMULATORS_LEAVE_NS
 
 

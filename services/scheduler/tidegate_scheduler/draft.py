@@ -6,7 +6,7 @@ from collections.abc import MutableMapping
 from typing import Any
 
 import msgspec
-from tidegate_events.events import AnyEvent, Decision, NodeCordoned, NodeLost, QuotaChanged, Reason
+from tidegate_events.events import AnyEvent, Decision, ImagePrefetchHinted, NodeCordoned, NodeLost, QuotaChanged, Reason
 
 from tidegate_scheduler.policy.parameters import Parameters, as_parameters
 from tidegate_scheduler.state import Job, Node, State
@@ -78,6 +78,10 @@ class Draft:
                 reasons=(reason,),
             )
         )
+
+    def add_prefetch_hint(self, node: Node, image: str) -> None:
+        """Say that `image` will probably be needed on `node` next."""
+        self._append(ImagePrefetchHinted(id=self._next_id(), at_ns=self.now_ns, node=node.name, image=image))
 
     def wake_by(self, at_ns: int) -> None:
         """Ask to be called again no later than `at_ns`."""

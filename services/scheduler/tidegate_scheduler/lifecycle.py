@@ -235,7 +235,7 @@ def _on_quota_changed(state: State, event: e.QuotaChanged, _at: str) -> None:
     for member in job.members:
         if member.rank == event.rank and member.active:
             if state.elastic:
-                count_returning(state.specs[job.id], member, event.quotas, event.at_ns)
+                count_returning(state, job, member, event)
                 member.resized_ns = event.at_ns
             member.quotas = event.quotas
             state.touch(f"job/{job.id}")

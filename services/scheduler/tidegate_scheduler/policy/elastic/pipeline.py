@@ -15,6 +15,7 @@ from tidegate_scheduler.policy.elastic.defragment import Defragmentation, Moves
 from tidegate_scheduler.policy.elastic.index import Index, Seat
 from tidegate_scheduler.policy.elastic.nowhere import NO_LIMIT_SECONDS, Nowhere, Right
 from tidegate_scheduler.policy.elastic.preempt import Plan, plan_preemption
+from tidegate_scheduler.policy.elastic.prefetch import Prefetch
 from tidegate_scheduler.policy.elastic.queue import FairOrder, Line, Turn, Turns, amounts
 from tidegate_scheduler.policy.elastic.reasons import Waiting, shortage
 from tidegate_scheduler.policy.elastic.reserve import Reservation, may_use_until, reserve
@@ -70,6 +71,7 @@ class _Pass:
         self._index = trial.index
         self._table = trial.index.table
         self.victims = Victims(trial.index, draft.now_ns, draft.parameters, draft.leaving)
+        self._prefetch = Prefetch(draft, trial.index)
         self._defragmentation = Defragmentation(draft, trial.index, self.victims, self._unwanted)
         self._plans_left = PLANS_MAX
         self._nowhere = Nowhere()
@@ -157,13 +159,15 @@ class _Pass:
         rows = self._rows(job, turn, reserved, barred)
         if rows is not None:
             rows = self._with_memory(job, turn, rows, barred)
-            if rows is None:
-                return True
-            seats = fit.seats(self._index, line.fit, rows)
-            self._trial.place(job, seats)
-            self._placements.append(Placement(job, seats))
+            if rows is not None:
+                seats = fit.seats(self._index, line.fit, rows)
+                self._trial.place(job, seats)
+                self._placements.append(Placement(job, seats))
             return True
-        return self._block(job, turn, reserved, barred)
+        go_on = self._block(job, turn, reserved, barred)
+        if not go_on:
+            self._prefetch.hint(job, line, barred, kept=job.id in self._trial.promises)
+        return go_on
 
     def _rows(self, job: Job, turn: Turn, reserved: fit.Rows, barred: frozenset[int]) -> fit.Rows | None:
         """Return where the job fits at once: in free room, in room kept for lower ones, in room kept for later."""
