@@ -78,7 +78,6 @@ def _waits(state: State, draft: Draft, outlook: Outlook, job: Job) -> DryRun:
     leave = [event for event in draft.events if isinstance(event, PreemptRequested) and event.for_job == TRIAL]
     kept = [event for event in draft.events if isinstance(event, RoomReserved) and event.job == TRIAL]
     nodes = tuple(sorted({node for event in kept for node in event.nodes}))
-    position = outlook.position(job)
     reasons = outlook.reasons(job, draft.waiting)
     if leave:
         displaced = tuple(
@@ -86,7 +85,8 @@ def _waits(state: State, draft: Draft, outlook: Outlook, job: Job) -> DryRun:
             for event in sorted(leave, key=lambda event: event.job)
         )
         ends = [event.deadline_ns for event in leave] + _deadlines(state, nodes)
-        return DryRun("displaces", nodes, max(ends), "deadline", displaced, position, reasons)
+        return DryRun("displaces", nodes, max(ends), "deadline", displaced, reasons=reasons)
+    position = outlook.position(job)
     start = outlook.starts(position).get(TRIAL) if position <= FORECAST_MAX else None
     if start is None and kept and kept[-1].start_by_ns:
         start = Start(kept[-1].start_by_ns, "limit")

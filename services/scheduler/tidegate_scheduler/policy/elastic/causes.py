@@ -18,7 +18,7 @@ from tidegate_scheduler.policy.elastic.queue import LineKey
 from tidegate_scheduler.policy.elastic.reasons import short_code, shortage
 from tidegate_scheduler.policy.elastic.shapes import Fit, Shape
 from tidegate_scheduler.policy.elastic.table import GPUS, SHARE, WHOLE_MILLIS, Kind, accepts
-from tidegate_scheduler.policy.elastic.victims import BUDGET, COOLDOWN, PROTECTED, Victims
+from tidegate_scheduler.policy.elastic.victims import BUDGET, COOLDOWN, PROTECTED, Victims, overrun_ns
 from tidegate_scheduler.policy.limits import time_limit_seconds
 from tidegate_scheduler.policy.parameters import SECOND_NS, Parameters
 from tidegate_scheduler.state import Job, Maintenance, Node
@@ -241,6 +241,9 @@ class Causes:
         room = table.later.copy()
         for held in lower:
             held.add_to(room)
+        need = fit.shape.need
+        for row in (table.rows[node] for node in job.reserved_nodes if node in table.rows):
+            room[:3, row] += (need.cpu_millis, need.memory_mib, need.gpus or (1 if need.gpu_millis else 0))  # its own
         room[SHARE] = np.where(room[GPUS] > 0, WHOLE_MILLIS, room[SHARE])
         holds = fit.members(room, np.arange(len(table)))
         if not could_hold_by(fit, holds):
@@ -251,10 +254,7 @@ class Causes:
         """Return when a job is spared no more, 0 where only its end ends that."""
         if why == COOLDOWN:
             return (job.started_ns or job.placed_ns) + self._parameters.preemption_cooldown_seconds * SECOND_NS
-        expected = self._index.state.specs[job.id].expected_seconds
-        if why == BUDGET or not expected or not job.started_ns:
-            return 0
-        return job.started_ns - job.ran_ns + expected * SECOND_NS * (1000 + self._parameters.overrun_permille) // 1000
+        return (overrun_ns(self._index.state, job, self._parameters) or 0) if why == PROTECTED else 0
 
 
 def queue_stopped(tenant: str) -> Reason:
