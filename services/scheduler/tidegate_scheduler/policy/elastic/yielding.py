@@ -21,23 +21,30 @@ class Yielding:
         self.asked: set[str] = set()
 
     def to(self, job: Job, turn: Turn, reserved: Rows) -> list[Job]:
-        """Return those whose room the job may have, each once, in a total order."""
-        yielding = {other.id: other for other in self._lower(job, turn)}
-        yielding |= {other.id: other for other in self.behind(job, reserved)}
-        yielding |= {other.id: other for other in self._later_in_turn(job)}
-        return [yielding[name] for name in sorted(yielding)]
+        """Return those whose room the job may have, in a total order."""
+        promises, jobs = self._trial.promises, self._draft.state.jobs
+        if not promises:
+            return []
+        rows, need = set(reserved), _whole(self._draft.state, job)
+        found = [
+            other
+            for name in promises
+            if self._lower(other := jobs[name], job, turn)
+            or self._later_in_turn(other, need)
+            or (rows and self._behind(other, job, rows))
+        ]
+        return sorted(found, key=lambda other: (other.submitted_seq, other.id))
 
     def behind(self, job: Job, reserved: Rows) -> list[Job]:
         """Return those whose room on the same rows comes free after that of the job: theirs is what is left then."""
-        mine, rows = job.reserved_start_ns or NEVER, set(reserved)
-        if not rows:
-            return []
-        return [
-            other
-            for other in self._trial.promised()
-            if ((theirs := other.reserved_start_ns or NEVER) > mine or (theirs == mine and other.id not in self.asked))
-            and rows & set(self._trial.promises[other.id])
-        ]
+        rows = set(reserved)
+        return [other for other in self._trial.promised() if self._behind(other, job, rows)] if rows else []
+
+    def _behind(self, other: Job, job: Job, rows: set[int]) -> bool:
+        mine, theirs = job.reserved_start_ns or NEVER, other.reserved_start_ns or NEVER
+        if theirs < mine or (theirs == mine and other.id in self.asked):
+            return False
+        return not rows.isdisjoint(self._trial.promises[other.id])
 
     def others(self) -> list[Job]:
         """Return all that room is promised to."""
@@ -60,36 +67,28 @@ class Yielding:
 
     def _entitled(self, job: Job) -> bool:
         """Say whether the job lies within what its tenant was guaranteed."""
-        share = self._trial.index.share(job.tenant)
-        state = self._draft.state
-        whole = amounts(state.floors[job.id], state.specs[job.id].gang_size)
-        return share.guaranteed is not None and share.within(whole, share.guaranteed)
+        share, state = self._trial.index.share(job.tenant), self._draft.state
+        if share.guaranteed is None:
+            return False
+        return share.within(amounts(state.floors[job.id], state.specs[job.id].gang_size), share.guaranteed)
 
-    def _lower(self, job: Job, turn: Turn) -> list[Job]:
-        """Return those that are below the job by priority, and have not aged beyond it, nor are owed what it takes."""
+    def _lower(self, other: Job, job: Job, turn: Turn) -> bool:
+        """Say whether it is below the job by priority, and has not aged beyond it, nor is owed what the job takes."""
+        if other.priority >= job.priority:
+            return False
         ageing_ns, now_ns = self._draft.parameters.ageing_seconds * SECOND_NS, self._draft.now_ns
-        entitled = self._entitled(job)
-        return [
-            other
-            for other in self._trial.promised()
-            if other.priority < job.priority
-            and aged(other.priority, max(other.submitted_ns, other.suspended_ns), now_ns, ageing_ns) < turn.level
-            if entitled or other.tenant == job.tenant or not self._entitled(other)
-        ]
+        if aged(other.priority, max(other.submitted_ns, other.suspended_ns), now_ns, ageing_ns) >= turn.level:
+            return False
+        return other.tenant == job.tenant or not self._entitled(other) or self._entitled(job)
 
-    def _later_in_turn(self, job: Job) -> list[Job]:
-        """Return those whose turn comes after the job's, who are no larger, and whose room comes at no known time.
+    def _later_in_turn(self, other: Job, need: tuple[int, ...]) -> bool:
+        """Say whether its turn comes after that of the job, it needs no more, and its room comes at no known time.
 
         Room is kept so that smaller jobs do not pass by; who is first among equals is for the order of turns to say.
         """
-        state = self._draft.state
-        need = _whole(state, job)
-        return [
-            other
-            for other in self._trial.promised()
-            if other.id not in self.asked and not other.reserved_start_ns
-            if all(mine >= theirs for mine, theirs in zip(need, _whole(state, other), strict=True))
-        ]
+        if other.id in self.asked or other.reserved_start_ns:
+            return False
+        return all(mine >= theirs for mine, theirs in zip(need, _whole(self._draft.state, other), strict=True))
 
 
 def _whole(state: State, job: Job) -> tuple[int, ...]:
