@@ -107,7 +107,7 @@ def test_where_only_closed_nodes_could_hold_it_that_dominates(cluster: Cluster, 
     assert ("n1" in found.reasons[0].detail) or code == "Maintenance"
     assert found.reasons[0].numbers["nodes"] == 1
     if code == "Maintenance":
-        assert (found.starts_at_ns, found.starts_basis) == (cluster.now + 600 * SECOND, "limit")
+        assert (found.starts_at_ns, found.starts_basis) == (cluster.now + 600 * SECOND, "maintenance")
     by_node = {each.node: each.code for each in verdicts(cluster.state, cluster.job("j"), cluster.now)}
     assert by_node == {"n1": code, "small": "TooSmall"}
 

@@ -177,7 +177,7 @@ class _Plan:
     def _moments(self, job: Job, earliest: Start) -> list[Start]:
         """Return every known moment from `earliest` on at which room comes free, in order."""
         ends = self._there.moments | {hold.end for hold in self._taken if hold.end is not None}
-        ends |= {Start(window.end_ns, "limit") for window in closing(self._index, job, self._now_ns)}
+        ends |= {Start(window.end_ns, "maintenance") for window in closing(self._index, job, self._now_ns)}
         later = [end for end in ends if end.at_ns > earliest.at_ns]
         return [earliest, *sorted(later, key=lambda end: (end.at_ns, BASES.index(end.basis)))]
 
