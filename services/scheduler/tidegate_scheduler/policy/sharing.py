@@ -31,28 +31,24 @@ class Seated(msgspec.Struct, frozen=True):
 def share(state: State, capacity_millis: int, members: list[Seated]) -> dict[tuple[str, int], tuple[Quota, ...]]:
     """Return the quotas of each member, by (job, rank); the floors fit, so their sum never exceeds the capacity."""
     left = capacity_millis
-    millis: dict[tuple[str, int], list[int]] = {}
-    in_turn = sorted(members, key=lambda m: (m.has is None, m.order, m.rank))
-    for member in in_turn:
+    seated: list[tuple[Seated, JobSpec, tuple[int, ...], list[int]]] = []
+    for member in sorted(members, key=lambda m: (m.has is None, m.order, m.rank)):
         spec = state.specs[member.job]
-        minima = [component.range_in(member.phase).minimum.cpu_millis for component in spec.components]
-        millis[member.job, member.rank] = minima
-        left -= sum(least * count for least, count in zip(minima, _counts(spec, member), strict=True))
-    for member in in_turn:
-        spec, counts = state.specs[member.job], _counts(state.specs[member.job], member)
-        granted = millis[member.job, member.rank]
+        counts, granted = member.replicas or _counts(spec), list[int]()
+        for component, count in zip(spec.components, counts, strict=True):
+            least = component.range_in(member.phase).minimum.cpu_millis
+            granted.append(least)
+            left -= least * count
+        seated.append((member, spec, counts, granted))
+    for member, spec, counts, granted in seated:
         had = None if member.has is None else {quota.component: quota.cpu_millis for quota in member.has}
         for index, component in enumerate(spec.components):
             most = component.range_in(member.phase).ceiling.cpu_millis if had is None else had.get(component.name, 0)
-            extra = max(0, min(most - granted[index], left // counts[index]))
-            granted[index] += extra
-            left -= extra * counts[index]
-    return {
-        (member.job, member.rank): _quotas(
-            state.specs[member.job], _counts(state.specs[member.job], member), millis[member.job, member.rank]
-        )
-        for member in in_turn
-    }
+            extra = min(most - granted[index], left // counts[index])
+            if extra > 0:
+                granted[index] += extra
+                left -= extra * counts[index]
+    return {(member.job, member.rank): _quotas(spec, counts, granted) for member, spec, counts, granted in seated}
 
 
 def is_fixed(spec: JobSpec) -> bool:
@@ -82,10 +78,8 @@ def quota_millis(spec: JobSpec, quotas: tuple[Quota, ...]) -> int:
     )
 
 
-def _counts(spec: JobSpec, member: Seated) -> tuple[int, ...]:
-    if member.replicas is not None:
-        return member.replicas
-    return tuple(component.replicas for component in spec.components)
+def _counts(spec: JobSpec) -> tuple[int, ...]:
+    return tuple([component.replicas for component in spec.components])
 
 
 def _quotas(spec: JobSpec, counts: tuple[int, ...], millis: list[int]) -> tuple[Quota, ...]:
