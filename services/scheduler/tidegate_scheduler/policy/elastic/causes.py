@@ -52,6 +52,7 @@ class Causes:
         self._parameters = parameters
         self._closed: dict[Shape, tuple[Reason, ...]] = {}
         self._short: dict[Shape, Reason] = {}
+        self._codes: dict[Shape, str] = {}
         self._others: dict[LineKey, tuple[Reason, ...]] = {}
 
     def dominant(self, job: Job, key: LineKey, said: Reason) -> Reason:
@@ -95,13 +96,19 @@ class Causes:
     def short(self, shape: Shape) -> Reason:
         """Return what is short for the shape; beyond SHAPES_MAX shapes only that something is."""
         if (found := self._short.get(shape)) is None:
+            in_full = len(self._short) < SHAPES_MAX
             fit = self._index.fit(shape)
-            if len(self._short) < SHAPES_MAX:
-                found = shortage(self._index, fit)
-            else:
-                found = Reason(code=short_code(self._index, fit))
+            found = shortage(self._index, fit) if in_full else Reason(code=self.short_code(shape))
             self._short[shape] = found
         return found
+
+    def short_code(self, shape: Shape) -> str:
+        """Return the code of `short`, without working out its numbers."""
+        if shape in self._short:
+            return self._short[shape].code
+        if (code := self._codes.get(shape)) is None:
+            code = self._codes[shape] = short_code(self._index, self._index.fit(shape))
+        return code
 
     # ---- nodes that are closed ----
 

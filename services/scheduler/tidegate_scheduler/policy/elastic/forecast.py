@@ -16,9 +16,10 @@ import numpy as np
 from tidegate_events.resources import Resources
 
 from tidegate_scheduler.policy.elastic.causes import closing
-from tidegate_scheduler.policy.elastic.fit import Rows, rows_in
+from tidegate_scheduler.policy.elastic.fit import Rows, rows_in, rows_now
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.queue import amounts
+from tidegate_scheduler.policy.elastic.reasons import kept_rows
 from tidegate_scheduler.policy.elastic.shapes import Fit
 from tidegate_scheduler.policy.elastic.table import CPU, GPUS, Ints
 from tidegate_scheduler.policy.limits import time_limit_seconds
@@ -29,7 +30,7 @@ from tidegate_scheduler.state import LEAVING_STAGES, Job
 HOLDERS_MAX = 1000
 """Running members that are looked at; on a larger cluster those on its emptiest nodes."""
 
-ROWS_MAX = 200_000
+ROWS_MAX = 150_000
 LOOK_ROWS_LEAST = 500
 """Rows that are looked at in one forecast, each look counted as so many at least: it must not delay decisions."""
 
@@ -110,6 +111,7 @@ class _Plan:
         self._there = _There(self._holders())
         self._soonest: dict[Fit, int] = {}
         self._base = index.table.free
+        self._kept = kept_rows(index)
 
     def _holders(self) -> list[_Hold]:
         index, table = self._index, self._index.table
@@ -134,7 +136,7 @@ class _Plan:
             earliest = Start(job.not_before_ns, "backoff")
         limited = time_limit_seconds(job, self._index.state.specs[job.id]) is not None
         if limited or self._soonest.get(fit, 0) <= earliest.at_ns:
-            rows = self._rows(job, fit, earliest.at_ns, before_others=limited, everywhere=True)
+            rows = self._rows(job, fit, earliest.at_ns, self._could_now(job, fit, earliest), before_others=limited)
             if rows is not None:
                 return self._hold(job, rows, earliest)
         moments = self._moments(job, earliest)
@@ -152,19 +154,19 @@ class _Plan:
 
         The moments begin with one at which it does not fit.
         """
-        soonest = self._soonest.get(fit, 0)
+        soonest, among = self._soonest.get(fit, 0), self._could_later(fit)
         low = max(0, bisect_left(moments, soonest, key=lambda moment: moment.at_ns) - 1)
         high, stride = low + 1, 1
-        while high < len(moments) and (found := self._rows(job, fit, moments[high].at_ns)) is None:
+        while high < len(moments) and (found := self._rows(job, fit, moments[high].at_ns, among)) is None:
             low, stride = high, stride * 2
             high = high + stride
         if high >= len(moments):
             high = len(moments) - 1
-            if high <= low or (found := self._rows(job, fit, moments[high].at_ns)) is None:
+            if high <= low or (found := self._rows(job, fit, moments[high].at_ns, among)) is None:
                 return None
         while high - low > 1:
             middle = (low + high) // 2
-            rows = self._rows(job, fit, moments[middle].at_ns)
+            rows = self._rows(job, fit, moments[middle].at_ns, among)
             if rows is None:
                 low = middle
             else:
@@ -182,15 +184,12 @@ class _Plan:
         return [earliest, *sorted(later, key=lambda end: (end.at_ns, BASES.index(end.basis)))]
 
     def _rows(
-        self, job: Job, fit: Fit, at_ns: int, *, before_others: bool = False, everywhere: bool = False
+        self, job: Job, fit: Fit, at_ns: int, among: set[int] | None, *, before_others: bool = False
     ) -> Rows | None:
         """Return where the job fits from `at_ns` on for good; or, if it has left `before_others` come, until then."""
         table = self._index.table
         names = table.rows
         windows = closing(self._index, job, at_ns)
-        among: set[int] | None = None
-        if not everywhere and fit.shape.gang_size == 1 and not self._index.state.maintenance:
-            among = self._there.rows | {hold.row for hold in self._taken}  # elsewhere nothing comes free
         self._looked_at += max(LOOK_ROWS_LEAST, len(table) if among is None else len(among))
         if self._looked_at > ROWS_MAX:
             raise _ExhaustedError
@@ -205,6 +204,18 @@ class _Plan:
         barred = {names[name] for name in job.excluded_nodes if name in names}
         barred |= {names[name] for window in windows for name in window.nodes if name in names}
         return rows_in(fit, room, barred, among=among)
+
+    def _could_now(self, job: Job, fit: Fit, earliest: Start) -> set[int] | None:
+        """Return the rows on which the job could fit at once, None for every row."""
+        if fit.shape.gang_size > 1 or earliest.basis != "now" or job.excluded_nodes or self._index.state.maintenance:
+            return None
+        return None if rows_now(fit, frozenset(), one_node=False) is not None else set(self._kept)
+
+    def _could_later(self, fit: Fit) -> set[int] | None:
+        """Return the rows on which a job could fit that fits nowhere at once, None for every row."""
+        if fit.shape.gang_size > 1 or self._index.state.maintenance:
+            return None
+        return self._there.rows | {hold.row for hold in self._taken}  # elsewhere nothing comes free
 
     def _hold(self, job: Job, rows: Rows, start: Start) -> Start:
         length = self._length_of(job)

@@ -25,6 +25,8 @@ from tidegate_scheduler.policy.elastic.queue import (
 from tidegate_scheduler.policy.parameters import SECOND_NS, Parameters
 
 WALKED_MAX = 1000
+AHEAD_MAX = 64
+"""How far from the front the walk goes to say who stands before whom."""
 
 
 class Order:
@@ -60,19 +62,22 @@ class Order:
 
     def position(self, job: str) -> int:
         """Return the job's place in line, from 1."""
-        self.first(WALKED_MAX)
         if (known := self._positions.get(job)) is not None:
             return known
         standing = self._index.standing(job)
         if standing is None or self._index.share(standing[0].key.tenant).stopped:
             return self._behind(job)
-        return max(len(self._walked), self._ahead(*standing)) + 1
+        counted = self._ahead(*standing)
+        if counted > 2 * WALKED_MAX:
+            return counted + 1
+        self.first(WALKED_MAX)
+        return self._positions.get(job) or max(len(self._walked), counted) + 1
 
     def is_ahead(self, one: str, other: str) -> bool:
         """Say whether one job stands before the other; who is far behind is behind all that are not."""
-        self.first(WALKED_MAX)
-        far = len(self._walked) + 1
-        return self._positions.get(one, far) < self._positions.get(other, far)
+        self.first(AHEAD_MAX)
+        place = [min(self._positions.get(job, AHEAD_MAX + 1), AHEAD_MAX + 1) for job in (one, other)]
+        return place[0] < place[1]
 
     def _all(self) -> Iterator[str]:
         yield from self._in_turn()

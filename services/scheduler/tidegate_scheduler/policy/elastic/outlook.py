@@ -14,7 +14,7 @@ from tidegate_scheduler.policy.elastic.fit import could_hold
 from tidegate_scheduler.policy.elastic.forecast import forecast
 from tidegate_scheduler.policy.elastic.order import Order
 from tidegate_scheduler.policy.elastic.pipeline import index_of
-from tidegate_scheduler.policy.elastic.queue import LineKey, Share, amounts
+from tidegate_scheduler.policy.elastic.queue import Line, LineKey, Share, amounts
 from tidegate_scheduler.policy.elastic.reasons import HELD, Waiting
 from tidegate_scheduler.policy.elastic.verdicts import verdicts
 from tidegate_scheduler.policy.outlook import NOT_CONSIDERED, Counts, Start, Verdict
@@ -85,11 +85,18 @@ class ElasticOutlook:
         if not isinstance(waiting, Waiting):
             return Counter((job.tenant, self._code(job, waiting)) for job in jobs.values() if job.waiting)
         for line in self._index.lines.values():
-            first = jobs[line.waiters[0].job]
-            counts[line.key.tenant, self._code(first, waiting)] += len(line.waiters)
+            counts[line.key.tenant, self._code_of(line, waiting)] += len(line.waiters)
         for name in self._index.aside:
             counts[jobs[name].tenant, self._code(jobs[name], waiting)] += 1
         return counts
+
+    def _code_of(self, line: Line, waiting: Waiting) -> str:
+        """Return the code that dominates for a line, judged by its first job; a shortage without its numbers."""
+        first = self._state.jobs[line.waiters[0].job]
+        said_of_all = not self._index.share(line.key.tenant).stopped and waiting.own(first.id) is None
+        if said_of_all and waiting.only_short(line.key) and not self._state.maintenance:
+            return self._causes.short_code(line.key.shape)
+        return self._code(first, waiting)
 
     def _code(self, job: Job, waiting: Mapping[str, Reason]) -> str:
         key = self._key(job)

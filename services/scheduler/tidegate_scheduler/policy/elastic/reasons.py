@@ -72,6 +72,10 @@ class Waiting(MutableMapping[str, Reason]):
         """
         return self._lines[key]
 
+    def only_short(self, key: LineKey) -> bool:
+        """Say whether what is short is all that the pass said of a line."""
+        return key in self._lines and self._lines[key] is None
+
     def own(self, job: str) -> Reason | None:
         """Return a reason that was said of this job alone, None where there is none."""
         found = self._jobs.get(job)
@@ -149,8 +153,14 @@ def _nearest(table: NodeTable, room: Ints, rows: Ints) -> int:
 
 def rows_behind(index: Index, fit: Fit) -> Rows | None:
     """Return the rows on which the gang would fit but for what is kept, given that it does not fit beside that."""
+    kept = kept_rows(index)
+    if not kept:
+        return None
+    return rows_in(fit, index.table.free, among=kept if fit.shape.gang_size == 1 else None)
+
+
+def kept_rows(index: Index) -> list[int]:
+    """Return the rows on which more is free than may be taken."""
     table = index.table
-    if fit.shape.gang_size > 1:
-        return rows_in(fit, table.free)
-    kept = np.flatnonzero((table.free[:3, : len(table)] != table.now[:3, : len(table)]).any(axis=0))
-    return rows_in(fit, table.free, among=kept.tolist()) if len(kept) else None
+    differs = table.free[:3, : len(table)] != table.now[:3, : len(table)]
+    return np.flatnonzero(differs.any(axis=0)).tolist()
