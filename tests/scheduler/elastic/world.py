@@ -8,7 +8,8 @@ from tidegate_events import events as e
 from tidegate_events.journal.base import Recorded
 from tidegate_scheduler.decide import Pass, decide
 from tidegate_scheduler.evolve import evolve
-from tidegate_scheduler.policy.elastic.index import Held, Index
+from tidegate_scheduler.policy.elastic.held import Held
+from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.queue import NONE, Share
 from tidegate_scheduler.policy.elastic.table import Devices
 from tidegate_scheduler.policy.parameters import Parameters, as_parameters

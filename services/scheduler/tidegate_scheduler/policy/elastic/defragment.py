@@ -18,8 +18,9 @@ import msgspec
 import numpy as np
 
 from tidegate_scheduler.draft import Draft
+from tidegate_scheduler.policy.elastic.entries import Seat
 from tidegate_scheduler.policy.elastic.fit import Rows, rows_in, seats
-from tidegate_scheduler.policy.elastic.index import Index, Seat
+from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.queue import Line
 from tidegate_scheduler.policy.elastic.shapes import Fit
 from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY, WHOLE_MILLIS

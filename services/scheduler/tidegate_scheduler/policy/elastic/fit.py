@@ -6,7 +6,8 @@ from collections.abc import Collection
 
 import numpy as np
 
-from tidegate_scheduler.policy.elastic.index import Index, Seat
+from tidegate_scheduler.policy.elastic.entries import Seat
+from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.shapes import NOWHERE, Fit
 from tidegate_scheduler.policy.elastic.table import CPU, GPUS, Ints
 

@@ -10,69 +10,21 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 from typing import TypeVar
 
-import msgspec
-import numpy as np
 from sortedcontainers import SortedList
-from tidegate_events.resources import Resources
-from tidegate_events.spec import JobSpec
 
-from tidegate_scheduler.policy.elastic.queue import NONE, Amounts, Line, LineKey, Share, Waiter, amounts, plus
+from tidegate_scheduler.policy.elastic.accounts import Accounts
+from tidegate_scheduler.policy.elastic.entries import Entry, Seat
+from tidegate_scheduler.policy.elastic.held import Held, has_more
+from tidegate_scheduler.policy.elastic.lines import line_key
+from tidegate_scheduler.policy.elastic.queue import Amounts, Line, LineKey, Share, Waiter, amounts, plus
 from tidegate_scheduler.policy.elastic.shapes import Fit, Shape
-from tidegate_scheduler.policy.elastic.table import Ints, Kind, NodeTable
-from tidegate_scheduler.policy.limits import time_limit_seconds
-from tidegate_scheduler.policy.parameters import SECOND_NS
+from tidegate_scheduler.policy.elastic.table import Kind, NodeTable
 from tidegate_scheduler.policy.sharing import is_fixed
-from tidegate_scheduler.state import LEAVING_STAGES, Job, Member, Node, State
+from tidegate_scheduler.state import LEAVING_STAGES, Job, Node, State
 
-WORK_UNIT_SECONDS = 60
 _Key = TypeVar("_Key")
 FITS_MAX = 4096
 """Shapes that are remembered without a line; beyond, those are forgotten."""
-
-
-class Seat(msgspec.Struct, frozen=True, gc=False):
-    """A member's place: the row of its node and the devices it has there."""
-
-    row: int
-    gpu_indices: tuple[int, ...]
-
-
-class _Entry(msgspec.Struct):
-    """What one job has entered into the tables, to be taken out again when it changes."""
-
-    tenant: str
-    priority: int
-    need: Resources
-    elastic: bool
-    seats: tuple[Seat, ...] = ()
-    leaving: bool = False
-    promised: tuple[int, ...] = ()
-    line: Line | None = None
-    waiter: Waiter | None = None
-
-
-class Held:
-    """What jobs of one priority hold on each row: how much room there could be if all of them left."""
-
-    def __init__(self) -> None:
-        self.members = 0
-        self._amounts: Ints = np.zeros((3, 0), np.int64)
-
-    def count(self, need: Resources, rows: list[int], sign: int) -> None:
-        """Count members in, or with `sign` -1 out."""
-        self.members += sign * len(rows)
-        if rows and max(rows) >= self._amounts.shape[1]:
-            wider = np.zeros((3, 2 * max(rows) + 2), np.int64)
-            wider[:, : self._amounts.shape[1]] = self._amounts
-            self._amounts = wider
-        gpus = need.gpus or (1 if need.gpu_millis else 0)
-        for row in rows:
-            self._amounts[:, row] += (sign * need.cpu_millis, sign * need.memory_mib, sign * gpus)
-
-    def add_to(self, room: Ints) -> None:
-        """Add what is held to `room`, as the table's amounts."""
-        width = min(room.shape[1], self._amounts.shape[1])
-        room[:3, :width] += self._amounts[:, :width]
 
 
 class Index:
@@ -82,8 +34,7 @@ class Index:
         self.state = state
         self.table = NodeTable()
         self.lines: dict[LineKey, Line] = {}
-        self.shares: dict[str, Share] = {}
-        self.total: Amounts = NONE
+        self._accounts = Accounts()
         self._unsettled: SortedList[tuple[int, str]] = SortedList()
         self._unsettled_as: dict[str, tuple[int, str]] = {}
         self.unsettled_nodes: dict[str, None] = {}
@@ -117,8 +68,7 @@ class Index:
         self._resting: list[tuple[int, str]] = []
         self._woken: list[tuple[int, str]] = []
         self._promised_on: dict[int, dict[str, None]] = {}
-        self._entries: dict[str, _Entry] = {}
-        self._counted: dict[str, Amounts] = {}
+        self._entries: dict[str, Entry] = {}
         self._fits: dict[Shape, Fit] = {}
         self._ranked = -1
         self._pending: dict[str, None] = {}
@@ -145,7 +95,7 @@ class Index:
             elif kind == "node":
                 nodes.append(name)
             elif kind == "queue":
-                self._set_queue(name)
+                self._accounts.set_queue(name, self.state.queues.get(name))
         for name in nodes:
             row = self.table.rows.get(name)
             if row is not None:
@@ -235,7 +185,7 @@ class Index:
     # ---- nodes ----
 
     def _put_node(self, node: Node) -> None:
-        self._count(node)
+        self._accounts.count(node)
         kind = Kind(
             cpu_millis=node.capacity.cpu_millis,
             memory_mib=node.capacity.memory_mib,
@@ -253,33 +203,21 @@ class Index:
         _keep(self.unreachable, node.name, node.status == "unreachable")
         _keep(self.clearing, node.name, bool(node.drain_deadline_ns) and node.status != "lost")
 
-    def _count(self, node: Node) -> None:
-        """Count what the node adds to the whole, of which tenants have their shares."""
-        self.total = plus(self.total, self._counted.pop(node.name, NONE), -1)
-        if node.status != "lost":
-            capacity = node.capacity
-            counted = (capacity.cpu_millis, capacity.memory_mib, len(node.gpus) * 1000)
-            self._counted[node.name] = counted
-            self.total = plus(self.total, counted)
-
     # ---- tenants ----
+
+    @property
+    def shares(self) -> dict[str, Share]:
+        """Return the accounts of the tenants that are known."""
+        return self._accounts.shares
+
+    @property
+    def total(self) -> Amounts:
+        """Return the whole of the cluster, of which tenants have their shares."""
+        return self._accounts.total
 
     def share(self, tenant: str) -> Share:
         """Return the tenant's account."""
-        found = self.shares.get(tenant)
-        if found is None:
-            found = self.shares[tenant] = Share()
-        return found
-
-    def _set_queue(self, tenant: str) -> None:
-        queue, share = self.state.queues.get(tenant), self.share(tenant)
-        if queue is None:
-            self.shares[tenant] = Share(used=share.used)
-            return
-        share.weight = queue.weight
-        share.guaranteed = amounts(queue.guaranteed) if queue.guaranteed is not None else None
-        share.ceiling = amounts(queue.ceiling) if queue.ceiling is not None else None
-        share.stopped = queue.stopped
+        return self._accounts.share(tenant)
 
     # ---- jobs ----
 
@@ -305,7 +243,7 @@ class Index:
         self.aside.pop(name, None)
         self._step_out(entry)
 
-    def _step_out(self, entry: _Entry) -> None:
+    def _step_out(self, entry: Entry) -> None:
         if entry.line is not None:
             entry.line.waiters.remove(entry.waiter)
             if not entry.line.waiters:
@@ -321,7 +259,7 @@ class Index:
             return
         self._unsettle(name)
         self._due_at.pop(name, None)
-        entry = _Entry(job.tenant, job.priority, self.state.floors[name], self._is_elastic(name))
+        entry = Entry(job.tenant, job.priority, self.state.floors[name], self._is_elastic(name))
         self._entries[name] = entry
         if job.waiting:
             self.aside[name] = None
@@ -334,7 +272,7 @@ class Index:
             return
         self._seat(job, entry)
 
-    def _seat(self, job: Job, entry: _Entry) -> None:
+    def _seat(self, job: Job, entry: Entry) -> None:
         rows = self.table.rows
         entry.leaving = job.stage in LEAVING_STAGES
         entry.seats = tuple(
@@ -347,7 +285,7 @@ class Index:
             self._mark(seat.row)
             self.on_row.setdefault(seat.row, {})[job.id] = None
         for member in job.members:
-            if member.active and member.node in rows and (member.returns_mib or _has_more(member)):
+            if member.active and member.node in rows and (member.returns_mib or has_more(member)):
                 self.scaled.setdefault(rows[member.node], {})[job.id] = None
         if entry.seats:
             self._use(entry, 1)
@@ -357,7 +295,7 @@ class Index:
             self._elastic[job] = not is_fixed(self.state.specs[job])
         return self._elastic[job]
 
-    def _use(self, entry: _Entry, sign: int) -> None:
+    def _use(self, entry: Entry, sign: int) -> None:
         """Count what the job holds for its tenant, and that somebody of its priority holds something."""
         share = self.share(entry.tenant)
         share.used = plus(share.used, amounts(entry.need, len(entry.seats)), sign)
@@ -404,7 +342,7 @@ class Index:
         self.unshared[row] = None
         _keep(self.overfull, row, self.table.overfull(row))
 
-    def _promise(self, job: Job, entry: _Entry) -> None:
+    def _promise(self, job: Job, entry: Entry) -> None:
         rows = self.table.rows
         entry.promised = tuple(rows[name] for name in job.reserved_nodes if name in rows)
         for row in entry.promised:
@@ -418,7 +356,7 @@ class Index:
     def _stands(job: Job) -> bool:
         return job.waiting and not (job.held or job.cancel_requested)
 
-    def _stand(self, job: Job, entry: _Entry) -> None:
+    def _stand(self, job: Job, entry: Entry) -> None:
         key = self.line_key(job)
         line = self.lines.get(key)
         if line is None:
@@ -436,27 +374,7 @@ class Index:
 
     def line_key(self, job: Job) -> LineKey:
         """Return which line the job stands in while it waits."""
-        spec = self.state.specs[job.id]
-        shape = Shape(
-            isolation=spec.isolation,
-            image=spec.image,
-            need=self.state.floors[job.id],
-            gang_size=spec.gang_size,
-            intensive=spec.communication == "intensive" and spec.gang_size > 1,
-            gpu_models=spec.gpu_models,
-            cpu_model=job.cpu_model,
-        )
-        alone = job.id if job.excluded_nodes or job.reserved_nodes else ""
-        limit = time_limit_seconds(job, spec)
-        return LineKey(
-            job.tenant,
-            job.priority,
-            shape,
-            work_left(job, spec),
-            alone,
-            limit - job.ran_ns // SECOND_NS if limit is not None else None,
-            spec.locality_wait_seconds if shape.intensive else 0,
-        )
+        return line_key(job, self.state.specs[job.id], self.state.floors[job.id])
 
     def fit(self, shape: Shape) -> Fit:
         """Return where the shape fits."""
@@ -467,25 +385,6 @@ class Index:
                 self._fits = {each: fit for each, fit in self._fits.items() if each in standing}
             found = self._fits[shape] = Fit(shape, self.table)
         return found
-
-
-def _has_more(member: Member) -> bool:
-    """Say whether the member has more simulators than it is guaranteed."""
-    return any(quota.replicas is not None for quota in member.quotas)
-
-
-def work_left(job: Job, spec: JobSpec) -> int:
-    """Return about how much work is left, in steps that double: what is expected, else what it has had already.
-
-    Progress shortens what is expected by half at most, so that reporting it buys little.
-    """
-    ran_seconds = job.ran_ns // SECOND_NS
-    seconds = ran_seconds
-    if spec.expected_seconds is not None:
-        seconds = max(0, spec.expected_seconds - ran_seconds)
-        by_progress = spec.expected_seconds * (1000 - job.progress_millis) // 1000
-        seconds = min(seconds, max(by_progress, seconds // 2))
-    return (seconds // WORK_UNIT_SECONDS).bit_length()
 
 
 def _keep(among: dict[_Key, None], key: _Key, yes: bool) -> None:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 from tidegate_events import events as e
 
 from tidegate_scheduler.counting import DEFRAGMENTATION
 from tidegate_scheduler.draft import Draft
-from tidegate_scheduler.policy.elastic import fit, leave, replicas, resize
+from tidegate_scheduler.policy.elastic import admission, fit, leave, replicas, resize
+from tidegate_scheduler.policy.elastic.barred import barred_rows, unwanted_rows
 from tidegate_scheduler.policy.elastic.cordon import cordon
 from tidegate_scheduler.policy.elastic.defragment import Defragmentation, Moves
-from tidegate_scheduler.policy.elastic.index import Index, Seat
+from tidegate_scheduler.policy.elastic.entries import Seat
+from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.nowhere import NO_LIMIT_SECONDS, Nowhere, Right
 from tidegate_scheduler.policy.elastic.preempt import Plan, plan_preemption
 from tidegate_scheduler.policy.elastic.prefetch import Prefetch
-from tidegate_scheduler.policy.elastic.queue import FairOrder, Line, Turn, Turns, amounts
+from tidegate_scheduler.policy.elastic.queue import FairOrder, Line, Turn, Turns
 from tidegate_scheduler.policy.elastic.reasons import Waiting, shortage
 from tidegate_scheduler.policy.elastic.reserve import Reservation, may_use_until, reserve
 from tidegate_scheduler.policy.elastic.trial import Trial
@@ -72,7 +75,9 @@ class _Pass:
         self._table = trial.index.table
         self.victims = Victims(trial.index, draft.now_ns, draft.parameters, draft.leaving)
         self._prefetch = Prefetch(draft, trial.index)
-        self._defragmentation = Defragmentation(draft, trial.index, self.victims, self._unwanted)
+        self._defragmentation = Defragmentation(
+            draft, trial.index, self.victims, partial(unwanted_rows, draft, trial.index.table)
+        )
         self._plans_left = PLANS_MAX
         self._nowhere = Nowhere()
         self._waiting = draft.waiting = Waiting(trial.index, draft.now_ns)
@@ -155,7 +160,7 @@ class _Pass:
         if not reserved and self._nowhere.rules_out(line.key.shape, self._right(line)):
             self._waiting.of_line(line, None)
             return False
-        barred = self._barred(job, line)
+        barred = barred_rows(draft, job, line.fit)
         rows = self._rows(job, turn, reserved, barred)
         if rows is not None:
             rows = self._with_memory(job, turn, rows, barred)
@@ -231,37 +236,12 @@ class _Pass:
         self._draft.wake_by(until_ns)
         return True
 
-    def _barred(self, job: Job, line: Line) -> frozenset[int]:
-        """Return the rows that this job may not have: nodes that refused it, or that it would not leave in time."""
-        rows = self._table.rows
-        barred = frozenset(rows[name] for name in job.excluded_nodes if name in rows)
-        if barred and not fit.could_hold(line.fit, up_only=True, barred=barred):
-            barred = frozenset()
-        return barred | self._closing(job)
-
-    def _unwanted(self, job: Job) -> frozenset[int]:
-        """Return the rows that a job is not moved to."""
-        rows = self._table.rows
-        return frozenset(rows[name] for name in job.excluded_nodes if name in rows) | self._closing(job)
-
-    def _closing(self, job: Job) -> frozenset[int]:
-        """Return the rows that come to their maintenance before the job has certainly ended."""
-        draft, rows = self._draft, self._table.rows
-        limit = time_limit_seconds(job, draft.state.specs[job.id])
-        closing: set[int] = set()
-        for window in draft.state.maintenance.values():
-            ends_ns = None if limit is None else draft.now_ns + limit * SECOND_NS - job.ran_ns
-            if draft.now_ns < window.end_ns and (ends_ns is None or ends_ns > window.start_ns):
-                closing |= {rows[name] for name in window.nodes if name in rows}
-                draft.wake_by(window.end_ns)
-        return frozenset(closing)
-
     # ---- who is blocked ----
 
     def _block(self, job: Job, turn: Turn, reserved: fit.Rows, barred: frozenset[int]) -> bool:
         """Promise the job room that is being left, or that others leave for it, or that comes free; else it waits."""
         line = turn.line
-        if self._rejected(job, line):
+        if admission.reject(self._draft, job, line.fit):
             return True
         if not fit.could_hold(line.fit, up_only=True):
             self._release(job, "NoNode")
@@ -406,30 +386,7 @@ class _Pass:
 
     def _within_ceiling(self, job: Job, line: Line) -> bool:
         """Say whether the tenant may hold the job too; where not, its line waits for that."""
-        share = self._index.share(job.tenant)
-        whole = amounts(line.key.shape.need, line.key.shape.gang_size)
-        if share.within(whole, share.ceiling):
-            return True
-        assert share.ceiling is not None, "without a ceiling everything is within it"
-        names = ("cpu_millis", "memory_mib", "gpu_millis")
-        numbers = {f"{name}_used": used for name, used in zip(names, share.used, strict=True)}
-        numbers |= {f"{name}_ceiling": most for name, most in zip(names, share.ceiling, strict=True) if most}
-        self._waiting.of_line(
-            line, e.Reason(code="QuotaReached", detail=f"the ceiling of {job.tenant}", numbers=numbers)
-        )
-        return False
-
-    def _rejected(self, job: Job, line: Line) -> bool:
-        """Reject a job that the cluster cannot hold, once it has waited for other nodes; say whether it was."""
-        draft = self._draft
-        if not draft.state.nodes or job.attempt > 0 or fit.could_hold(line.fit, up_only=False):
-            return False
-        due_ns = job.submitted_ns + draft.parameters.inadmissible_after_seconds * SECOND_NS
-        if draft.now_ns < due_ns:
-            draft.wake_by(due_ns)
-            return False
-        need = line.key.shape.need
-        numbers = {"cpu_millis": need.cpu_millis, "memory_mib": need.memory_mib, "gpus": need.gpus}
-        detail = "larger than the cluster, or no node offers its isolation level, image or devices"
-        draft.add(e.JobRejected, job, e.Reason(code="Inadmissible", detail=detail, numbers=numbers))
-        return True
+        reached = admission.ceiling_reached(self._index.share(job.tenant), line)
+        if reached is not None:
+            self._waiting.of_line(line, reached)
+        return reached is None

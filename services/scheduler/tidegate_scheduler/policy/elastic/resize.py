@@ -13,7 +13,7 @@ from tidegate_events.spec import DEFAULT_PHASE
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy import sharing
 from tidegate_scheduler.policy.elastic import replicas
-from tidegate_scheduler.policy.elastic.index import Seat
+from tidegate_scheduler.policy.elastic.entries import Seat
 from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.state import LEAVING_STAGES, Job, Member

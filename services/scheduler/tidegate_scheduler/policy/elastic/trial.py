@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from tidegate_events.resources import Resources
 
-from tidegate_scheduler.policy.elastic.index import Index, Seat
+from tidegate_scheduler.policy.elastic.entries import Seat
+from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.queue import amounts, plus
 from tidegate_scheduler.state import Job
 
