@@ -15,7 +15,7 @@ from tidegate_scheduler.policy.elastic.fit import could_hold, could_hold_by
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.order import Order
 from tidegate_scheduler.policy.elastic.queue import LineKey
-from tidegate_scheduler.policy.elastic.reasons import short_code, shortage
+from tidegate_scheduler.policy.elastic.reasons import kept_rows, short_code, shortage
 from tidegate_scheduler.policy.elastic.shapes import Fit, Shape
 from tidegate_scheduler.policy.elastic.table import GPUS, SHARE, WHOLE_MILLIS, Kind, accepts
 from tidegate_scheduler.policy.elastic.victims import BUDGET, COOLDOWN, PROTECTED, Victims, overrun_ns
@@ -53,6 +53,7 @@ class Causes:
         self._closed: dict[Shape, tuple[Reason, ...]] = {}
         self._short: dict[Shape, Reason] = {}
         self._codes: dict[Shape, str] = {}
+        self._kept_rows = kept_rows(index)
         self._others: dict[LineKey, tuple[Reason, ...]] = {}
 
     def dominant(self, job: Job, key: LineKey, said: Reason) -> Reason:
@@ -107,7 +108,7 @@ class Causes:
         if shape in self._short:
             return self._short[shape].code
         if (code := self._codes.get(shape)) is None:
-            code = self._codes[shape] = short_code(self._index, self._index.fit(shape))
+            code = self._codes[shape] = short_code(self._index, self._index.fit(shape), self._kept_rows)
         return code
 
     # ---- nodes that are closed ----

@@ -128,7 +128,7 @@ def shortage(index: Index, fit: Fit, room: Ints | None = None) -> Reason:
     if need.gpu_millis:
         free_millis = WHOLE_MILLIS if now[GPUS] > 0 else max(0, now[SHARE])
         numbers |= {"gpu_millis_needed": need.gpu_millis, "gpu_millis_free": free_millis}
-    free = rows_behind(index, fit)
+    free = rows_behind(index, fit, kept_rows(index))
     if free is not None:
         front = ", ".join(index.kept_on(free)) or "one that is being placed"
         return Reason(code="Priority", detail=f"the room is kept for {front}", numbers=numbers)
@@ -138,9 +138,9 @@ def shortage(index: Index, fit: Fit, room: Ints | None = None) -> Reason:
 _SHORT = {True: "GangTopology", False: "Resources"}
 
 
-def short_code(index: Index, fit: Fit) -> str:
-    """Return the code of `shortage` alone."""
-    return _SHORT[fit.shape.intensive] if rows_behind(index, fit) is None else "Priority"
+def short_code(index: Index, fit: Fit, kept: list[int]) -> str:
+    """Return the code of `shortage` alone, given the `kept_rows`."""
+    return _SHORT[fit.shape.intensive] if rows_behind(index, fit, kept) is None else "Priority"
 
 
 def _nearest(table: NodeTable, room: Ints, rows: Ints) -> int:
@@ -151,9 +151,8 @@ def _nearest(table: NodeTable, room: Ints, rows: Ints) -> int:
     return int(rows[table.place[rows].argmin()])
 
 
-def rows_behind(index: Index, fit: Fit) -> Rows | None:
+def rows_behind(index: Index, fit: Fit, kept: list[int]) -> Rows | None:
     """Return the rows on which the gang would fit but for what is kept, given that it does not fit beside that."""
-    kept = kept_rows(index)
     if not kept:
         return None
     return rows_in(fit, index.table.free, among=kept if fit.shape.gang_size == 1 else None)
