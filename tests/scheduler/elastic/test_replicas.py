@@ -159,6 +159,24 @@ def test_what_simulators_of_a_leaving_job_hold_is_back_when_it_has_left() -> Non
     assert cluster.stage("other") == "placed"
 
 
+def test_memory_is_asked_back_though_somebody_else_leaves_too() -> None:
+    cluster = running(cpu=8000, memory=6000)
+    cluster.submit(spec(100, memory=2000, grace=100), "old")
+    cluster.settle()
+    cluster.advance(15)
+    cluster.start("old")
+    assert count(cluster) == 6
+    asked = e.SuspendRequested(id="s", at_ns=cluster.now, tenant="t", job="old", actor="ada")
+    cluster.append("gateway", "g1", asked)
+    cluster.settle()
+    cluster.submit(spec(100, memory=2000), "other")
+    cluster.settle()
+    assert cluster.stage("other") == "pending"
+    assert count(cluster) == 3, "700 MiB are left for one, beside the two that are guaranteed"
+    cluster.advance(15)
+    assert (cluster.stage("other"), cluster.stage("old")) == ("placed", "preempting")
+
+
 def test_they_do_not_flap() -> None:
     cluster = Cluster(Parameters(lend_interval_seconds=30))
     cluster.node("n1", CPU, memory=MEMORY)

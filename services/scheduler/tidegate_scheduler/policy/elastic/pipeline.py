@@ -193,6 +193,9 @@ class _Pass:
         others = self._rows(job, turn, (), barred | awaited.keys())
         if others is not None and not replicas.memory_awaited(self._index, need, others, draft.now_ns):
             return others
+        for row in awaited:
+            more_mib = need.memory_mib * rows.count(row)
+            self._trial.awaited_mib[row] = self._trial.awaited_mib.get(row, 0) + more_mib
         back_ns = max(awaited.values())
         self._keep(job, turn.line, rows, back_ns)
         draft.wake_by(back_ns)

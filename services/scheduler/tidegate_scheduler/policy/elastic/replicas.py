@@ -20,6 +20,7 @@ from tidegate_events.spec import Component, JobSpec, component_memory_mib
 from tidegate_scheduler.counting import SIMULATORS_LEAVE_NS
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.table import CPU, MEMORY
+from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.sharing import Seated, quota_millis
 from tidegate_scheduler.state import LEAVING_STAGES, Job, Member, State
 
@@ -47,10 +48,11 @@ class Room(msgspec.Struct):
         return count
 
 
-def room_on(index: Index, row: int) -> Room:
-    """Return the room on a row that is neither held nor promised."""
-    now = index.table.now_on(row)
-    return Room(now[CPU], now[MEMORY])
+def room_on(trial: Trial, row: int) -> Room:
+    """Return the room on a row that is neither held nor promised, nor awaited by somebody."""
+    table = trial.index.table
+    now, free_mib = table.now_on(row), int(table.free[MEMORY, row])
+    return Room(now[CPU], min(now[MEMORY], free_mib - trial.awaited_mib.get(row, 0)))
 
 
 def scalable(spec: JobSpec) -> bool:
@@ -138,9 +140,9 @@ def memory_awaited(index: Index, need: Resources, rows: tuple[int, ...], now_ns:
     return awaited
 
 
-def unused_mib(index: Index, row: int, now_ns: int) -> int:
-    """Return the memory on a row that is neither held nor promised, nor still used by simulators that were added."""
-    return index.table.now_on(row)[MEMORY] - _held(index, row, now_ns)[0]
+def unused_mib(trial: Trial, row: int, now_ns: int) -> int:
+    """Return the memory of the room on a row that no simulators which were added use, or still use."""
+    return room_on(trial, row).memory_mib - _held(trial.index, row, now_ns)[0]
 
 
 def returning(index: Index, row: int, now_ns: int) -> tuple[int, int]:

@@ -91,7 +91,7 @@ def _shared(
     draft: Draft, trial: Trial, row: int, there: list[tuple[Job, Member]], coming: list[tuple[Job, int]]
 ) -> _Shares:
     state, capacity_millis = draft.state, trial.index.table.kinds[row].cpu_millis
-    room = replicas.room_on(trial.index, row)
+    room = replicas.room_on(trial, row)
     members = [
         sharing.Seated(
             job.id,
@@ -104,7 +104,7 @@ def _shared(
         for job, member in sorted(there, key=lambda each: (not _leaves(draft, each[0]), _order(each[0]), each[1].rank))
     ]
     members += [sharing.Seated(job.id, rank, DEFAULT_PHASE, _order(job)) for job, rank in coming]
-    room.memory_mib = replicas.unused_mib(trial.index, row, draft.now_ns)
+    room.memory_mib = replicas.unused_mib(trial, row, draft.now_ns)
     return replicas.grown(state, room, capacity_millis, members, sharing.share(state, capacity_millis, members))
 
 

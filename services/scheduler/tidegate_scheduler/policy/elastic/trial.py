@@ -23,6 +23,9 @@ class Trial:
         self.left: set[int] = set(index.left)
         """The rows that somebody leaves."""
 
+        self.awaited_mib: dict[int, int] = {}
+        """By row the memory that simulators shall give back to jobs which would be placed there but for that."""
+
         self.promises: dict[str, tuple[int, ...]] = {}
         """The rows of the room that is promised, one for each member, by job."""
 
@@ -93,7 +96,7 @@ class Trial:
 
     def changed(self) -> set[int]:
         """Return the rows on which this pass changed who is there or what is promised."""
-        rows = set(self.touched)
+        rows = set(self.touched) | self.awaited_mib.keys()
         for job in self.promises.keys() | self._promised.keys():
             now, before = self.promises.get(job, ()), self._promised.get(job, ())
             if now != before:
