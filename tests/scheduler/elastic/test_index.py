@@ -8,6 +8,7 @@ import pytest
 from tidegate_events import events as e
 from tidegate_events.resources import GpuDevice, Resources
 from tidegate_scheduler.decide import decide
+from tidegate_scheduler.policy.parameters import Parameters
 
 from tests.scheduler.elastic.lab import elastic, looked_up, run
 from tests.scheduler.elastic.world import answers, tables, told_anew
@@ -89,3 +90,16 @@ def test_asking_about_another_time_changes_nothing(seconds: int) -> None:
     before = answers(cluster.state, cluster.now)
     decide(cluster.state, cluster.now + seconds * SECOND)
     assert answers(cluster.state, cluster.now) == before
+
+
+def test_a_pass_that_is_exactly_full_asks_for_the_next_one_whoever_is_left_to_look_at() -> None:
+    """Made anew, an index has to look at all jobs, one that was kept up at those that changed."""
+    cluster = elastic(Parameters(decisions_per_pass_max=2))
+    for job in ("a", "b", "c"):
+        cluster.submit(spec(100), job)
+    cluster.settle()
+    for job in ("a", "b"):
+        cluster.cancel(job)
+    kept, anew = answers(cluster.state, cluster.now), answers(told_anew(cluster.frames), cluster.now)
+    assert kept == anew
+    assert kept[1] == cluster.now
