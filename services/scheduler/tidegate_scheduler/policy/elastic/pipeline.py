@@ -65,6 +65,8 @@ def decide(draft: Draft) -> None:
     for due_ns in (index.next_ns, elastic.victims.spared_until_ns):
         if due_ns is not None:
             draft.wake_by(due_ns)
+    # A pass that is just full counts as cut: what it would have looked at next depends on what the index has settled.
+    draft.has_room_for(1)
 
 
 class _Pass:
