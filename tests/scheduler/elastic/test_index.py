@@ -97,6 +97,7 @@ def test_a_pass_that_is_exactly_full_asks_for_the_next_one_whoever_is_left_to_lo
     cluster = elastic(Parameters(decisions_per_pass_max=2))
     for job in ("a", "b", "c"):
         cluster.submit(spec(100), job)
+    cluster.ask(e.QueueChanged, tenant="t", stopped=True)
     cluster.settle()
     for job in ("a", "b"):
         cluster.cancel(job)

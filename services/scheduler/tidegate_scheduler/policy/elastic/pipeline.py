@@ -60,8 +60,6 @@ def decide(draft: Draft) -> None:
         resize.resize(draft, trial, [(each.job, each.seats) for each in placements])
     finally:
         trial.undo()
-    if draft.full:
-        draft.wake_by(draft.now_ns)  # whether somebody was left to look at, or the last decision just fitted
     for due_ns in (index.next_ns, elastic.victims.spared_until_ns):
         if due_ns is not None:
             draft.wake_by(due_ns)
