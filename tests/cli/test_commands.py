@@ -54,7 +54,7 @@ def test_jobs_shows_one_line_a_job_with_its_reason(live: LiveGateway, cli: Cli) 
     ]
     assert high[:8] == ["j-high", "high", "t", "50", "running", "1", "n1", "learning"]
     assert low[:7] == ["j-low", "low", "t", "1", "suspended", "1", "-"]
-    assert low[10:13] == ["1", "unknown", "Resources:"]
+    assert low[10:13] == ["1", "unknown", "Reserved:"]
 
 
 def test_jobs_filters_and_bounds(live: LiveGateway, cli: Cli) -> None:

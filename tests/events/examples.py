@@ -37,6 +37,7 @@ SPEC = JobSpec(
             },
             env={"A": "b"},
             restart="on_failure",
+            replicas_max=6,
         ),
         Component(
             name="learner",
@@ -51,7 +52,7 @@ SPEC = JobSpec(
     expected_seconds=60,
     time_limit_seconds=600,
     restart=RestartRule(max_attempts=3, backoff_seconds=7),
-    preemption=PreemptionRule(grace_seconds=20, checkpoint_dir="/workspace/ckpt"),
+    preemption=PreemptionRule(grace_seconds=20, checkpoint_dir="/workspace/ckpt", restart_seconds=15),
     determinism="strict",
     threads=2,
     seed=42,
@@ -59,6 +60,9 @@ SPEC = JobSpec(
     outputs=(PathBinding(name="out", source="/data/out"),),
     labels={"team": "rl"},
     source=SourceRecord(git_commit="abc123", dirty_diff_digest="def456", argv=("tidegate", "submit")),
+    communication="intensive",
+    locality_wait_seconds=300,
+    gpu_models=("H200",),
 )
 
 _CHECKPOINT = e.CheckpointRef(
@@ -68,7 +72,7 @@ _CHECKPOINT = e.CheckpointRef(
     directory="000000000120-1-0a1b2c3d",
     layers=(e.LayerRef(name="model", digest="d" * 64, size_bytes=4096),),
 )
-_QUOTAS = (e.Quota(component="sim", cpu_millis=500, memory_mib=64),)
+_QUOTAS = (e.Quota(component="sim", cpu_millis=500, memory_mib=64, replicas=5),)
 _REASON = e.Reason(code="LeastCost", detail="loses least", numbers={"lost_seconds": 41, "candidates": 6})
 _EVENT: dict[str, Any] = {"id": "e-1", "at_ns": 1_796_000_000_000_000_000, "cause": "48209.0"}
 _JOB = {
@@ -82,11 +86,39 @@ _DECISION = {**_JOB, "revision": 12, "reasons": (_REASON,)}
 _TRIED = {**_DECISION, "attempt": 1}
 _NODE = {**_EVENT, "node": "n1", "incarnation": 3}
 _STOP = {**_TRIED, "grace_seconds": 30, "deadline_ns": 1_796_000_030_000_000_000}
+_ASKED = {"actor": "ada", "note": "before the demo"}
 _RESULT: dict[str, e.Scalar] = {"mean_return": 195.5, "episodes": 100, "solved": True, "note": "fine", "nothing": None}
 
 EXAMPLES: tuple[e.Event, ...] = (
     e.JobSubmitted(**_JOB, spec=SPEC),
     e.CancelRequested(**_JOB, actor="ada"),
+    e.HoldRequested(**_JOB, **_ASKED),
+    e.ReleaseRequested(**_JOB, **_ASKED),
+    e.SuspendRequested(**_JOB, **_ASKED),
+    e.ResumeRequested(**_JOB, **_ASKED),
+    e.RequeueRequested(**_JOB, **_ASKED),
+    e.JobPriorityChanged(**_JOB, **_ASKED, priority=9),
+    e.JobLimitChanged(**_JOB, **_ASKED, time_limit_seconds=7200),
+    e.QueueChanged(
+        **_EVENT,
+        **_ASKED,
+        tenant="lab-a",
+        weight=3,
+        guaranteed=Resources(8000, 16384, gpu_millis=500),
+        ceiling=Resources(16000, 32768, 2),
+        stopped=True,
+    ),
+    e.NodeDrainRequested(**_EVENT, **_ASKED, node="n1", deadline_ns=1_796_000_600_000_000_000),
+    e.NodeResumeRequested(**_EVENT, **_ASKED, node="n1"),
+    e.MaintenancePlanned(
+        **_EVENT,
+        **_ASKED,
+        name="switch-7",
+        nodes=("n1", "n2"),
+        start_ns=1_796_003_600_000_000_000,
+        end_ns=1_796_007_200_000_000_000,
+    ),
+    e.MaintenanceCancelled(**_EVENT, **_ASKED, name="switch-7"),
     e.NodeJoined(
         **_NODE,
         capacity=Resources(8000, 16384, 1, 24000),
@@ -96,6 +128,9 @@ EXAMPLES: tuple[e.Event, ...] = (
         cpu_model="EPYC",
         isa="x86-64-v3",
         sandboxes=(e.HeldSandbox(job="j-4k2m", attempt=1, rank=0),),
+        rack="r1",
+        switch="s1",
+        address="10.0.0.1",
     ),
     e.PlacementRejected(**_FACT, rank=0, node="n1", reason=_REASON),
     e.SandboxStarted(
@@ -115,6 +150,7 @@ EXAMPLES: tuple[e.Event, ...] = (
         result=_RESULT,
     ),
     e.PhaseChanged(**_FACT, rank=0, phase="sampling", step=7),
+    e.ProgressReported(**_FACT, rank=0, progress_millis=350, step=70),
     e.QuotaApplied(**_FACT, rank=0, node="n1", quotas=_QUOTAS, enforced=False),
     e.CheckpointSaved(**_FACT, rank=0, node="n1", checkpoint=_CHECKPOINT, tier="warm"),
     e.CheckpointFailed(**_FACT, stage="verify", reason=_REASON, checkpoint_id="c" * 64, step=120),
@@ -145,6 +181,8 @@ EXAMPLES: tuple[e.Event, ...] = (
     e.NodeUnreachable(**_NODE),
     e.NodeReachable(**_NODE),
     e.NodeLost(**_NODE),
+    e.NodeCordoned(**_NODE, reasons=(_REASON,)),
+    e.ImagePrefetchHinted(**_EVENT, node="n1", image="host"),
     e.JobRejected(**_DECISION),
     e.JobPlaced(
         **_TRIED,
@@ -154,8 +192,8 @@ EXAMPLES: tuple[e.Event, ...] = (
     e.JobStarted(**_TRIED),
     e.JobResumed(**_TRIED, checkpoint_id="c" * 64, step=120),
     e.QuotaChanged(**_TRIED, rank=0, quotas=_QUOTAS),
-    e.RoomReserved(**_DECISION, nodes=("n1", "n2")),
-    e.PreemptRequested(**_STOP, for_job="j-9x1p"),
+    e.RoomReserved(**_DECISION, nodes=("n1", "n2"), start_by_ns=1_796_000_090_000_000_000),
+    e.PreemptRequested(**_STOP, for_job="j-9x1p", hold=True),
     e.StopRequested(**_STOP),
     e.JobSuspended(**_TRIED, acknowledged=True, checkpoint_id="c" * 64, step=120, lost_steps=4),
     e.JobRequeued(**_TRIED, outcome="lost", not_before_ns=1_796_000_005_000_000_000, lost_steps=4),

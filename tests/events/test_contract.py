@@ -54,6 +54,13 @@ def test_facts_about_an_attempt_say_which() -> None:
         ("checkpoint", "CheckpointFailed", True),
         ("checkpoint", "CheckpointSaved", False),
         ("node", "NoSuchKind", False),
+        ("node", "ProgressReported", True),
+        ("gateway", "ProgressReported", False),
+        ("gateway", "HoldRequested", True),
+        ("scheduler", "HoldRequested", False),
+        ("gateway", "NodeCordoned", False),
+        ("scheduler", "NodeCordoned", True),
+        ("node", "ImagePrefetchHinted", False),
     ],
 )
 def test_who_may_write_what(service: str, kind: str, allowed: bool) -> None:

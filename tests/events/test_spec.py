@@ -11,7 +11,7 @@ from tidegate_events.spec import Component, JobSpec, ResourceRange, component_me
 
 from tests.events.examples import SPEC
 
-AMOUNTS = st.builds(Resources, *[st.integers(0, 10_000)] * 4)
+AMOUNTS = st.builds(Resources, *[st.integers(0, 10_000)] * 5)
 
 
 def component(name: str = "main", *, kind: str = "main", replicas: int = 1, **minima: tuple[int, ...]) -> Component:
@@ -40,6 +40,18 @@ def test_memory_keeps_each_components_largest_phase() -> None:
 def test_gpus_add_up_and_their_memory_does_not() -> None:
     one, two = component("a", default=(0, 0, 1, 8000)), component("b", replicas=2, default=(0, 0, 1, 16000))
     assert member_floor(spec(one, two)) == Resources(0, 0, 3, 16000)
+
+
+def test_shares_of_a_gpu_add_up_over_components_and_replicas_in_the_neediest_phase() -> None:
+    sim = component("sim", replicas=3, default=(0, 0, 0, 0, 100), sampling=(0, 0, 0, 0, 200))
+    learner = component("learner", default=(0, 0, 0, 8000, 300), learning=(0, 0, 0, 8000, 350))
+    # sampling: 3 x 200 + 300; learning: 3 x 100 + 350
+    assert member_floor(spec(sim, learner)) == Resources(0, 0, 0, 8000, 900)
+
+
+def test_what_scales_is_guaranteed_only_its_least_number() -> None:
+    fixed = component("sim", kind="simulator", replicas=2, default=(100, 64))
+    assert member_floor(spec(msgspec.structs.replace(fixed, replicas_max=9))) == member_floor(spec(fixed))
 
 
 def test_a_phase_that_is_not_declared_uses_the_default() -> None:

@@ -30,7 +30,10 @@ VALUES = st.recursive(
     lambda inner: st.one_of(
         st.lists(inner, max_size=4),
         st.dictionaries(
-            st.one_of(st.text(max_size=12), st.sampled_from(["default", "minimum", "cpu_millis", "name", "command"])),
+            st.one_of(
+                st.text(max_size=12),
+                st.sampled_from(["default", "minimum", "cpu_millis", "gpu_millis", "name", "command"]),
+            ),
             inner,
             max_size=4,
         ),
@@ -62,6 +65,7 @@ FIELDS = [
         "threads",
         "seed",
     ],
+    *["communication", "locality_wait_seconds", "gpu_models"],
     *["inputs", "outputs", "labels", "source", "command", "resources", "idempotency_key", "surplus"],
 ]
 

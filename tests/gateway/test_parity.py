@@ -21,6 +21,12 @@ SECOND_NS = 1_000_000_000
 STAGES = {"preempting": "suspending"}
 SANDBOXES = {"ordered": "starting", "started": "running", "rejected": "rejected", "lost": "lost"}
 
+ASKED = ("hold", "release", "suspend", "resume", "requeue", "priority", "limit")
+_EVENTS = (
+    *(e.HoldRequested, e.ReleaseRequested, e.SuspendRequested, e.ResumeRequested, e.RequeueRequested),
+    *(e.JobPriorityChanged, e.JobLimitChanged),
+)
+
 ACTIONS = st.lists(
     st.tuples(
         st.sampled_from(
@@ -37,6 +43,10 @@ ACTIONS = st.lists(
                 "fail",
                 "pass",
                 "late",
+                *ASKED,
+                "drain",
+                "cordon",
+                "window",
             ]
         ),
         st.integers(0, 5),
@@ -126,7 +136,36 @@ class Both:
             event = e.CheckpointSaved(**self.stamp(), **about, checkpoint=ref)
         self.write("node", member.node, event)
 
+    def ask(self, action: str, pick: int) -> None:
+        about = {**self.stamp(), "tenant": "t", "job": f"j{pick // 2 + 1}", "actor": "olga"}
+        value = {"priority": {"priority": pick * 20}, "limit": {"time_limit_seconds": pick or None}}.get(action, {})
+        self.write("gateway", "g1", _EVENTS[ASKED.index(action)](**about, **value))
+
+    def operate(self, action: str, pick: int) -> None:
+        """An operator drains or resumes a node, or plans a window or takes it back; or the scheduler cordons one."""
+        node = f"n{pick % 2 + 1}"
+        about = {**self.stamp(), "actor": "olga"}
+        if action == "cordon":
+            reasons = (e.Reason(code="FailsJobs"),)
+            cordoned = e.NodeCordoned(
+                **self.stamp(), node=node, incarnation=self.incarnations[node] - (pick == 5), reasons=reasons
+            )
+            self.write("scheduler", "s1", cordoned)
+        elif action == "drain":
+            asked: Any = e.NodeDrainRequested(**about, node=node, deadline_ns=self.now_ns)
+            self.write("gateway", "g1", asked if pick < 4 else e.NodeResumeRequested(**about, node=node))
+        else:
+            ends = {"start_ns": self.now_ns, "end_ns": self.now_ns + (pick - 1) * 60 * SECOND_NS}
+            window: Any = e.MaintenancePlanned(**about, name=node, nodes=(node,), **ends)
+            self.write("gateway", "g1", window if pick < 4 else e.MaintenanceCancelled(**about, name=node))
+
     def act(self, action: str, pick: int, outcome: str) -> None:
+        if action in ASKED:
+            self.ask(action, pick)
+            return
+        if action in ("drain", "cordon", "window"):
+            self.operate(action, pick)
+            return
         node = f"n{pick % 2 + 1}"
         job = f"j{pick + 1}"
         if action == "submit":
@@ -166,6 +205,9 @@ class Both:
             assert seen.state == STAGES.get(job.stage, job.stage)
             assert (seen.revision, seen.attempt, seen.preemptions) == (job.revision, job.attempt, job.preemptions)
             assert seen.cancel_requested == job.cancel_requested
+            got_asked = (seen.held, seen.suspend_requested, seen.requeue_requested, seen.priority)
+            assert got_asked == (job.held, job.suspend_requested, job.requeue_requested, job.priority)
+            assert seen.time_limit_seconds == self.state.time_limit_seconds(job)
             if job.members:
                 assert seen.latest is not None
                 got = [(m.placement.rank, m.placement.node, m.sandbox, m.phase) for m in seen.latest.members]
@@ -179,6 +221,15 @@ class Both:
         for name, node in self.state.nodes.items():
             assert self.view.nodes[name].incarnation == node.incarnation
             assert self.view.nodes[name].state == {"up": "reachable"}.get(node.status, node.status)
+            drain = self.view.nodes[name].drain
+            assert (drain.deadline_ns if drain else 0, bool(self.view.nodes[name].cordoned)) == (
+                node.drain_deadline_ns,
+                node.cordoned,
+            )
+        planned = [window for window in self.view.maintenance.values() if not window.cancelled]
+        assert {each.name: each.end_ns for each in planned} == {
+            name: window.end_ns for name, window in self.state.maintenance.items()
+        }
 
 
 @settings(max_examples=150, deadline=None)

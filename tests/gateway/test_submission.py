@@ -97,6 +97,33 @@ async def test_all_problems_come_in_one_answer(bench: Any, valid: Any) -> None:
         ({"resources": {"sampling": AMOUNTS}}, "resources.default", "is missing"),
         ({"resources": {"default": AMOUNTS, "Bad Phase": AMOUNTS}}, "resources.<name of 9 characters>", "phase"),
         ({"resources": {**AMOUNTS, "gpu_memory_mib": 5}}, "resources.gpu_memory_mib", "without GPUs"),
+        ({"resources": {**AMOUNTS, "gpu_millis": 0}}, "resources.gpu_millis", "1 to 999"),
+        ({"resources": {**AMOUNTS, "gpu_millis": 1000}}, "resources.gpu_millis", "1 to 999"),
+        ({"resources": {**AMOUNTS, "gpu_millis": 500, "gpus": 1}}, "resources.gpu_millis", "either gpus"),
+        (
+            {"resources": {"minimum": {**AMOUNTS, "gpus": 1}, "maximum": {"gpu_millis": 500}}},
+            "resources.maximum.gpu_millis",
+            "either gpus",
+        ),
+        (
+            {"resources": {"minimum": {**AMOUNTS, "gpu_millis": 500}, "maximum": {"gpu_millis": 499}}},
+            "resources.maximum.gpu_millis",
+            "less than the minimum",
+        ),
+        (
+            {"resources": {"default": {**AMOUNTS, "gpus": 1}, "learning": {"cpu_millis": 100, "gpu_millis": 500}}},
+            "components",
+            "in the whole job",
+        ),
+        ({"resources": {**AMOUNTS, "gpu_share": 0.5}}, "resources.gpu_share", "gpu_millis"),
+        ({"gpu_models": ["H200"]}, "gpu_models", "without GPUs"),
+        ({"gpu_models": "H200"}, "gpu_models", "must be a list"),
+        ({"gpu_models": [" H200"]}, "gpu_models[0]", "model of GPU"),
+        ({"gpu_models": ["H200"] * 17}, "gpu_models", "17 elements"),
+        ({"communication": "tight"}, "communication", "loose, intensive"),
+        ({"locality_wait_seconds": 60}, "locality_wait_seconds", "communication: intensive"),
+        ({"communication": "intensive", "locality_wait_seconds": -1}, "locality_wait_seconds", "out of bounds"),
+        ({"preemption": {"restart_seconds": 86_401}}, "preemption.restart_seconds", "out of bounds"),
         (
             {"resources": {"minimum": AMOUNTS, "maximum": {"memory_mib": 63}}},
             "resources.maximum.memory_mib",
@@ -194,6 +221,112 @@ async def test_gpus_are_compared_by_number_and_memory(bench: Any) -> None:
     assert "largest known node has 3" in (await bench.problems(job(4, 0)))["components"]
     assert "24576 or less with 2" in (await bench.problems(job(2, 30000)))["components"]
     assert "8192 or less with 3" in (await bench.problems(job(3, 24576)))["components"]
+
+
+def with_components(*components: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "components": [{"name": f"c{n}", "command": ["true"], **component} for n, component in enumerate(components)]
+    }
+
+
+SHARE = {"resources": {**AMOUNTS, "gpu_millis": 300}}
+
+
+@pytest.mark.parametrize(
+    ("component", "says"),
+    [
+        ({"kind": "learner", "replicas_max": 2}, "simulators alone"),
+        ({"kind": "simulator", "replicas": 3, "replicas_max": 2}, "3 or more"),
+        ({"kind": "simulator", "replicas_max": 1025}, "out of bounds"),
+        ({"kind": "simulator", "replicas_max": 0}, "out of bounds"),
+    ],
+)
+async def test_only_simulators_scale_and_only_upwards(bench: Any, component: Any, says: str) -> None:
+    problems = await bench.problems(with_components({"resources": AMOUNTS, **component}))
+    assert says in problems["components[0].replicas_max"]
+
+
+async def test_all_that_a_job_may_say_of_elasticity_reaches_the_journal(bench: Any) -> None:
+    job = {
+        **with_components({"kind": "simulator", "replicas": 2, "replicas_max": 4, "resources": AMOUNTS}, SHARE),
+        "communication": "intensive",
+        "locality_wait_seconds": 300,
+        "gpu_models": ["NVIDIA H200"],
+        "preemption": {"restart_seconds": 15},
+        "gang_size": 2,
+    }
+    assert (await bench.submit(job)).status_code == 201
+    recorded = await bench.journal.last("tg.fact.gateway.g1")
+    spec = recorded.frame.events[0].spec
+    assert (spec.components[0].replicas_max, spec.preemption.restart_seconds) == (4, 15)
+    assert (spec.communication, spec.locality_wait_seconds, spec.gpu_models) == ("intensive", 300, ("NVIDIA H200",))
+    assert spec.components[1].resources["default"].minimum.gpu_millis == 300
+
+
+async def test_the_shares_of_one_member_are_of_one_device(bench: Any) -> None:
+    assert (await bench.submit(with_components(SHARE, {**SHARE, "replicas": 2}))).status_code == 201
+    problems = await bench.problems(with_components(SHARE, {**SHARE, "replicas": 3}))
+    assert "gpu_millis 1200" in problems["components"]
+    assert "1000 or less" in problems["components"]
+    whole = {"resources": {**AMOUNTS, "gpus": 1}}
+    assert "share of one" in (await bench.problems(with_components(SHARE, whole)))["components"]
+
+
+async def test_a_share_needs_one_device_that_is_large_enough(bench: Any) -> None:
+    await bench.history.node("n0", capacity=Resources(4000, 8192), gpus=())
+    await bench.settle()
+    assert "no known node has one" in (await bench.problems(with_components(SHARE)))["components"]
+    await bench.history.node()
+    await bench.settle()
+    share = {**AMOUNTS, "gpu_millis": 300, "gpu_memory_mib": 24576}
+    assert (await bench.submit(with_components({"resources": share}))).status_code == 201
+    larger = {"resources": {**share, "gpu_memory_mib": 24577}}
+    assert "24576 or less with 1" in (await bench.problems(with_components(larger)))["components"]
+
+
+async def test_a_model_that_no_known_node_has_is_refused_with_those_there_are(bench: Any) -> None:
+    await bench.history.node()
+    mixed = (GpuDevice(0, "u", "A", 40960), GpuDevice(1, "v", "B", 81920))
+    await bench.history.node("n2", capacity=Resources(4000, 8192, 2, 40960), gpus=mixed)
+    await bench.settle()
+
+    def job(gpus: int, *models: str) -> Any:
+        return {"command": ["true"], "resources": {**AMOUNTS, "gpus": gpus}, "gpu_models": list(models)}
+
+    assert (await bench.submit(job(2, "A", "B"))).status_code == 201
+    assert "some of A, B, H" in (await bench.problems(job(1, "C")))["gpu_models"]
+    assert "largest known node has 1 of the accepted models" in (await bench.problems(job(2, "A")))["components"]
+
+
+async def test_a_gang_larger_than_what_could_hold_it_is_refused(bench: Any) -> None:
+    for name, switch in (("n1", "s1"), ("n2", "s1"), ("n3", "s2"), ("n4", ""), ("n5", "")):
+        await bench.history.node(name, capacity=Resources(4000, 8192), gpus=(), switch=switch)
+    await bench.settle()
+
+    def gang(size: int, communication: str, cpu_millis: int = 2000) -> Any:
+        resources = {"cpu_millis": cpu_millis, "memory_mib": 64}
+        return {"command": ["true"], "resources": resources, "gang_size": size, "communication": communication}
+
+    assert (await bench.submit(gang(10, "loose"))).status_code == 201
+    assert "gang_size of 10 or less" in (await bench.problems(gang(11, "loose")))["gang_size"]
+    assert (await bench.submit(gang(4, "intensive"))).status_code == 201
+    problem = (await bench.problems(gang(5, "intensive")))["gang_size"]
+    assert "the best could hold 4 of its 5 members" in problem
+    assert "communication: loose" in problem
+    assert "gang_size of 10 or less" in (await bench.problems(gang(11, "intensive")))["gang_size"]
+    one_a_node = gang(2, "intensive", 3000)
+    assert (await bench.submit(one_a_node)).status_code == 201
+    assert "hold 2 of its 3" in (await bench.problems({**one_a_node, "gang_size": 3}))["gang_size"]
+
+
+async def test_shares_and_whole_gpus_bound_a_gang(bench: Any) -> None:
+    await bench.history.node()
+    await bench.settle()
+    shares = {**with_components(SHARE), "gang_size": 6}
+    assert (await bench.submit(shares)).status_code == 201
+    assert "hold 6 of its 7" in (await bench.problems({**shares, "gang_size": 7}))["gang_size"]
+    whole = {"command": ["true"], "resources": {**AMOUNTS, "gpus": 1}, "gang_size": 3}
+    assert "hold 2 of its 3" in (await bench.problems(whole))["gang_size"]
 
 
 async def test_a_combination_that_no_node_offers_is_refused(bench: Any) -> None:

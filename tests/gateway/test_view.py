@@ -102,7 +102,8 @@ def test_a_running_job_shows_where_and_with_what(story: Story) -> None:
         "enforced": None,
     }
     node = render.node(story.view.nodes["n1"])
-    assert node["allocated"] == {"cpu_millis": 500, "memory_mib": 256, "gpus": 0, "gpu_memory_mib": 0}
+    held = {"cpu_millis": 500, "memory_mib": 256, "gpus": 0, "gpu_memory_mib": 0, "gpu_millis": 0}
+    assert node["allocated"] == held
     assert node["sandboxes"] == [{"job_id": "j-1", "tenant": "t", "attempt": 1, "rank": 0, "sandbox": "running"}]
 
 

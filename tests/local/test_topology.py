@@ -48,7 +48,8 @@ def test_an_agent_says_only_what_its_own_node_may_say() -> None:
     logins = publish_permissions(THREE)
     for agent in THREE.processes(EXECUTOR):
         own = {subject for subject in logins[agent.name] if "node-" in subject}
-        assert own == {f"{before}.{agent.instance}" for before in ("tg.fact.node", "tg.live", "tg.telemetry")}
+        said = {f"{before}.{agent.instance}" for before in ("tg.fact.node", "tg.live", "tg.telemetry")}
+        assert own == {*said, f"tg.gang.{agent.instance}.*"}
     decides = [login for login, subjects in logins.items() if "tg.decision" in subjects]
     assert decides == ["scheduler-1", "scheduler-2"]
 
@@ -82,6 +83,8 @@ def test_nodes_share_what_is_offered_and_nothing_else(tmp_path: Path) -> None:
     for variable in ("TIDEGATE_NODE", "TIDEGATE_CGROUP_NAME", "TIDEGATE_SHARE_INDEX"):
         assert len({env[variable] for env in agents}) == 3
     assert {env["TIDEGATE_SHARE_COUNT"] for env in agents} == {"3"}
+    assert [env["TIDEGATE_NODE_SWITCH"] for env in agents] == ["switch-1", "switch-1", "switch-2"]
+    assert [env["TIDEGATE_NODE_RACK"] for env in agents] == ["rack-1", "rack-2", "rack-3"]
 
 
 def test_nodes_of_one_home_never_share_uids() -> None:

@@ -54,7 +54,7 @@ def test_promised_room_is_taken_by_its_owner_though_an_equal_one_in_front_is_blo
     cluster.settle()
     assert cluster.job("owner").reserved_nodes == ("n1",)
     cluster.advance(1)  # the back-off of the one in front ends, and it does not fit beside what was promised
-    assert cluster.waiting["peer"].code == "Resources"
+    assert cluster.waiting["peer"].code == "Reserved", "behind the owner, whose room comes first"
     cluster.exit("victim", "suspended", acknowledged=True)
     assert cluster.stage("owner") == "placed"
 

@@ -137,13 +137,13 @@ async def test_a_job_goes_through_and_its_history_verifies(bench: Bench) -> None
     for _ in range(50):
         answer = await bench.client.request(subjects.ask_scheduler("explain"), b'{"job": "j2"}', timeout=5)
         explained = msgspec.json.decode(answer.data)
-        if explained["reasons"] and explained["reasons"][0]["code"] == "Resources":
+        if explained["reasons"] and explained["reasons"][0]["code"] == "Reserved":
             break
         await asyncio.sleep(0.1)
     assert explained["reasons"][0]["numbers"]["cpu_millis_free"] == 1000
     answer = await bench.client.request(subjects.ask_scheduler("waiting"), b"", timeout=5)
     counted = msgspec.json.decode(answer.data)
-    assert counted["waiting"] == [{"tenant": "t", "reason": "Resources", "jobs": 1}]
+    assert counted["waiting"] == [{"tenant": "t", "reason": "Reserved", "jobs": 1}]
     passes = counted["passes"]
     assert sum(passes["counts"]) > 0
     assert passes["total_seconds"] > 0

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 import zstandard
 from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import rule
+from hypothesis.stateful import precondition, rule
 from tidegate_events import events as e
 from tidegate_events.frame import Frame, Writer, encode
+from tidegate_events.resources import Resources
 from tidegate_scheduler import snapshot
 from tidegate_scheduler.decide import decide
 from tidegate_scheduler.evolve import evolve
@@ -25,8 +28,18 @@ from tidegate_scheduler.snapshot import (
 from tidegate_scheduler.state import State
 
 from tests.scheduler.test_hostile_machine import HostileMachine
+from tests.scheduler.test_machine import NODES
 from tests.support.cluster import SECOND, Cluster, spec
 
+OF_A_JOB: list[type[e.JobEvent]] = [
+    e.HoldRequested,
+    e.ReleaseRequested,
+    e.SuspendRequested,
+    e.ResumeRequested,
+    e.RequeueRequested,
+    e.JobPriorityChanged,
+    e.JobLimitChanged,
+]
 LOOK_AHEAD_SECONDS = (0, 1, 45, 400, 100_000)
 
 
@@ -34,7 +47,7 @@ def assert_same(left: State, right: State, now_ns: int) -> None:
     """Both know the same in the same order, and decide the same, now and later."""
     assert left.digest() == right.digest()
     assert (left.seq, left.decision_seq) == (right.seq, right.decision_seq)
-    for table in ("jobs", "finished", "nodes", "writers", "specs", "floors"):
+    for table in ("jobs", "finished", "nodes", "writers", "specs", "floors", "queues", "maintenance"):
         mine, other = getattr(left, table), getattr(right, table)
         assert list(mine.items()) == list(other.items()), table
     for seconds in LOOK_AHEAD_SECONDS:
@@ -47,7 +60,46 @@ def _wire(events: tuple[e.AnyEvent, ...]) -> bytes:
 
 
 class RestartedMachine(HostileMachine):
-    """Whenever it likes, the scheduler dies and goes on from a snapshot; `teardown` compares it with a full fold."""
+    """Whenever it likes, the scheduler dies and goes on from a snapshot; `teardown` compares it with a full fold.
+
+    Operators act meanwhile, so that what they leave behind is in the snapshots.
+    """
+
+    @precondition(lambda self: self._jobs())
+    @rule(data=st.data(), kind=st.sampled_from(OF_A_JOB), number=st.integers(0, 9))
+    def an_operator_asks_something_of_a_job(self, data: st.DataObject, kind: type[e.JobEvent], number: int) -> None:
+        job = data.draw(st.sampled_from(self._jobs()))
+        more: dict[str, Any] = {}
+        if kind is e.JobPriorityChanged:
+            more = {"priority": number}
+        elif kind is e.JobLimitChanged:
+            more = {"time_limit_seconds": number * 100 or None}
+        self._raced(data, lambda: self._ask(kind, tenant="t", job=job, **more))
+
+    @rule(name=st.sampled_from(sorted(NODES)), kind=st.sampled_from([e.NodeDrainRequested, e.NodeResumeRequested]))
+    def an_operator_asks_something_of_a_node(self, name: str, kind: type[e.Event]) -> None:
+        more = {"deadline_ns": self.cluster.now + 60 * SECOND} if kind is e.NodeDrainRequested else {}
+        self._ask(kind, node=name, **more)
+
+    @rule(weight=st.integers(1, 3), gpus=st.integers(0, 4), stopped=st.booleans())
+    def an_operator_sets_a_queue(self, weight: int, gpus: int, stopped: bool) -> None:
+        ceiling = Resources(9000, 1 << 20, gpus) if gpus else None
+        self._ask(e.QueueChanged, tenant="t", weight=weight, ceiling=ceiling, stopped=stopped)
+
+    @rule(name=st.sampled_from(["m1", "m2"]), seconds=st.integers(-100, 1000), cancelled=st.booleans())
+    def an_operator_plans_maintenance(self, name: str, seconds: int, cancelled: bool) -> None:
+        if cancelled:
+            self._ask(e.MaintenanceCancelled, name=name)
+            return
+        start_ns = self.cluster.now + seconds * SECOND
+        self._ask(e.MaintenancePlanned, name=name, nodes=("n1",), start_ns=start_ns, end_ns=start_ns + 100 * SECOND)
+
+    @precondition(lambda self: self._jobs())
+    @rule(data=st.data(), millis=st.integers(0, 1000))
+    def a_job_tells_its_progress(self, data: st.DataObject, millis: int) -> None:
+        job = data.draw(st.sampled_from(self._jobs()))
+        for member in self.cluster.members(job):
+            self.cluster.node_fact(job, member, e.ProgressReported, progress_millis=millis, _node=False)
 
     @rule()
     def it_starts_from_a_snapshot(self) -> None:
@@ -59,8 +111,22 @@ class RestartedMachine(HostileMachine):
 
     def teardown(self) -> None:
         self._compare_with_a_full_fold()
+        self._operators_let_go()
         super().teardown()
         self._compare_with_a_full_fold()
+
+    def _ask(self, kind: type[e.Event], **fields: Any) -> None:
+        event = kind(id=f"ask-{len(self.cluster.frames)}", at_ns=self.cluster.now, actor="ada", **fields)
+        self.cluster.append("gateway", "g1", event)  # type: ignore[arg-type]
+
+    def _operators_let_go(self) -> None:
+        for job in self._jobs():
+            self._ask(e.ResumeRequested, tenant="t", job=job)
+        for node in NODES:
+            self._ask(e.NodeResumeRequested, node=node)
+        for name in list(self.cluster.state.maintenance):
+            self._ask(e.MaintenanceCancelled, name=name)
+        self._ask(e.QueueChanged, tenant="t")
 
     def _compare_with_a_full_fold(self) -> None:
         whole = State()
@@ -74,7 +140,7 @@ TestRestarted = RestartedMachine.TestCase
 
 
 def a_cluster() -> Cluster:
-    """Return a cluster in which every table holds something."""
+    """Return a cluster in which every table holds something, and every field that may be left out is set somewhere."""
     cluster = Cluster()
     cluster.node("n2", 3000, gpus=2)
     cluster.node("n1", 2000)
@@ -84,6 +150,21 @@ def a_cluster() -> Cluster:
     cluster.start("alpha")
     cluster.save("alpha", 7)
     cluster.exit("mike", "completed", result={"reward": 0.1, "huge": 1 << 80, "none": None, "small": -0.0})
+    asked: dict[str, Any] = {"id": "a", "at_ns": cluster.now, "actor": "ada"}
+    for number, event in enumerate(
+        (
+            e.QueueChanged(**asked, tenant="t", weight=2, guaranteed=Resources(1000), ceiling=Resources(9000, gpus=4)),
+            e.NodeDrainRequested(**asked, node="n2", deadline_ns=cluster.now + SECOND),
+            e.MaintenancePlanned(
+                **asked, name="m", nodes=("n1", "n9"), start_ns=cluster.now + SECOND, end_ns=cluster.now + 2 * SECOND
+            ),
+            e.HoldRequested(**asked, tenant="t", job="zulu"),
+            e.SuspendRequested(**asked, tenant="t", job="alpha"),
+            e.JobLimitChanged(**asked, tenant="t", job="alpha", time_limit_seconds=None),
+        )
+    ):
+        cluster.append("gateway", f"g{number}", event)
+    cluster.node_fact("alpha", cluster.members("alpha")[0], e.ProgressReported, progress_millis=350, _node=False)
     return cluster
 
 

@@ -45,7 +45,7 @@ def _look(cluster: Cluster, earlier: dict[str, e.Reason]) -> tuple[Pass, dict[st
 
 
 def test_a_pass_that_was_cut_short_leaves_the_others_their_reasons() -> None:
-    cluster = Cluster(Parameters(decisions_per_pass_max=2))
+    cluster = Cluster(Parameters(decisions_per_pass_max=2), policy=1)
     cluster.node("n1", cpu=1000)
     for job in ("big", "last"):
         cluster.submit(spec(cpu=8000 if job == "big" else 1000, priority=0), job)

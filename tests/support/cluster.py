@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tidegate_events import events as e
@@ -33,14 +33,16 @@ def spec(
     gang: int = 1,
     grace: int = 10,
     attempts: int = 1,
+    tenant: str = "t",
+    gpu_millis: int = 0,
     **more: Any,
 ) -> JobSpec:
     """Return a one-component job that needs the same in every phase."""
-    need = Resources(cpu, memory, gpus, gpu_memory)
+    need = Resources(cpu, memory, gpus, gpu_memory, gpu_millis)
     component = Component(name="main", command=("true",), resources={"default": ResourceRange(minimum=need)})
     return JobSpec(
         name="job",
-        tenant="t",
+        tenant=tenant,
         submitter="u",
         components=(component,),
         priority=priority,
@@ -54,12 +56,12 @@ def spec(
 class Cluster:
     """Drives the core as the shell does, frame by frame, checking the invariants after each."""
 
-    def __init__(self, parameters: Parameters | None = None) -> None:
+    def __init__(self, parameters: Parameters | None = None, *, policy: int = POLICY_VERSION) -> None:
         self.state = State()
         self.frames: list[Recorded] = []
         self.now = 1_700_000_000 * SECOND
         self.wake_at: int | None = None
-        self.waiting: dict[str, e.Reason] = {}
+        self.waiting: Mapping[str, e.Reason] = {}
         self.epoch = 0
         self.leader = "s1"
         self.shrunk: frozenset[str] = frozenset()
@@ -67,7 +69,7 @@ class Cluster:
         self._jobs = 0
         self.elect("s1")
         changed = e.PolicyChanged(
-            id="1-policy", at_ns=self.now, policy=POLICY_VERSION, parameters=as_values(parameters or Parameters())
+            id="1-policy", at_ns=self.now, policy=policy, parameters=as_values(parameters or Parameters())
         )
         self.append("scheduler", "s1", changed)
 
@@ -132,8 +134,11 @@ class Cluster:
         incarnation: int = 1,
         held: Iterable[e.HeldSandbox] = (),
         levels: tuple[str, ...] = ("trusted",),
+        devices: tuple[GpuDevice, ...] = (),
+        **more: Any,
     ) -> None:
-        """A node joins; one that has less than before may be overfull until jobs have left."""
+        """A node joins, with `gpus` that are alike or with `devices`; one that has less may be overfull for a while."""
+        gpus = gpus or len(devices)
         before = self.state.nodes.get(name)
         if before is not None and (cpu, memory, gpus) < (
             before.capacity.cpu_millis,
@@ -141,7 +146,7 @@ class Cluster:
             before.capacity.gpus,
         ):
             self.shrunk |= {name}
-        devices = tuple(GpuDevice(i, f"gpu-{i}", "H", gpu_memory) for i in range(gpus))
+        devices = devices or tuple(GpuDevice(i, f"gpu-{i}", "H", gpu_memory) for i in range(gpus))
         joined = e.NodeJoined(
             id=f"join-{name}-{incarnation}",
             at_ns=self.now,
@@ -152,6 +157,7 @@ class Cluster:
             images={"host": "b3:00"},
             gpus=devices,
             sandboxes=tuple(held),
+            **more,
         )
         self.append("node", name, joined)
 
@@ -160,7 +166,7 @@ class Cluster:
         self._jobs += 1
         name = job or f"j{self._jobs}"
         submitted = e.JobSubmitted(
-            id=f"submit-{name}-{len(self.frames)}", at_ns=self.now, tenant="t", job=name, spec=job_spec
+            id=f"submit-{name}-{len(self.frames)}", at_ns=self.now, tenant=job_spec.tenant, job=name, spec=job_spec
         )
         self.append("gateway", "g1", submitted)
         return name
@@ -169,6 +175,13 @@ class Cluster:
         """A user cancels."""
         event = e.CancelRequested(id=f"cancel-{job}-{len(self.frames)}", at_ns=self.now, tenant="t", job=job)
         self.append("gateway", "g1", event)
+
+    def ask(self, kind: type[e.Event], job: str = "", **fields: Any) -> None:
+        """An operator asks for something."""
+        if issubclass(kind, e.JobEvent):
+            fields = {"tenant": "t", "job": job, **fields}
+        event = kind(id=f"{kind.__name__}-{len(self.frames)}", at_ns=self.now, actor="ada", **fields)
+        self.append("gateway", "g1", event)  # type: ignore[arg-type]
 
     def start(self, job: str) -> list[e.AnyEvent]:
         """Every ordered member of the job starts."""

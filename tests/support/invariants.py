@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidegate_scheduler.policy.resize import quota_millis
+from tidegate_scheduler.policy.sharing import quota_millis
 from tidegate_scheduler.state import Node, State
 
 
@@ -27,22 +27,31 @@ def check(state: State, shrunk: frozenset[str] = frozenset()) -> None:
 def overfull(state: State, node: Node) -> str:
     """Say what of the node is given twice or was never there; empty where nothing is."""
     cpu = quota = memory = 0
-    gpus: list[int] = []
+    gpu_millis: dict[int, int] = {}
     for job in state.jobs.values():
         for member in job.members:
             if member.active and member.node == node.name:
-                cpu += state.floors[job.id].cpu_millis
-                memory += state.floors[job.id].memory_mib
+                floor = state.floors[job.id]
+                cpu += floor.cpu_millis
+                memory += floor.memory_mib
                 quota += quota_millis(state.specs[job.id], member.quotas)
-                gpus.extend(member.gpu_indices)
+                count = floor.gpus or bool(floor.gpu_millis)
+                if len(set(member.gpu_indices)) != count:
+                    return f"{node.name}: {job.id} needs {count} GPUs and has {member.gpu_indices}"
+                for index in member.gpu_indices:
+                    gpu_millis[index] = gpu_millis.get(index, 0) + (floor.gpu_millis or 1000)
     if cpu > node.capacity.cpu_millis:
         return f"{node.name}: {cpu} millis promised of {node.capacity.cpu_millis}"
     if quota > node.capacity.cpu_millis:
         return f"{node.name}: quotas of {quota} of {node.capacity.cpu_millis}"
     if memory > node.capacity.memory_mib:
         return f"{node.name}: {memory} MiB of {node.capacity.memory_mib}"
-    if len(gpus) != len(set(gpus)):
-        return f"{node.name}: a GPU given twice: {gpus}"
-    if not set(gpus) <= {gpu.index for gpu in node.gpus}:
-        return f"{node.name} has no such GPU: {gpus}"
+    return _overfull_devices(node, gpu_millis)
+
+
+def _overfull_devices(node: Node, gpu_millis: dict[int, int]) -> str:
+    if max(gpu_millis.values(), default=0) > 1000:
+        return f"{node.name}: a GPU given more than once: {gpu_millis}"
+    if not set(gpu_millis) <= {gpu.index for gpu in node.gpus}:
+        return f"{node.name} has no such GPU: {gpu_millis}"
     return ""

@@ -51,7 +51,8 @@ def _own(process: Process) -> list[str]:
     if kind == SCHEDULER:
         return [DECISION, "tg.order.>", ASK, f"$KV.{LEASE}.scheduler"]
     if kind == EXECUTOR:
-        return [fact("node", instance), f"tg.live.{instance}", "tg.user.>", f"tg.telemetry.{instance}", ASK]
+        own = [f"tg.live.{instance}", "tg.user.>", f"tg.telemetry.{instance}", f"tg.gang.{instance}.*"]
+        return [fact("node", instance), *own, ASK]
     if kind == KEEPER:
         return [fact(KEEPER, instance), ASK, f"$O.{SNAPSHOTS}.>", f"$JS.API.STREAM.PURGE.OBJ_{SNAPSHOTS}", *_keeping()]
     letters = f"{DEADLETTER_PREFIX}.{kind}.>"

@@ -24,16 +24,73 @@ class Row(msgspec.Struct, frozen=True):
 _NEVER = "never"
 _OTHER_ATTEMPT = "the job is at another attempt, or has ended"
 _OTHER_REVISION = "the job's revision is another one"
+_ENDED = "the job is unknown or has ended"
+_UNKNOWN_NODE = "the node is unknown"
 
 CONTRACT: tuple[Row, ...] = (
     Row(e.JobSubmitted, "gateway", "the job exists and waits", "job", "the job exists already"),
+    Row(e.CancelRequested, "gateway", "the scheduler shall end the job", "job", _ENDED),
     Row(
-        e.CancelRequested,
+        e.HoldRequested,
         "gateway",
-        "the scheduler shall end the job",
+        "the job is not placed; one that runs goes on, and is held when it waits again; older decisions are void",
         "job",
-        "the job is unknown or has ended",
+        _ENDED + ", or it is held",
     ),
+    Row(e.ReleaseRequested, "gateway", "the job is no longer held", "job", _ENDED + ", or it is not held"),
+    Row(
+        e.SuspendRequested,
+        "gateway",
+        "the job shall leave gracefully and is held then (one that waits: at once); older decisions are void",
+        "job",
+        _ENDED + ", or it was asked for already",
+    ),
+    Row(
+        e.ResumeRequested,
+        "gateway",
+        "the job is neither held nor asked to leave; older decisions are void",
+        "job",
+        _ENDED + ", or it is neither held nor asked to leave",
+    ),
+    Row(
+        e.RequeueRequested,
+        "gateway",
+        "the job shall leave gracefully and wait for another attempt; older decisions are void",
+        "job",
+        _ENDED + ", or it waits, or it was asked for already",
+    ),
+    Row(e.JobPriorityChanged, "gateway", "the job has the priority from now on", "job", _ENDED),
+    Row(e.JobLimitChanged, "gateway", "the job's time limit is this from now on", "job", _ENDED),
+    Row(
+        e.QueueChanged,
+        "gateway",
+        "the tenant's queue is as it says, as a whole",
+        "tenant",
+        "its weight is less than 1",
+    ),
+    Row(
+        e.NodeDrainRequested,
+        "gateway",
+        "nothing new is placed on the node, and its jobs leave by the deadline; it outlives the agent's restart",
+        "node",
+        _UNKNOWN_NODE,
+    ),
+    Row(
+        e.NodeResumeRequested,
+        "gateway",
+        "the node is neither drained nor cordoned, and its failures are forgotten",
+        "node",
+        _UNKNOWN_NODE,
+    ),
+    Row(
+        e.MaintenancePlanned,
+        "gateway",
+        "nothing shall run on the nodes from its start until its end; one of the same name is replaced, and where "
+        "there are too many those that ended first are dropped",
+        "name",
+        "it ends before it starts, names no node, or too many have not ended yet",
+    ),
+    Row(e.MaintenanceCancelled, "gateway", "the maintenance is off", "name", "there is none of this name"),
     Row(
         e.NodeJoined,
         "node",
@@ -51,6 +108,13 @@ CONTRACT: tuple[Row, ...] = (
     Row(e.SandboxStarted, "node", "the member runs", "attempt", _OTHER_ATTEMPT),
     Row(e.SandboxExited, "node", "the member is gone and its room is free", "attempt", _OTHER_ATTEMPT),
     Row(e.PhaseChanged, "node", "the member is in the phase", "attempt", _OTHER_ATTEMPT),
+    Row(
+        e.ProgressReported,
+        "node",
+        "the job is that far",
+        "attempt",
+        _OTHER_ATTEMPT + ", it is not by rank 0, or not between 0 and 1000",
+    ),
     Row(e.QuotaApplied, "node", "the observed limits are these", "attempt", _OTHER_ATTEMPT),
     Row(
         e.CheckpointSaved,
@@ -111,6 +175,20 @@ CONTRACT: tuple[Row, ...] = (
         "the node's members count as lost; the node is gone until it joins again",
         "incarnation",
         "the node has another incarnation",
+    ),
+    Row(
+        e.NodeCordoned,
+        "scheduler",
+        "nothing new is placed on the node until an operator resumes it; it outlives the agent's restart",
+        "incarnation",
+        "the node has another incarnation",
+    ),
+    Row(
+        e.ImagePrefetchHinted,
+        "scheduler",
+        "the image is not hinted for the node again soon",
+        "node",
+        _UNKNOWN_NODE,
     ),
     Row(e.JobRejected, "scheduler", "the job ended before it began", "revision", _OTHER_REVISION),
     Row(

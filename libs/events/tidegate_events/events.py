@@ -6,10 +6,34 @@ first tagged release on, a version never changes: a changed event gets a new ver
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
 
+from tidegate_events.cluster import DecisionPass as DecisionPass
+from tidegate_events.cluster import ImagePrefetchHinted as ImagePrefetchHinted
+from tidegate_events.cluster import LeaderElected as LeaderElected
+from tidegate_events.cluster import NodeCordoned as NodeCordoned
+from tidegate_events.cluster import NodeLost as NodeLost
+from tidegate_events.cluster import NodeReachable as NodeReachable
+from tidegate_events.cluster import NodeUnreachable as NodeUnreachable
+from tidegate_events.cluster import PolicyChanged as PolicyChanged
+from tidegate_events.envelope import AttemptEvent as AttemptEvent
+from tidegate_events.envelope import Decision as Decision
+from tidegate_events.envelope import Event as Event
+from tidegate_events.envelope import JobEvent as JobEvent
+from tidegate_events.operations import HoldRequested as HoldRequested
+from tidegate_events.operations import JobLimitChanged as JobLimitChanged
+from tidegate_events.operations import JobPriorityChanged as JobPriorityChanged
+from tidegate_events.operations import MaintenanceCancelled as MaintenanceCancelled
+from tidegate_events.operations import MaintenancePlanned as MaintenancePlanned
+from tidegate_events.operations import NodeDrainRequested as NodeDrainRequested
+from tidegate_events.operations import NodeResumeRequested as NodeResumeRequested
+from tidegate_events.operations import QueueChanged as QueueChanged
+from tidegate_events.operations import ReleaseRequested as ReleaseRequested
+from tidegate_events.operations import RequeueRequested as RequeueRequested
+from tidegate_events.operations import ResumeRequested as ResumeRequested
+from tidegate_events.operations import SuspendRequested as SuspendRequested
 from tidegate_events.records import CheckpointRef as CheckpointRef
 from tidegate_events.records import HeldSandbox as HeldSandbox
 from tidegate_events.records import LayerRef as LayerRef
@@ -21,44 +45,9 @@ from tidegate_events.spec import JobSpec
 
 Outcome = Literal["completed", "suspended", "failed", "stopped", "lost"]
 Scalar = str | int | float | bool | None
-FirstVersion = Annotated[int, msgspec.Meta(ge=1, le=1)]
-"""The version of every event that was never changed; a changed one has its own field `v`, without a default."""
 
 
-class Event(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, tag_field="kind", tag=True):
-    """What every event carries. `id` is unique in the journal; `at_ns` is Unix time in nanoseconds by its writer.
-
-    `cause` names the event that led to this one as `"<stream sequence>.<index in frame>"`; empty where there is none.
-    """
-
-    id: str
-    at_ns: int
-    v: FirstVersion = 1
-    cause: str = ""
-
-
-class JobEvent(Event, frozen=True, kw_only=True):
-    """An event about one job. `traceparent` ties it to the job's trace (W3C Trace Context)."""
-
-    tenant: str
-    job: str
-    traceparent: str = ""
-
-
-class AttemptEvent(JobEvent, frozen=True, kw_only=True):
-    """An event about one attempt of a job; void when another attempt has begun."""
-
-    attempt: int
-
-
-class Decision(JobEvent, frozen=True, kw_only=True):
-    """A decision about one job, taken at `revision`: void when the job has moved on since."""
-
-    revision: int
-    reasons: tuple[Reason, ...] = ()
-
-
-# ---- facts: gateway ----
+# ---- facts: gateway (what operators ask for is in `operations.py`) ----
 
 
 class JobSubmitted(JobEvent, frozen=True, kw_only=True):
@@ -77,17 +66,23 @@ class CancelRequested(JobEvent, frozen=True, kw_only=True):
 
 
 class NodeJoined(Event, frozen=True, kw_only=True):
-    """A node agent (re)started: what it has, and which sandboxes it still holds."""
+    """A node agent (re)started: what it has, and which sandboxes it still holds.
+
+    Where it stands is the operator's word. A node that names no `switch` is taken to share one with no other node.
+    """
 
     node: str
     incarnation: int
     capacity: Resources
     levels: tuple[str, ...]
-    images: dict[str, str] = {}
+    images: dict[str, str] = msgspec.field(default_factory=dict)
     gpus: tuple[GpuDevice, ...] = ()
     cpu_model: str = ""
     isa: str = ""
     sandboxes: tuple[HeldSandbox, ...] = ()
+    rack: str = ""
+    switch: str = ""
+    address: str = ""
 
 
 class PlacementRejected(AttemptEvent, frozen=True, kw_only=True):
@@ -121,7 +116,7 @@ class SandboxExited(AttemptEvent, frozen=True, kw_only=True):
     acknowledged: bool = False
     last_step: int | None = None
     detail: str = ""
-    result: dict[str, Scalar] = {}
+    result: dict[str, Scalar] = msgspec.field(default_factory=dict)
 
 
 class PhaseChanged(AttemptEvent, frozen=True, kw_only=True):
@@ -129,6 +124,14 @@ class PhaseChanged(AttemptEvent, frozen=True, kw_only=True):
 
     rank: int
     phase: str
+    step: int | None = None
+
+
+class ProgressReported(AttemptEvent, frozen=True, kw_only=True):
+    """The job says how far it is, in thousandths of the whole (journaled when it moved by 50 of them or more)."""
+
+    rank: int
+    progress_millis: int
     step: int | None = None
 
 
@@ -206,54 +209,7 @@ class GenerationOpened(Event, frozen=True, kw_only=True):
     state_digest: str
 
 
-# ---- decisions ----
-
-
-class LeaderElected(Event, frozen=True, kw_only=True):
-    """A scheduler took the lead; frames of lower epochs can no longer be appended."""
-
-    epoch: int
-    instance: str
-
-
-class PolicyChanged(Event, frozen=True, kw_only=True):
-    """The policy and its parameters from here on."""
-
-    policy: int
-    parameters: dict[str, int]
-
-
-class DecisionPass(Event, frozen=True, kw_only=True):
-    """One scheduling pass: decided on the state after `at_seq`, at `now_ns`, whose digest was `state_digest`."""
-
-    epoch: int
-    at_seq: int
-    now_ns: int
-    core: str
-    policy: int
-    state_digest: str
-    decisions: int
-
-
-class NodeUnreachable(Event, frozen=True, kw_only=True):
-    """The leader heard no heartbeat of the node for its bound; what runs there is not lost yet."""
-
-    node: str
-    incarnation: int
-
-
-class NodeReachable(Event, frozen=True, kw_only=True):
-    """The leader hears the node's heartbeats again."""
-
-    node: str
-    incarnation: int
-
-
-class NodeLost(Event, frozen=True, kw_only=True):
-    """The node stayed unreachable past its bound: all that ran there counts as lost."""
-
-    node: str
-    incarnation: int
+# ---- decisions (those about the cluster are in `cluster.py`) ----
 
 
 class JobRejected(Decision, frozen=True, kw_only=True):
@@ -291,18 +247,26 @@ class QuotaChanged(Decision, frozen=True, kw_only=True):
 
 
 class RoomReserved(Decision, frozen=True, kw_only=True):
-    """Room on these nodes (none: no more) belongs to the job until it is placed or ends."""
+    """Room on these nodes (none: no more) belongs to the job until it is placed or ends.
+
+    `start_by_ns` is when that room is expected to be free; 0: not known.
+    """
 
     nodes: tuple[str, ...]
+    start_by_ns: int = 0
 
 
 class PreemptRequested(Decision, frozen=True, kw_only=True):
-    """The job shall save a checkpoint and leave before `deadline_ns`, for `for_job` (empty: its node shrank)."""
+    """The job shall save a checkpoint and leave before `deadline_ns`, for `for_job` (empty: for the reason given).
+
+    `hold`: an operator suspends it, so it stays held afterwards.
+    """
 
     attempt: int
     grace_seconds: int
     deadline_ns: int
     for_job: str
+    hold: bool = False
 
 
 class StopRequested(Decision, frozen=True, kw_only=True):
@@ -336,7 +300,7 @@ class JobCompleted(Decision, frozen=True, kw_only=True):
     """The job finished by its own word or by exit code 0."""
 
     attempt: int
-    result: dict[str, Scalar] = {}
+    result: dict[str, Scalar] = msgspec.field(default_factory=dict)
 
 
 class JobFailed(Decision, frozen=True, kw_only=True):
@@ -359,11 +323,24 @@ class JobCancelled(Decision, frozen=True, kw_only=True):
 AnyEvent = (
     JobSubmitted
     | CancelRequested
+    | HoldRequested
+    | ReleaseRequested
+    | SuspendRequested
+    | ResumeRequested
+    | RequeueRequested
+    | JobPriorityChanged
+    | JobLimitChanged
+    | QueueChanged
+    | NodeDrainRequested
+    | NodeResumeRequested
+    | MaintenancePlanned
+    | MaintenanceCancelled
     | NodeJoined
     | PlacementRejected
     | SandboxStarted
     | SandboxExited
     | PhaseChanged
+    | ProgressReported
     | QuotaApplied
     | CheckpointSaved
     | CheckpointFailed
@@ -377,6 +354,8 @@ AnyEvent = (
     | NodeUnreachable
     | NodeReachable
     | NodeLost
+    | NodeCordoned
+    | ImagePrefetchHinted
     | JobRejected
     | JobPlaced
     | JobStarted

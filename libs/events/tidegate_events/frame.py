@@ -14,7 +14,7 @@ Service = Literal["gateway", "scheduler", "node", "checkpoint", "metrics", "keep
 MAX_FRAME_BYTES = 900_000  # below the bus's 1 MiB message limit, headers included
 
 
-class Writer(msgspec.Struct, frozen=True):
+class Writer(msgspec.Struct, frozen=True, gc=False):
     """Who wrote a frame. `writer_seq` counts up within (service, instance, epoch), so a late duplicate is known."""
 
     service: Service
@@ -32,7 +32,7 @@ class Writer(msgspec.Struct, frozen=True):
         return f"{self.service}-{self.instance}-{self.epoch}-{self.writer_seq}-{index}"
 
 
-class Frame(msgspec.Struct, frozen=True):
+class Frame(msgspec.Struct, frozen=True, gc=False):
     """One atomic append."""
 
     writer: Writer

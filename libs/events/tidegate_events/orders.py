@@ -13,12 +13,32 @@ import msgspec
 from tidegate_events.events import CheckpointRef, Quota
 from tidegate_events.spec import JobSpec
 
+LOOPBACK = "127.0.0.1"
+"""The address of a node that names none: right where all nodes are one machine."""
+
+
+class GangPlace(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Where one member of a gang stands in it.
+
+    `nodes` are all nodes of the attempt in the order of their first ranks, so the first is that of rank 0, whose
+    address is `master_address`; `node_rank` is the place of the member's own node there. `local_rank` counts the
+    `local_size` members on that node, in the order of their ranks.
+    """
+
+    nodes: tuple[str, ...]
+    node_rank: int = 0
+    local_rank: int = 0
+    local_size: int = 1
+    master_address: str = LOOPBACK
+
 
 class SandboxOrder(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """The desired state of one member's sandbox.
 
     `run`: start it if (job, attempt, rank) was never started here, and apply `quotas`. `suspend`: ask it to save and
     leave by `deadline_ns`, then end it. `stop`: ask it to leave by `deadline_ns`, then end it.
+
+    `gang` is there for each member of a job that has several.
     """
 
     job: str
@@ -33,6 +53,7 @@ class SandboxOrder(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     deadline_ns: int = 0
     reason: str = ""
     traceparent: str = ""
+    gang: GangPlace | None = None
 
 
 class NodeOrders(msgspec.Struct, frozen=True, kw_only=True):

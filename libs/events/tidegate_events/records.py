@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class _Part(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class _Part(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, kw_only=True):
     """Common options of the records inside events."""
 
 
@@ -18,11 +18,12 @@ class Reason(_Part, frozen=True, kw_only=True):
 
 
 class Quota(_Part, frozen=True, kw_only=True):
-    """The limits of **each** replica of one component."""
+    """The limits of **each** replica of one component, and how many of them run (None: as the job says)."""
 
     component: str
     cpu_millis: int
     memory_mib: int
+    replicas: int | None = None
 
 
 class MemberPlacement(_Part, frozen=True, kw_only=True):

@@ -18,9 +18,10 @@ JobType = Literal["sampling", "learning", "mixed"]
 ComponentKind = Literal["simulator", "inference", "buffer", "learner", "main"]
 Isolation = Literal["trusted", "guarded", "vm", "unisolated"]
 Determinism = Literal["relaxed", "strict"]
+Communication = Literal["loose", "intensive"]
 
 
-class _Spec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, kw_only=True):
+class _Spec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True, kw_only=True):
     """Common options: immutable, defaults left out of the wire form, unknown fields refused."""
 
 
@@ -37,7 +38,10 @@ class ResourceRange(_Spec, frozen=True, kw_only=True):
 
 
 class Component(_Spec, frozen=True, kw_only=True):
-    """One kind of process of a job; `replicas` of them run side by side in each member's sandbox."""
+    """One kind of process of a job; `replicas` of them run side by side in each member's sandbox.
+
+    Where `replicas_max` is given (for simulators only), their number may be raised up to it while there is room.
+    """
 
     name: str
     kind: ComponentKind = "main"
@@ -46,6 +50,7 @@ class Component(_Spec, frozen=True, kw_only=True):
     resources: dict[str, ResourceRange]
     env: dict[str, str] = {}
     restart: Literal["never", "on_failure"] = "never"
+    replicas_max: int | None = None
 
     def range_in(self, phase: str) -> ResourceRange:
         """Return the range for `phase`; a phase that is not declared uses `default`."""
@@ -60,10 +65,14 @@ class RestartRule(_Spec, frozen=True, kw_only=True):
 
 
 class PreemptionRule(_Spec, frozen=True, kw_only=True):
-    """How the job wants to be asked to leave; `checkpoint_dir` is for jobs that do not use the SDK."""
+    """How the job wants to be asked to leave; `checkpoint_dir` is for jobs that do not use the SDK.
+
+    `restart_seconds` is what it takes until it is again where its checkpoint was: it counts when victims are chosen.
+    """
 
     grace_seconds: int = 30
     checkpoint_dir: str | None = None
+    restart_seconds: int = 0
 
 
 class PathBinding(_Spec, frozen=True, kw_only=True):
@@ -82,7 +91,10 @@ class SourceRecord(_Spec, frozen=True, kw_only=True):
 
 
 class JobSpec(_Spec, frozen=True, kw_only=True):
-    """A job as accepted. Secrets are names in the tenant's store on the node; values never appear here."""
+    """A job as accepted. Secrets are names in the tenant's store on the node; values never appear here.
+
+    The members of an `intensive` job run on one node; after `locality_wait_seconds` below one switch will do.
+    """
 
     name: str
     tenant: str
@@ -108,6 +120,9 @@ class JobSpec(_Spec, frozen=True, kw_only=True):
     outputs: tuple[PathBinding, ...] = ()
     labels: dict[str, str] = {}
     source: SourceRecord = SourceRecord()
+    communication: Communication = "loose"
+    locality_wait_seconds: int = 0
+    gpu_models: tuple[str, ...] = ()
 
     @property
     def phases(self) -> tuple[str, ...]:
@@ -126,14 +141,15 @@ def member_floor(spec: JobSpec) -> Resources:
 
     A phase change then never needs room that is not there; what a phase does not need is lent above the floor.
     """
-    cpu_millis = gpus = gpu_memory_mib = 0
+    cpu_millis = gpus = gpu_memory_mib = gpu_millis = 0
     for phase in spec.phases:
         minima = [(component.range_in(phase).minimum, component.replicas) for component in spec.components]
         cpu_millis = max(cpu_millis, sum(least.cpu_millis * replicas for least, replicas in minima))
         gpus = max(gpus, sum(least.gpus * replicas for least, replicas in minima))
         gpu_memory_mib = max(gpu_memory_mib, *(least.gpu_memory_mib for least, _ in minima))
+        gpu_millis = max(gpu_millis, sum(least.gpu_millis * replicas for least, replicas in minima))
     memory_mib = sum(component_memory_mib(component) * component.replicas for component in spec.components)
-    return Resources(cpu_millis, memory_mib, gpus, gpu_memory_mib)
+    return Resources(cpu_millis, memory_mib, gpus, gpu_memory_mib, gpu_millis)
 
 
 def component_memory_mib(component: Component) -> int:

@@ -90,6 +90,21 @@ def ask_node(node: str, what: str) -> str:
     return f"tg.ask.node.{token(node)}.{token(what)}"
 
 
+def gang(sender: str, receiver: str) -> str:
+    """Return where one node's agent speaks to another's about a gang that has members on both."""
+    return f"tg.gang.{token(sender)}.{token(receiver)}"
+
+
+def gang_to(receiver: str) -> str:
+    """Return the wildcard of what other nodes' agents say to this one."""
+    return f"tg.gang.*.{token(receiver)}"
+
+
+def gang_sender(subject: str) -> str:
+    """Return the node that spoke on a subject of `gang`: its login can publish on no other node's."""
+    return subject.split(".")[2]
+
+
 def telemetry(node: str) -> str:
     """Return where a node's samples go (stream TELEMETRY: in memory, of short age)."""
     return f"tg.telemetry.{token(node)}"

@@ -16,6 +16,7 @@ import tidegate
 from tidegate.checkpoint.handle import Checkpoint
 from tidegate.checkpoint.saver import PendingSave
 from tidegate.job import Job
+from tidegate.member import Member
 from tidegate.seeds import Seeds
 
 T = TypeVar("T")
@@ -93,6 +94,10 @@ class AsyncJob:
         """Return the seeds of this process."""
         return self._job.seeds
 
+    async def replicas_of(self, component: str) -> int:
+        """Return how many processes a component of this member has now, where its number may be scaled."""
+        return self._job.replicas_of(component)
+
     async def latest_checkpoint(self) -> Optional[AsyncCheckpoint]:
         """Return the checkpoint to continue from, verified, or None to begin afresh."""
         checkpoint = await self._run(self._job.latest_checkpoint)
@@ -159,7 +164,10 @@ class AsyncJob:
 
 
 _PROPERTIES = frozenset(
-    name for name, value in vars(Job).items() if isinstance(value, property) and not name.startswith("_")
+    name
+    for owner in (Member, Job)
+    for name, value in vars(owner).items()
+    if isinstance(value, property) and not name.startswith("_")
 )
 
 

@@ -28,6 +28,7 @@ from tidegate.errors import (
     UsageError,
 )
 from tidegate.link.base import Link, Resume
+from tidegate.member import Member
 from tidegate.pace import Pace
 from tidegate.seeds import Seeds
 from tidegate.stop import StopGate
@@ -40,11 +41,11 @@ CLOSE_SECONDS_MAX = 10.0
 PUBLISH_SECONDS_MAX = 30.0
 
 
-class Job:
+class Job(Member):
     """The job that this process is part of. Made by `tidegate.init()`; safe to use from several threads."""
 
     def __init__(self, identity: Identity, link: Link, gate: StopGate) -> None:
-        self._identity = identity
+        super().__init__(identity)
         self._link = link
         self._gate = gate
         self._stamp = Stamp(
@@ -80,67 +81,17 @@ class Job:
         identity = self._identity
         return f"<tidegate job {identity.job} attempt {identity.attempt} rank {identity.rank} {identity.component}>"
 
-    # Who am I ---------------------------------------------------------------------------------------------------
+    def replicas_of(self, component: str) -> int:
+        """Return how many processes a component of this member has now, where its number may be scaled.
 
-    @property
-    def id(self) -> str:
-        """Return the job's id ("local" without an agent)."""
-        return self._identity.job
-
-    @property
-    def tenant(self) -> str:
-        """Return the tenant the job runs for."""
-        return self._identity.tenant
-
-    @property
-    def attempt(self) -> int:
-        """Return which placement of the job this is."""
-        return self._identity.attempt
-
-    @property
-    def rank(self) -> int:
-        """Return this member's number in the gang."""
-        return self._identity.rank
-
-    @property
-    def world_size(self) -> int:
-        """Return the gang's size."""
-        return self._identity.world_size
-
-    @property
-    def component(self) -> str:
-        """Return the component this process belongs to."""
-        return self._identity.component
-
-    @property
-    def replica(self) -> int:
-        """Return this process's number within its component."""
-        return self._identity.replica
-
-    @property
-    def replicas(self) -> int:
-        """Return how many processes the component has."""
-        return self._identity.replicas
-
-    @property
-    def seed(self) -> int:
-        """Return this process's seed (see tidegate.seeds)."""
-        return self._identity.seed
-
-    @property
-    def trace_id(self) -> str:
-        """Return the job's trace id."""
-        return self._identity.trace_id
-
-    @property
-    def determinism(self) -> str:
-        """Return "strict" or "relaxed", as the job asked."""
-        return self._identity.determinism
-
-    @property
-    def local(self) -> bool:
-        """Return whether there is no agent (a laptop)."""
-        return self._identity.socket is None
+        For this process's own component that is `replicas` where it is not scaled.
+        """
+        counts = {self.component: self.replicas, **self._link.replicas}
+        if component not in counts:
+            raise UsageError(
+                f"component {component!r} was refused: its number is not scaled; known are {', '.join(sorted(counts))}"
+            )
+        return counts[component]
 
     @property
     def stop_reason(self) -> Optional[str]:

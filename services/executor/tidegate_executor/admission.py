@@ -20,6 +20,7 @@ from tidegate_executor.images import Image, find
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}\Z")
 _SUBJECT_TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}\Z")
+GPU_MILLIS = 1000  # one whole device
 # A sandbox of level `trusted` has no device nodes but the harmless ones, so a GPU would not be there.
 LEVELS_WITH_GPUS = frozenset({"unisolated"})
 
@@ -123,16 +124,30 @@ def _gpu_refusal(order: SandboxOrder, offer: Offer, claims: list[Claim]) -> Reas
     if order.spec.isolation not in LEVELS_WITH_GPUS:
         return Reason(code="GpuNotPassed", detail=f"level {order.spec.isolation} passes no GPU to a sandbox")
     known = {gpu.index: gpu for gpu in offer.capacity.gpus}
-    taken = {index for claim in claims for index in claim.gpu_indices}
-    need_mib = member_floor(order.spec).gpu_memory_mib
+    taken: dict[int, int] = {}
+    for claim in claims:
+        for index in claim.gpu_indices:
+            taken[index] = taken.get(index, 0) + _share(claim.floor)
+    floor = member_floor(order.spec)
+    need_mib = floor.gpu_memory_mib
     for index in order.gpu_indices:
         if index not in known:
             return Reason(code="GpuMissing", detail=f"there is no GPU {index}; there are {sorted(known)}")
-        if index in taken:
-            return Reason(code="GpuTaken", detail=f"GPU {index} is held by another sandbox")
+        free = GPU_MILLIS - taken.get(index, 0)
+        if _share(floor) > free:
+            return Reason(
+                code="GpuTaken",
+                detail=f"GPU {index} is held by other sandboxes: {_share(floor)} thousandths needed, {free} free",
+                numbers={"needed": _share(floor), "free": free},
+            )
         if known[index].memory_mib < need_mib:
             return Reason(code="GpuTooSmall", detail=f"GPU {index} has {known[index].memory_mib} MiB of {need_mib}")
     return None
+
+
+def _share(floor: Resources) -> int:
+    """Return how much of each of its devices a member holds, in thousandths."""
+    return floor.gpu_millis if floor.gpu_millis and not floor.gpus else GPU_MILLIS
 
 
 def free_uid_slot(job: str, claims: Iterable[Claim]) -> int:

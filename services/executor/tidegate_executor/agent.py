@@ -55,6 +55,11 @@ class NodeAgent:
         of_member = [state for state in known if (state.job, state.rank) == (job, rank)]
         return max(of_member, key=lambda state: state.attempt, default=None)
 
+    def begun(self, job: str, attempt: int) -> bool | None:
+        """Say of an attempt whose members here have all ended whether it had begun; None where none was known."""
+        ended = [state for state, _ in self._ended.values() if (state.job, state.attempt) == (job, attempt)]
+        return any(state.begun for state in ended) if ended else None
+
     def main_component(self, sandbox: str) -> str | None:
         """Return the name of an attempt's main component."""
         if sandbox in self._runners:
@@ -140,6 +145,9 @@ class NodeAgent:
             cpu_model=capacity.cpu_model,
             isa=capacity.isa,
             sandboxes=tuple(HeldSandbox(job=s.job, attempt=s.attempt, rank=s.rank) for s in held),
+            rack=self._context.settings.rack,
+            switch=self._context.settings.switch,
+            address=self._context.settings.address,
         )
         log.info("node_joining", incarnation=self.incarnation, held=len(held), levels=joined.levels)
         await self._context.spool.put([joined])

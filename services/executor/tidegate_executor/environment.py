@@ -5,11 +5,16 @@ Secrets are never in here: they travel beside it and are kept out of every recor
 
 from __future__ import annotations
 
+import hashlib
+
 import msgspec
 from tidegate import seeds
 from tidegate_events import trace
-from tidegate_events.orders import SandboxOrder
-from tidegate_events.spec import Component
+from tidegate_events.orders import LOOPBACK, GangPlace, SandboxOrder
+from tidegate_events.spec import Component, member_floor
+
+MASTER_PORT_FIRST, MASTER_PORTS = 20_000, 10_000
+"""Where a gang's ranks meet, unless the job opens no port: below those that Linux gives to outgoing connections."""
 
 
 class Places(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,14 +56,41 @@ def of_process(order: SandboxOrder, component: Component, replica: int, places: 
         # By the driver's order, as the agent counts them; CUDA's own default is the fastest first.
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": ",".join(str(index) for index in order.gpu_indices),
-        "RANK": str(order.rank),
-        "WORLD_SIZE": str(spec.gang_size),
+        **_gang(order),
+        **_gpu_share(order),
         "TRACEPARENT": order.traceparent or trace.traceparent(order.job),
         **_identity(order, component, replica),
         **_declared(places),
         "TIDEGATE_SOCKET": places.socket,
         "TIDEGATE_CHECKPOINTS": places.checkpoints,
     }
+
+
+def master_port(job: str, attempt: int) -> int:
+    """Return the port at which the ranks of an attempt meet: the same on every node, another one for each attempt."""
+    digest = hashlib.sha256(f"{job}.{attempt}".encode()).digest()
+    return MASTER_PORT_FIRST + int.from_bytes(digest[:8], "big") % MASTER_PORTS
+
+
+def _gang(order: SandboxOrder) -> dict[str, str]:
+    """Return the variables by which torchrun tells a process its place; one node where the order names none."""
+    size = order.spec.gang_size
+    place = order.gang or GangPlace(nodes=("",), local_rank=order.rank, local_size=size, master_address=LOOPBACK)
+    return {
+        "RANK": str(order.rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(place.local_rank),
+        "LOCAL_WORLD_SIZE": str(place.local_size),
+        "NODE_RANK": str(place.node_rank),
+        "MASTER_ADDR": place.master_address,
+        "MASTER_PORT": str(master_port(order.job, order.attempt)),
+    }
+
+
+def _gpu_share(order: SandboxOrder) -> dict[str, str]:
+    """Return how much of its one device the member may use: nothing but the job itself keeps to it."""
+    share = member_floor(order.spec).gpu_millis
+    return {"TIDEGATE_GPU_MILLIS": str(share)} if share and order.gpu_indices else {}
 
 
 def _identity(order: SandboxOrder, component: Component, replica: int) -> dict[str, str]:
@@ -74,6 +106,7 @@ def _identity(order: SandboxOrder, component: Component, replica: int) -> dict[s
         "TIDEGATE_REPLICAS": str(component.replicas),
         "TIDEGATE_JOB_SEED": str(spec.seed),
         "TIDEGATE_SEED": str(seeds.derive(spec.seed, component.name, order.rank, replica)),
+        **({"TIDEGATE_REPLICAS_MAX": str(component.replicas_max)} if component.replicas_max is not None else {}),
         "TIDEGATE_DETERMINISM": spec.determinism,
         "TIDEGATE_TRACE_ID": trace.trace_id(order.job),
     }

@@ -15,7 +15,7 @@ from tidegate_events.events import AnyEvent, Scalar
 
 from tidegate_executor import checkpoints
 from tidegate_executor.attempt_memory import AttemptMemory
-from tidegate_executor.attempts import facts, phases, transitions
+from tidegate_executor.attempts import facts, phases, progress, transitions
 from tidegate_executor.attempts.state import AttemptState
 from tidegate_executor.channel import messages
 from tidegate_executor.channel.handler import ClientInfo, HandlerBusy, HandlerUnavailable, MessageRefused, Origin
@@ -82,10 +82,23 @@ class JobVoice:
         await self._durably(origin, self._memory.commit(state=state))
 
     async def on_report(self, origin: Origin, message: messages.Report) -> None:
-        """Keep the newest metrics for telemetry, and the step in memory."""
+        """Keep the newest metrics for telemetry, and the step in memory; progress that moved becomes a fact."""
         state = self._memory.state
         self._context.reports.report(state, origin, message, self._context.clock.now_ns())
         self._memory.state = transitions.step_seen(state, message.step)
+        if message.progress is not None and state.rank == 0 and origin.component == self._main:
+            await self._on_progress(progress.millis_of(message.progress))
+
+    async def _on_progress(self, millis: int) -> None:
+        state = self._memory.state
+        if state.stage != "running" or not progress.is_news(state.progress, millis):
+            return
+        state = _replace(state, progress=progress.tell(state.progress, millis))
+        fact = facts.progress_reported(state, self._context.clock.now_ns())
+        try:
+            await asyncio.shield(self._memory.commit([fact], state=state, droppable=True))
+        except SpoolFullError:
+            log.warning("progress_waits", sandbox=state.id, progress_millis=millis)  # for the next report
 
     async def on_publish(self, origin: Origin, message: messages.Publish) -> None:
         """Send a user's own event on its way; while too much waits for the bus it is dropped, and counted."""

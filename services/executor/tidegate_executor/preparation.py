@@ -17,6 +17,7 @@ from tidegate_events.orders import SandboxOrder
 from tidegate_events.spec import Component, PathBinding
 
 from tidegate_executor import checkpoints, environment, secret_store
+from tidegate_executor.attempts import scaling
 from tidegate_executor.attempts.state import AttemptState
 from tidegate_executor.attempts.wording import plain
 from tidegate_executor.context import Context
@@ -120,7 +121,7 @@ def _assemble(
         layers=image.layers,
         workdir=str(workdir) if workdir else None,
         mounts=tuple(mounts),
-        pids_max=PIDS_PER_REPLICA * max(4, len(state.replicas)),
+        pids_max=PIDS_PER_REPLICA * max(4, sum(scaling.most(component) for component in order.spec.components)),
     )
     places = _places(context, order, spec, (image, declared_target))
     host_declared = None

@@ -7,18 +7,19 @@ next incarnation takes over from the state on disk.
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Iterable
 
 import msgspec
 import structlog
 from tidegate_events import trace
-from tidegate_events.events import AnyEvent, Quota, Reason
+from tidegate_events.events import AnyEvent, Reason
 from tidegate_events.orders import SandboxOrder
 from tidegate_events.spec import Component
 
-from tidegate_executor import conclusion, preparation
+from tidegate_executor import conclusion, preparation, resizing
 from tidegate_executor.attempt_memory import AttemptMemory
-from tidegate_executor.attempts import facts, phases, planning, transitions
+from tidegate_executor.attempts import facts, phases, planning, scaling, transitions
 from tidegate_executor.attempts.state import AttemptState, Replica
 from tidegate_executor.channel.handler import Sandbox as ChannelPlace
 from tidegate_executor.channel.server import ChannelServer
@@ -27,9 +28,7 @@ from tidegate_executor.job_voice import JobVoice
 from tidegate_executor.sandbox.base import (
     CommandNotStartableError,
     InfrastructureError,
-    Limits,
     RequestRefusedError,
-    ResizeRefusedError,
     Sandbox,
     SandboxLostError,
     SandboxStoppingError,
@@ -38,6 +37,7 @@ from tidegate_executor.spool.spool import SpoolFullError
 
 LOOK_SECONDS_MAX = 5.0  # the plan is looked at again at least this often, whatever was missed
 DOUBT_SECONDS_MAX = 2.0  # how long the history may take to say whether a start before a crash was carried out
+GANG_START_SECONDS_MAX = 900.0  # for the other members to stand; the scheduler gives the attempt up sooner
 END_MARGIN_SECONDS = 0.05
 
 log = structlog.get_logger()
@@ -62,14 +62,15 @@ class AttemptRunner:
         self._preparing: asyncio.Timeout | None = None
         self._ends_at = float("inf")
         state = memory.state
-        self._group = context.stop_groups.take(state.job, state.attempt)
+        self._gang = context.gangs.take(memory.order)
         self._server = ChannelServer(
             ChannelPlace(state.job, state.attempt, state.rank),
-            {component.name: component.replicas for component in self._spec.components},
+            {component.name: scaling.most(component) for component in self._spec.components},
             self._voice,
-            stop_group=self._group,
+            stop_group=self._gang.stops,
             resume=self._voice.newest,
         )
+        self._server.tell_replicas(scaling.counts(state, self._spec))
         self._log = log.bind(sandbox=state.id, job=state.job, tenant=state.tenant, trace_id=trace.trace_id(state.job))
 
     def offer(self, order: SandboxOrder) -> None:
@@ -93,7 +94,7 @@ class AttemptRunner:
         finally:
             self.sandbox = None
             self._server.close()
-            self._context.stop_groups.give_back(self.memory.state.job, self.memory.state.attempt)
+            self._context.gangs.give_back(self.memory.state.job, self.memory.state.attempt)
 
     async def give_up(self, error: Exception) -> None:
         """End what runs and report the member as lost: the agent met a fault of its own at it."""
@@ -201,7 +202,22 @@ class AttemptRunner:
         except (preparation.RefusedError, OSError) as error:
             self._fail(str(error))
             return
-        await self._start(sandbox, self.memory.state.replicas)
+        await self._begin(sandbox, self.memory.state.replicas)
+
+    async def _begin(self, sandbox: Sandbox, replicas: Iterable[Replica]) -> None:
+        """Start them when every member of the gang stands; a stop ends the wait, and then nothing of it ever ran."""
+        memory, loop = self.memory, asyncio.get_running_loop()
+        deadline = loop.time() + GANG_START_SECONDS_MAX
+        self._gang.stands(memory.state.rank, memory.changed)
+        while not self._gang.may_begin and memory.state.stop is None and not memory.state.sandbox_over:
+            memory.changed.clear()
+            if (left := deadline - loop.time()) <= 0:
+                self._fail(f"not started: {self._gang.awaited} was not ready within {GANG_START_SECONDS_MAX:.0f} s")
+                return
+            await _wait(memory.changed, left)
+        if self._gang.may_begin:
+            memory.change(_replace(memory.state, begun=True))
+            await self._start(sandbox, replicas)
 
     def _fail(self, detail: str) -> None:
         now_ns = self._context.clock.now_ns()
@@ -218,9 +234,11 @@ class AttemptRunner:
         while doubtful() and not self.memory.state.sandbox_over and (left := deadline - loop.time()) > 0:
             self.memory.changed.clear()
             await _wait(self.memory.changed, left)
+        if self.memory.state.begun or len(doubtful()) < len(self.memory.state.replicas):
+            self._gang.has_begun()
         if doubtful() and not self.memory.state.sandbox_over:
             self._log.info("starts_repeated", replicas=[replica.name for replica in doubtful()])
-            await self._start(sandbox, doubtful())
+            await self._begin(sandbox, doubtful())
 
     async def _follow(self, sandbox: Sandbox) -> None:
         memory = self.memory
@@ -246,6 +264,7 @@ class AttemptRunner:
             for action in todo.actions:
                 await self._do(action, sandbox, tasks)
             self._server.resume = self._voice.newest
+            self._server.tell_replicas(scaling.counts(memory.state, self._spec))
             left = LOOK_SECONDS_MAX
             if todo.wake_ns:
                 left = min(left, max(0.0, (todo.wake_ns - self._context.clock.now_ns()) / 1e9))
@@ -260,8 +279,19 @@ class AttemptRunner:
             self._log.info("components_restarted", replicas=names)
             await self.memory.commit(state=transitions.order_starts(self.memory.state, names))
             await self._start(sandbox, action.replicas)
+        elif isinstance(action, planning.Grow):
+            self._log.info("simulators_added", replicas=[replica.name for replica in action.replicas])
+            await self.memory.commit(state=scaling.add(self.memory.state, action.replicas))
+            await self._start(sandbox, action.replicas)
+        elif isinstance(action, planning.Shrink):
+            self._log.info("simulators_leave", replicas=[replica.name for replica in action.replicas])
+            leaving = scaling.leave(self.memory.state, action.replicas, self._context.clock.now_ns())
+            await self.memory.commit(state=leaving)
+            await self._signal(sandbox, action.replicas, signal.SIGTERM)
+        elif isinstance(action, planning.Kill):
+            await self._signal(sandbox, action.replicas, signal.SIGKILL)
         elif isinstance(action, planning.Resize):
-            await self._resize(sandbox, action.quotas)
+            await resizing.resize(self._context, self.memory, sandbox, action.quotas, self._log)
         elif isinstance(action, planning.AskToLeave):
             self._ask_to_leave(action)
         elif isinstance(action, planning.EndSandbox):
@@ -281,7 +311,7 @@ class AttemptRunner:
             self._log.info("limits_not_read", why=str(error))
         else:
             seen = {each.component: each.limits for each in stats.replicas if each.limits is not None}
-            quotas = tuple(_seen(quota, seen.get(quota.component)) for quota in self.memory.state.quotas_asked)
+            quotas = tuple(resizing.seen(quota, seen.get(quota.component)) for quota in self.memory.state.quotas_asked)
             node = self._context.node
             events.append(facts.quota_applied(state, node, quotas, now_ns, enforced=stats.limits_enforced))
             state = _replace(transitions.started(self.memory.state), quotas_reported=quotas)
@@ -305,6 +335,13 @@ class AttemptRunner:
             except (InfrastructureError, preparation.RefusedError, OSError) as error:
                 self._fail(str(error))
 
+    async def _signal(self, sandbox: Sandbox, replicas: Iterable[Replica], number: signal.Signals) -> None:
+        for replica in replicas:
+            try:
+                await sandbox.signal(replica.component, replica.replica, number)
+            except (InfrastructureError, RequestRefusedError) as error:  # the plan looks again
+                self._log.warning("simulator_not_signalled", replica=replica.name, why=str(error))
+
     async def _start_one(self, sandbox: Sandbox, component: Component, number: int) -> None:
         order, state = self.memory.order, self.memory.state
         if self._prepared is None:
@@ -317,47 +354,6 @@ class AttemptRunner:
         process = preparation.process_of(order, component, number, self._prepared, preparation.limits_of(quota))
         secrets = await preparation.secrets_of(self._context, order)
         await sandbox.start(_replace(process, secret_env=secrets))
-
-    async def _resize(self, sandbox: Sandbox, quotas: tuple[Quota, ...]) -> None:
-        """Give each component its new limits; what the kernel refuses stays as it is and is tried again later."""
-        enforced = True
-        applied: list[Quota | None] = [None for _ in quotas]
-        try:
-            enforced = (await sandbox.stats()).limits_enforced
-            applied = [await self._resize_component(sandbox, quota) if enforced else quota for quota in quotas]
-        except InfrastructureError as error:
-            self._log.warning("quota_not_applied", why=str(error))
-        state = self.memory.state
-        done = {quota.component: quota for quota, seen in zip(quotas, applied, strict=True) if seen is not None}
-        seen_now = {quota.component: quota for quota in (*state.quotas_reported, *filter(None, applied))}
-        now_ns = self._context.clock.now_ns()
-        asked = tuple(done.get(quota.component, quota) for quota in state.quotas_asked)
-        state = transitions.quotas_applied(state, asked, tuple(seen_now.values()))
-        if len(done) < len(quotas):
-            state = _replace(state, quotas_retry_ns=now_ns + planning.QUOTA_RETRY_NS)
-        if not done:
-            self.memory.change(state)
-            return
-        fact = facts.quota_applied(state, self._context.node, state.quotas_reported, now_ns, enforced=enforced)
-        try:
-            await self.memory.commit([fact], state=state, droppable=True)
-        except SpoolFullError as error:
-            self._log.warning("quota_fact_waits", why=str(error))
-            self.memory.change(_replace(self.memory.state, quotas_retry_ns=now_ns + planning.QUOTA_RETRY_NS))
-
-    async def _resize_component(self, sandbox: Sandbox, quota: Quota) -> Quota | None:
-        limits = preparation.limits_of(quota)
-        seen: Limits | None = None
-        for replica in self.memory.state.replicas_of(quota.component):
-            if replica.status != "running":
-                continue
-            try:
-                seen = await sandbox.resize(replica.component, replica.replica, limits)
-            except ResizeRefusedError as error:
-                if any(r.status == "running" and r.name == replica.name for r in self.memory.state.replicas):
-                    self._log.warning("resize_refused", replica=replica.name, why=str(error))
-                    return None
-        return _seen(quota, seen)
 
     async def _say_phase(self) -> None:
         now_ns = self._context.clock.now_ns()
@@ -372,12 +368,12 @@ class AttemptRunner:
         """Ask the processes of every member of the job here: they stop at the same call, or a gang would hang."""
         state = self.memory.state
         if state.stop is None and state.failure is not None:
-            self._context.stop_groups.on_anomaly(state.job, state.attempt, state.failure)
-        self._server.stop(request.reason, request.deadline_ns)
+            self._gang.anomaly = self._gang.anomaly or state.failure
+        self._server.stop(request.reason, request.deadline_ns, here_only=state.stop is None)
 
     async def _conclude(self) -> None:
         state = self.memory.state
-        if (failure := self._context.stop_groups.anomaly(state.job, state.attempt)) is not None:
+        if (failure := self._gang.anomaly) is not None:
             self.memory.change(transitions.peer_failed(state, self._spec, failure))
         await conclusion.conclude(self._context, self.memory, (self._server, self._prepared), self._log)
 
@@ -396,12 +392,6 @@ class AttemptRunner:
         except InfrastructureError as error:
             self._log.warning("sandbox_stop_failed", why=str(error))
             self._ends_at = float("inf")  # the plan asks again
-
-
-def _seen(quota: Quota, limits: Limits | None) -> Quota:
-    if limits is None:
-        return quota
-    return Quota(component=quota.component, cpu_millis=limits.cpu_millis, memory_mib=limits.memory_mib)
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

@@ -6,6 +6,7 @@ The bus password comes from the file or from TIDEGATE_BUS_PASSWORD, never from t
 from __future__ import annotations
 
 import os
+import re
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ from tidegate_executor.sandbox.settings import UID_BASE_DEFAULT, UID_SLOTS_DEFAU
 
 UID_RANGES = 256  # agents of one machine get different uid ranges, by the hash of their node's name
 CGROUP_NAME_CHARS_MAX = 48
+_PLACE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}\Z")
 
 
 class ImageLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -43,6 +45,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     `input_roots` and `output_roots` are the host directories below which a job may name inputs and outputs; an empty
     list allows none. `image_cache_dir` keeps the hashes of image files, for several agents to share.
+    `rack` and `switch` say where the node stands in the network; `address` is where the other nodes of a gang reach it
+    (left out: this is the only machine).
     `offer_unisolated` lets jobs that ask for it run as plain processes.
     """
 
@@ -68,6 +72,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     uid_base: int | None = None
     cgroup_name: str | None = None
     cgroup_parent: str | None = None
+    rack: str = ""
+    switch: str = ""
+    address: str = ""
 
     @property
     def paths(self) -> NodePaths:
@@ -119,6 +126,9 @@ _TEXTS = {
     "TIDEGATE_IMAGE_CACHE_DIR": "image_cache_dir",
     "TIDEGATE_CGROUP_NAME": "cgroup_name",
     "TIDEGATE_CGROUP_PARENT": "cgroup_parent",
+    "TIDEGATE_NODE_RACK": "rack",
+    "TIDEGATE_NODE_SWITCH": "switch",
+    "TIDEGATE_NODE_ADDRESS": "address",
 }
 _NUMBERS = {
     "TIDEGATE_CPU_MILLIS": "cpu_millis",
@@ -206,6 +216,7 @@ def checked(settings: Settings) -> Settings:
     for root in (*settings.input_roots, *settings.output_roots):
         if not Path(root).is_absolute():
             raise SettingsError(f"input_roots/output_roots: {root!r} refused; absolute paths are accepted")
+    _check_place(settings)
     if settings.gateway_url and not settings.gateway_url.startswith(("http://", "https://")):
         raise SettingsError(f"gateway_url: {settings.gateway_url!r} refused; an http:// or https:// URL is accepted")
     for name in ("cpu_millis", "memory_mib"):
@@ -221,6 +232,12 @@ def checked(settings: Settings) -> Settings:
     if "host" in settings.images and settings.offer_host_image:
         raise SettingsError("images: 'host' is built in; choose another name, or set offer_host_image to false")
     return settings
+
+
+def _check_place(settings: Settings) -> None:
+    for name in ("rack", "switch", "address"):
+        if (value := getattr(settings, name)) and not _PLACE_NAME.match(value):
+            raise SettingsError(f"{name}: {value!r} refused; up to 128 letters, digits and ._:/- are accepted")
 
 
 def sandbox_settings(settings: Settings) -> SandboxSettings:

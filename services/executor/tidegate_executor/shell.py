@@ -27,6 +27,7 @@ from tidegate_executor import attempt_memory, backends, capacity, images, lock, 
 from tidegate_executor.admission import Offer, offerable
 from tidegate_executor.agent import NodeAgent
 from tidegate_executor.context import Context
+from tidegate_executor.gang.exchange import GangExchange
 from tidegate_executor.sampling.reports import ProcessReports
 from tidegate_executor.sampling.sampler import Sampler
 from tidegate_executor.sampling.stamp import Stamp
@@ -122,6 +123,7 @@ async def _context(settings: Settings, clock: Clock, spool: Spool, available: di
         sdk_dir=await asyncio.to_thread(sdk_copy.install, settings.paths.sdk),
         reports=ProcessReports(),
         images=asyncio.get_running_loop().create_future(),
+        gangs=GangExchange(settings.node),
     )
 
 
@@ -149,6 +151,11 @@ async def _attend(tasks: asyncio.TaskGroup, context: Context, agent: NodeAgent, 
     async def on_logs(message: Msg) -> None:
         await message.respond(log_queries.answer(message.data, agent, context.paths.logs))
 
+    async def on_gang(message: Msg) -> None:
+        context.gangs.on_message(message.subject, message.data, agent.begun)
+
+    await _serve_subject(tasks, client, subjects.gang_to(node), on_gang)
+    tasks.create_task(context.gangs.run(lambda subject, data: _publish(client, subject, data)))
     await _serve_subject(tasks, client, subjects.order(node), on_orders)
     await _serve_subject(tasks, client, subjects.ask_node(node, "logs"), on_logs)
     sampler = Sampler(

@@ -15,14 +15,15 @@ import nats.errors
 import structlog
 from tidegate_events import subjects, trace
 from tidegate_events.clock import Clock
-from tidegate_events.events import AnyEvent, CancelRequested, JobSubmitted
+from tidegate_events.events import AnyEvent, JobSubmitted
 from tidegate_events.frame import Frame, Writer
 from tidegate_events.journal.base import Appended, Journal, JournalError, JournalFullError
 from tidegate_events.spec import JobSpec
 
+from tidegate_gateway.acts.base import EventMaker
 from tidegate_gateway.fold import Fold
 from tidegate_gateway.identity import spec_digest
-from tidegate_gateway.view.model import Job, JobState
+from tidegate_gateway.view.projection import View
 
 APPEND_SECONDS_MAX = 6.0
 """How long a request waits for the journal, a short restart of the bus included."""
@@ -45,19 +46,6 @@ class OtherSpecError(Exception):
     def __init__(self, job_id: str) -> None:
         super().__init__(job_id)
         self.job_id = job_id
-
-
-class UnknownJobError(Exception):
-    """There is no such job."""
-
-
-class AlreadyEndedError(Exception):
-    """The job of `tenant` ended before, in `state`."""
-
-    def __init__(self, tenant: str, state: JobState) -> None:
-        super().__init__(state)
-        self.tenant = tenant
-        self.state = state
 
 
 class Accepted(msgspec.Struct, frozen=True):
@@ -124,40 +112,18 @@ class Desk:
             first = self._fold.view.jobs.get(job_id)
             return Accepted(job_id, replayed=first is not None and first.submitted_seq != seq)
 
-    async def cancel(self, job_id: str, actor: str) -> Job:
-        """Ask for the job to end, unless that was asked before; return the job.
+    async def record(self, judge: Callable[[View], EventMaker | None]) -> bool:
+        """Append what `judge` makes of the view, which knows all that this gateway wrote; say whether it made anything.
 
-        Raises UnknownJobError, AlreadyEndedError, BusyError, JournalAwayError, JournalFullError and NotCaughtUpError.
+        Raises what `judge` raises, BusyError, JournalAwayError, JournalFullError and NotCaughtUpError.
         """
-
-        def event(writer: Writer) -> AnyEvent:
-            return CancelRequested(
-                id=writer.event_id(0),
-                at_ns=self._clock.now_ns(),
-                tenant=job.tenant,
-                job=job_id,
-                traceparent=trace.traceparent(job_id),
-                actor=actor,
-            )
-
         async with self._turn():
             await self._fold.wait_for(self.last_seq, FOLD_SECONDS_MAX)
-            job = self._live(job_id)
-            if not job.cancel_requested:
-                seq = await self._append(event)
-                await self._fold.wait_for(seq, FOLD_SECONDS_MAX)
-            return job
-
-    def _live(self, job_id: str) -> Job:
-        view = self._fold.view
-        job = view.jobs.get(job_id)
-        if job is None:
-            if (forgotten := view.forgotten.get(job_id)) is not None:
-                raise AlreadyEndedError(forgotten.tenant, forgotten.state)
-            raise UnknownJobError(job_id)
-        if job.ended:
-            raise AlreadyEndedError(job.tenant, job.state)
-        return job
+            if (making := judge(self._fold.view)) is None:
+                return False
+            seq = await self._append(lambda writer: making(id=writer.event_id(0), at_ns=self._clock.now_ns()))
+            await self._fold.wait_for(seq, FOLD_SECONDS_MAX)
+            return True
 
     def _known(self, job_id: str, spec: JobSpec) -> Accepted | None:
         view = self._fold.view

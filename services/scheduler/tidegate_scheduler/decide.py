@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 from tidegate_events import events as e
 
@@ -19,7 +21,7 @@ class Pass(msgspec.Struct, frozen=True):
 
     events: tuple[e.AnyEvent, ...]
     wake_at_ns: int | None
-    waiting: dict[str, e.Reason]
+    waiting: Mapping[str, e.Reason]
     cut: bool = False
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from typing import Any
 
 import msgspec
-from tidegate_events.events import AnyEvent, Decision, NodeLost, QuotaChanged, Reason
+from tidegate_events.events import AnyEvent, Decision, ImagePrefetchHinted, NodeCordoned, NodeLost, QuotaChanged, Reason
 
 from tidegate_scheduler.policy.parameters import Parameters, as_parameters
 from tidegate_scheduler.state import Job, Node, State
@@ -24,7 +25,7 @@ class Draft:
         self.now_ns = now_ns
         self.parameters: Parameters = as_parameters(state.header.parameters)
         self.events: list[AnyEvent] = []
-        self.waiting: dict[str, Reason] = {}
+        self.waiting: MutableMapping[str, Reason] = {}
         self.leaving: set[str] = set()
         self.wake_at_ns: int | None = None
         self.cut = False
@@ -65,6 +66,22 @@ class Draft:
     def add_node_lost(self, node: Node) -> None:
         """Decide that `node` is lost."""
         self._append(NodeLost(id=self._next_id(), at_ns=self.now_ns, node=node.name, incarnation=node.incarnation))
+
+    def add_node_cordoned(self, node: Node, reason: Reason) -> None:
+        """Decide that nothing new goes to `node`."""
+        self._append(
+            NodeCordoned(
+                id=self._next_id(),
+                at_ns=self.now_ns,
+                node=node.name,
+                incarnation=node.incarnation,
+                reasons=(reason,),
+            )
+        )
+
+    def add_prefetch_hint(self, node: Node, image: str) -> None:
+        """Say that `image` will probably be needed on `node` next."""
+        self._append(ImagePrefetchHinted(id=self._next_id(), at_ns=self.now_ns, node=node.name, image=image))
 
     def wake_by(self, at_ns: int) -> None:
         """Ask to be called again no later than `at_ns`."""

@@ -14,8 +14,8 @@ from tidegate_events.contract import may_say
 from tidegate_events.journal.base import Recorded
 from tidegate_events.subjects import DECISION, speaks_for
 
-from tidegate_scheduler import lifecycle
-from tidegate_scheduler.state import Node, State
+from tidegate_scheduler import counting, lifecycle, operations
+from tidegate_scheduler.state import HINTS_KEPT, Node, State
 
 
 def evolve(state: State, recorded: Recorded) -> None:
@@ -78,19 +78,35 @@ def _on_node_joined(state: State, event: e.NodeJoined, _at: str) -> None:
             if key in held:
                 current.add(key)
             elif member.status == "started":
-                lifecycle.lose_member(state, job, member, "the node came back without it")
-    state.nodes[event.node] = Node(
+                counting.lose_member(state, job, member, "the node came back without it", event.at_ns)
+    node = _joined(state, event, [s for s in event.sandboxes if (s.job, s.attempt, s.rank) not in current])
+    state.nodes[event.node] = node
+    state.touch(f"node/{event.node}")
+    if known is None:
+        return
+    # An operator's word outlives a restart, and so does what the node is blamed for.
+    node.drain_deadline_ns, node.cordoned, node.failures = known.drain_deadline_ns, known.cordoned, known.failures
+    for gone in known.zombies:
+        state.forget_spec(gone.job)
+
+
+def _joined(state: State, event: e.NodeJoined, zombies: list[e.HeldSandbox]) -> Node:
+    return Node(
         name=event.node,
         incarnation=event.incarnation,
         capacity=event.capacity,
         levels=event.levels,
         gpus=event.gpus,
         images=event.images,
-        zombies=[s for s in event.sandboxes if (s.job, s.attempt, s.rank) not in current],
+        status="up",
+        unreachable_since_ns=0,
+        zombies=zombies,
+        rack=event.rack,
+        switch=event.switch,
+        cpu_model=event.cpu_model if state.elastic else "",
+        isa=event.isa if state.elastic else "",
+        address=event.address,
     )
-    state.touch(f"node/{event.node}")
-    for gone in known.zombies if known is not None else ():
-        state.forget_spec(gone.job)
 
 
 def _on_node_unreachable(state: State, event: e.NodeUnreachable, _at: str) -> None:
@@ -119,8 +135,23 @@ def _on_node_lost(state: State, event: e.NodeLost, _at: str) -> None:
         for member in job.members:
             if member.node == node.name and member.active:
                 node.zombies.append(e.HeldSandbox(job=job.id, attempt=job.attempt, rank=member.rank))
-                lifecycle.lose_member(state, job, member, "its node was lost")
+                counting.lose_member(state, job, member, "its node was lost", event.at_ns)
     state.touch(f"node/{node.name}")
+
+
+def _on_node_cordoned(state: State, event: e.NodeCordoned, _at: str) -> None:
+    node = state.nodes.get(event.node)
+    if node is not None and node.incarnation == event.incarnation and not node.cordoned:
+        node.cordoned = True
+        state.touch(f"node/{node.name}")
+
+
+def _on_image_prefetch_hinted(state: State, event: e.ImagePrefetchHinted, _at: str) -> None:
+    """Remember it, so that it is not said again with every pass, until the agent joins again or others push it out."""
+    node = state.nodes.get(event.node)
+    if node is not None and event.image not in node.hinted:
+        node.hinted = [*node.hinted, event.image][-HINTS_KEPT:]
+        state.touch(f"node/{node.name}")
 
 
 _RULES: dict[type[e.Event], Callable[[State, Any, str], None]] = {
@@ -132,5 +163,8 @@ _RULES: dict[type[e.Event], Callable[[State, Any, str], None]] = {
     e.NodeUnreachable: _on_node_unreachable,
     e.NodeReachable: _on_node_reachable,
     e.NodeLost: _on_node_lost,
+    e.NodeCordoned: _on_node_cordoned,
+    e.ImagePrefetchHinted: _on_image_prefetch_hinted,
     **lifecycle.RULES,
+    **operations.RULES,
 }

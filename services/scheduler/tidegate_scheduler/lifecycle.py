@@ -6,8 +6,19 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from tidegate_events import events as e
+from tidegate_events.spec import DEFAULT_PHASE
 
-from tidegate_scheduler.state import CHECKPOINTS_KEPT, Exit, Finished, Job, Member, State
+from tidegate_scheduler.counting import blame, count_move, count_returning, forget_returned
+from tidegate_scheduler.state import (
+    CHECKPOINTS_KEPT,
+    Exit,
+    Finished,
+    Job,
+    Member,
+    State,
+)
+
+PROGRESS_WHOLE = 1000
 
 # ---- facts ----
 
@@ -23,6 +34,25 @@ def _on_submitted(state: State, event: e.JobSubmitted, at: str) -> None:
         priority=event.spec.priority,
         submitted_seq=state.seq,
         submitted_ns=event.at_ns,
+        stage="pending",
+        revision=0,
+        attempt=0,
+        members=[],
+        checkpoints=[],
+        resumed_from=None,
+        result={},
+        preemptions=0,
+        failures=0,
+        infrastructure_failures=0,
+        excluded_nodes=[],
+        reserved_nodes=(),
+        not_before_ns=0,
+        placed_ns=0,
+        started_ns=0,
+        ran_ns=0,
+        deadline_ns=0,
+        stop_reason="",
+        cancel_requested=False,
         cause=at,
     )
     state.touch(f"job/{event.job}")
@@ -32,7 +62,7 @@ def _on_cancel_requested(state: State, event: e.CancelRequested, at: str) -> Non
     job = state.jobs.get(event.job)
     if job is not None and not job.cancel_requested:
         job.cancel_requested = True
-        _moved(state, job, at)
+        moved(state, job, at)
 
 
 def _on_placement_rejected(state: State, event: e.PlacementRejected, at: str) -> None:
@@ -45,14 +75,15 @@ def _on_placement_rejected(state: State, event: e.PlacementRejected, at: str) ->
     member.exit = Exit(detail=f"{event.reason.code}: {event.reason.detail}")
     if event.node not in job.excluded_nodes:
         job.excluded_nodes.append(event.node)
-    _moved(state, job, at)
+    blame(state, event.node, job, event.at_ns)
+    moved(state, job, at)
 
 
 def _on_sandbox_started(state: State, event: e.SandboxStarted, at: str) -> None:
     found = _member(state, event, event.rank)
     if found is not None and found[1].status == "ordered" and found[1].node == event.node:
         found[1].status = "started"
-        _moved(state, found[0], at)
+        moved(state, found[0], at)
 
 
 def _on_sandbox_exited(state: State, event: e.SandboxExited, at: str) -> None:
@@ -65,7 +96,14 @@ def _on_sandbox_exited(state: State, event: e.SandboxExited, at: str) -> None:
     member.exit = Exit(event.exit_code, event.signal, event.oom, event.last_step, event.detail)
     if event.result and event.rank == 0:
         job.result = dict(event.result)
-    _moved(state, job, at)
+    if event.outcome == "lost" or (event.outcome == "failed" and _fell_first(job, member)):
+        blame(state, event.node, job, event.at_ns)
+    moved(state, job, at)
+
+
+def _fell_first(job: Job, member: Member) -> bool:
+    """Say whether nobody of the gang was gone before: where somebody was, the others' failures are its consequence."""
+    return all(other is member or other.active or other.status == "completed" for other in job.members)
 
 
 def _bury_zombie(state: State, event: e.SandboxExited | e.PlacementRejected) -> None:
@@ -89,6 +127,27 @@ def _on_phase_changed(state: State, event: e.PhaseChanged, at: str) -> None:
         state.touch(f"job/{event.job}")
 
 
+def _on_progress_reported(state: State, event: e.ProgressReported, _at: str) -> None:
+    """Take rank 0's word, which speaks for the job in all else too. It is no cause of anything, and moves no job on."""
+    found = _member(state, event, event.rank)
+    if found is None or event.rank != 0 or not found[1].active or not 0 <= event.progress_millis <= PROGRESS_WHOLE:
+        return
+    job = found[0]
+    job.progress_millis = event.progress_millis
+    job.progress_ns = max(event.at_ns, state.header.now_ns)
+    state.touch(f"job/{job.id}")
+
+
+def _on_step_rate(state: State, event: e.StepRateLow | e.StepRateRecovered, at: str) -> None:
+    job = state.jobs.get(event.job)
+    slow = isinstance(event, e.StepRateLow)
+    if not state.elastic or job is None or job.waiting or job.attempt != event.attempt or job.slow == slow:
+        return
+    job.slow = slow
+    job.cause = at
+    state.touch(f"job/{job.id}")
+
+
 def _on_checkpoint_saved(state: State, event: e.CheckpointSaved, _at: str) -> None:
     job = state.jobs.get(event.job)
     if job is None or event.rank != 0 or any(known.id == event.checkpoint.id for known in job.checkpoints):
@@ -96,13 +155,18 @@ def _on_checkpoint_saved(state: State, event: e.CheckpointSaved, _at: str) -> No
     kept = [*job.checkpoints, event.checkpoint]
     kept.sort(key=lambda checkpoint: (checkpoint.attempt, checkpoint.step))
     job.checkpoints = kept[-CHECKPOINTS_KEPT:]
+    if state.elastic and job.newest_checkpoint is event.checkpoint:
+        job.saved_ns = max(event.at_ns, state.header.now_ns)
     state.touch(f"job/{job.id}")
 
 
 def _on_checkpoint_failed(state: State, event: e.CheckpointFailed, _at: str) -> None:
     job = state.jobs.get(event.job)
     if job is not None and event.checkpoint_id:
+        newest = job.newest_checkpoint
         job.checkpoints = [known for known in job.checkpoints if known.id != event.checkpoint_id]
+        if job.newest_checkpoint is not newest:
+            job.saved_ns = 0
         state.touch(f"job/{job.id}")
 
 
@@ -127,7 +191,7 @@ def _on_placed(state: State, event: e.JobPlaced, at: str) -> None:
         if node is None or node.incarnation != placement.incarnation or node.status != "up":
             return
     job.attempt = event.attempt
-    job.members = [Member(m.rank, m.node, m.quotas, m.gpu_indices) for m in event.members]
+    job.members = [_placed(placement) for placement in event.members]
     job.resumed_from = event.resume
     job.result = {}
     job.stage = "placed"
@@ -135,7 +199,24 @@ def _on_placed(state: State, event: e.JobPlaced, at: str) -> None:
     job.started_ns = 0
     job.stop_reason = ""
     job.reserved_nodes = ()
-    _moved(state, job, at)
+    job.reserved_start_ns = 0
+    if state.elastic and not job.cpu_model and state.specs[job.id].determinism == "strict":
+        job.cpu_model = state.nodes[event.members[0].node].cpu_model
+    if event.resume is None:
+        job.progress_millis = job.progress_ns = 0
+    moved(state, job, at)
+
+
+def _placed(placement: e.MemberPlacement) -> Member:
+    return Member(
+        rank=placement.rank,
+        node=placement.node,
+        quotas=placement.quotas,
+        gpu_indices=placement.gpu_indices,
+        status="ordered",
+        phase=DEFAULT_PHASE,
+        exit=None,
+    )
 
 
 def _on_started(state: State, event: e.JobStarted | e.JobResumed, at: str) -> None:
@@ -143,7 +224,7 @@ def _on_started(state: State, event: e.JobStarted | e.JobResumed, at: str) -> No
     if job is not None and job.stage == "placed":
         job.stage = "running"
         job.started_ns = event.at_ns
-        _moved(state, job, at)
+        moved(state, job, at)
 
 
 def _on_quota_changed(state: State, event: e.QuotaChanged, _at: str) -> None:
@@ -153,6 +234,9 @@ def _on_quota_changed(state: State, event: e.QuotaChanged, _at: str) -> None:
         return
     for member in job.members:
         if member.rank == event.rank and member.active:
+            if state.elastic:
+                count_returning(state, job, member, event)
+                member.resized_ns = event.at_ns
             member.quotas = event.quotas
             state.touch(f"job/{job.id}")
 
@@ -161,33 +245,48 @@ def _on_room_reserved(state: State, event: e.RoomReserved, at: str) -> None:
     job = _current(state, event)
     if job is not None and job.waiting:
         job.reserved_nodes = event.nodes
-        _moved(state, job, at)
+        job.reserved_start_ns = event.start_by_ns if event.nodes else 0
+        moved(state, job, at)
 
 
 def _on_preempt_requested(state: State, event: e.PreemptRequested, at: str) -> None:
     job = _current(state, event)
     if job is not None and job.stage in ("placed", "running"):
         job.stage = "preempting"
-        job.stop_reason = f"preempted for {event.for_job}" if event.for_job else "its node became smaller"
+        job.stop_reason = _why_it_leaves(state, event)
         job.deadline_ns = event.deadline_ns
-        job.preemptions += 1
-        _moved(state, job, at)
+        forget_returned(job, event.at_ns)
+        count_move(state, event)
+        if event.hold:
+            job.held = True
+        else:
+            job.preemptions += 1  # an operator's suspension is none: it uses up no budget
+        moved(state, job, at)
+
+
+def _why_it_leaves(state: State, event: e.PreemptRequested) -> str:
+    if event.for_job:
+        return f"preempted for {event.for_job}"
+    if state.elastic and event.reasons:
+        return event.reasons[0].code
+    return "its node became smaller"  # the only other reason there was for policy 1
 
 
 def _on_stop_requested(state: State, event: e.StopRequested, at: str) -> None:
     job = _current(state, event)
     if job is not None and not job.waiting:
         job.stage = "stopping"
+        forget_returned(job, event.at_ns)
         job.stop_reason = event.reasons[0].code if event.reasons else "Stopped"
         job.deadline_ns = event.deadline_ns
-        _moved(state, job, at)
+        moved(state, job, at)
 
 
 def _on_suspended(state: State, event: e.JobSuspended, at: str) -> None:
     job = _current(state, event)
     if job is not None:
-        _back_to_queue(job, "suspended", event.at_ns)
-        _moved(state, job, at)
+        _back_to_queue(state, job, "suspended", event.at_ns)
+        moved(state, job, at)
 
 
 def _on_requeued(state: State, event: e.JobRequeued, at: str) -> None:
@@ -198,9 +297,9 @@ def _on_requeued(state: State, event: e.JobRequeued, at: str) -> None:
         job.failures += 1
     elif event.outcome == "lost":
         job.infrastructure_failures += 1
-    _back_to_queue(job, "suspended" if job.checkpoints else "pending", event.at_ns)
+    _back_to_queue(state, job, "suspended" if job.checkpoints else "pending", event.at_ns)
     job.not_before_ns = event.not_before_ns
-    _moved(state, job, at)
+    moved(state, job, at)
 
 
 def _on_ended(state: State, event: e.JobCompleted | e.JobFailed | e.JobCancelled, _at: str) -> None:
@@ -216,14 +315,6 @@ _END_STATES: dict[type[e.Event], Literal["completed", "failed", "cancelled"]] = 
 
 
 # ---- what the rules share ----
-
-
-def lose_member(state: State, job: Job, member: Member, why: str) -> None:
-    """Count a member as lost by infrastructure; its room is free because its node no longer has it."""
-    member.status = "lost"
-    member.exit = Exit(detail=why)
-    job.revision += 1
-    state.touch(f"job/{job.id}")
 
 
 def _member(state: State, event: e.AttemptEvent, rank: int) -> tuple[Job, Member] | None:
@@ -243,15 +334,20 @@ def _current(state: State, event: e.Decision) -> Job | None:
     return job if job is not None and job.revision == event.revision else None
 
 
-def _moved(state: State, job: Job, at: str) -> None:
+def moved(state: State, job: Job, at: str) -> None:
+    """Move the job on: decisions that were taken about it before are void."""
     job.revision += 1
     job.cause = at
     state.touch(f"job/{job.id}")
 
 
-def _back_to_queue(job: Job, stage: Literal["pending", "suspended"], at_ns: int) -> None:
+def _back_to_queue(state: State, job: Job, stage: Literal["pending", "suspended"], at_ns: int) -> None:
     if job.started_ns:
         job.ran_ns += max(0, at_ns - job.started_ns)
+    if state.elastic and job.stage == "preempting":
+        job.suspended_ns = at_ns
+    job.held = job.held or job.suspend_requested
+    job.suspend_requested = job.requeue_requested = job.slow = False
     job.stage = stage
     job.members = []
     job.started_ns = 0
@@ -274,12 +370,13 @@ RULES: dict[type[e.Event], Callable[[State, Any, str], None]] = {
     e.SandboxStarted: _on_sandbox_started,
     e.SandboxExited: _on_sandbox_exited,
     e.PhaseChanged: _on_phase_changed,
+    e.ProgressReported: _on_progress_reported,
     e.QuotaApplied: _nothing,
     e.CheckpointSaved: _on_checkpoint_saved,
     e.CheckpointFailed: _on_checkpoint_failed,
     e.CheckpointVerified: _nothing,
-    e.StepRateLow: _nothing,
-    e.StepRateRecovered: _nothing,
+    e.StepRateLow: _on_step_rate,
+    e.StepRateRecovered: _on_step_rate,
     e.JobRejected: _on_rejected,
     e.JobPlaced: _on_placed,
     e.JobStarted: _on_started,

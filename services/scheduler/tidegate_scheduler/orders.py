@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
-from tidegate_events.orders import NodeOrders, SandboxOrder, encode
+from tidegate_events.orders import LOOPBACK, GangPlace, NodeOrders, SandboxOrder, encode
 from tidegate_events.spec import DEFAULT_PHASE, Component, JobSpec, ResourceRange
 
 from tidegate_scheduler.state import Job, Member, Node, State
@@ -34,11 +34,13 @@ class Holders:
         self._state = state
         self._at_seq = -1
         self._by_node: dict[str, list[tuple[Job, Member]]] = {}
+        self._gangs: dict[str, dict[int, GangPlace]] = {}
 
     def on(self, node: str) -> list[tuple[Job, Member]]:
         """Return the active members on the node and their jobs, in the order of jobs and ranks."""
         if self._at_seq != self._state.seq:
             self._by_node = {}
+            self._gangs = {}
             for _, job in sorted(self._state.jobs.items()):
                 for member in job.members:
                     if member.active:
@@ -46,11 +48,40 @@ class Holders:
             self._at_seq = self._state.seq
         return self._by_node.get(node, [])
 
+    def place(self, job: Job, member: Member) -> GangPlace | None:
+        """Return where the member stands in its gang, None for a job of one; asked after `on`."""
+        if len(job.members) == 1:
+            return None
+        if job.id not in self._gangs:
+            self._gangs[job.id] = _gang(self._state, job)
+        return self._gangs[job.id][member.rank]
+
+
+def _gang(state: State, job: Job) -> dict[int, GangPlace]:
+    """Return the place of each rank: an attempt never moves, so neither do they, whoever has left meanwhile."""
+    ranks: dict[str, list[int]] = {}
+    for member in sorted(job.members, key=lambda member: member.rank):
+        ranks.setdefault(member.node, []).append(member.rank)
+    nodes = tuple(ranks)
+    first = state.nodes.get(nodes[0])
+    address = first.address if first is not None and first.address else LOOPBACK
+    return {
+        rank: GangPlace(
+            nodes=nodes,
+            node_rank=node_rank,
+            local_rank=local_rank,
+            local_size=len(ranks[node]),
+            master_address=address,
+        )
+        for node_rank, node in enumerate(nodes)
+        for local_rank, rank in enumerate(ranks[node])
+    }
+
 
 def orders_for(state: State, node: Node, holders: Holders | None = None) -> NodeOrders:
     """Return all that the scheduler wants of `node`, by job and rank; zombies shall end at once."""
-    held = (Holders(state) if holders is None else holders).on(node.name)
-    sandboxes = [_order(state, job, member) for job, member in held]
+    holders = Holders(state) if holders is None else holders
+    sandboxes = [_order(state, job, member, holders.place(job, member)) for job, member in holders.on(node.name)]
     for zombie in node.zombies:
         spec = state.specs.get(zombie.job, _UNKNOWN)
         sandboxes.append(
@@ -83,7 +114,7 @@ def in_parts(orders: NodeOrders) -> list[NodeOrders]:
     return [part for half in halves for part in in_parts(msgspec.structs.replace(orders, sandboxes=half))]
 
 
-def _order(state: State, job: Job, member: Member) -> SandboxOrder:
+def _order(state: State, job: Job, member: Member, gang: GangPlace | None) -> SandboxOrder:
     return SandboxOrder(
         job=job.id,
         tenant=job.tenant,
@@ -97,4 +128,5 @@ def _order(state: State, job: Job, member: Member) -> SandboxOrder:
         deadline_ns=job.deadline_ns,
         reason=job.stop_reason,
         traceparent=job.traceparent,
+        gang=gang,
     )

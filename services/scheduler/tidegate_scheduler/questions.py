@@ -1,8 +1,11 @@
-"""What the leader is asked on the bus: why a job waits, the queue, counts of it, and who leads. Others stay silent."""
+"""What the leader is asked on the bus: why a job waits, the queue, counts of it, dry runs, and who leads.
+
+Others stay silent.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 import nats.errors
@@ -13,8 +16,10 @@ from nats.aio.subscription import Subscription
 from tidegate_events import subjects
 from tidegate_events.clock import Clock
 from tidegate_events.events import Reason
+from tidegate_events.spec import JobSpec
 
 from tidegate_scheduler.candidate import Candidate
+from tidegate_scheduler.dry_run import dry_run
 from tidegate_scheduler.explain import count_waiting, explain, queue
 from tidegate_scheduler.fold import Fold
 from tidegate_scheduler.pass_times import PassTimes
@@ -30,6 +35,15 @@ class Leader(msgspec.Struct, frozen=True):
     since_ns: int
 
 
+class _Trial(msgspec.Struct, frozen=True):
+    """The question of a dry run."""
+
+    spec: JobSpec
+
+
+_trials = msgspec.json.Decoder(_Trial)
+
+
 class Questions:
     """Answers while the candidate has a term; `waiting` and `passes` are filled by whoever decides."""
 
@@ -39,7 +53,7 @@ class Questions:
         self._clock = clock
         self._candidate = candidate
         self._subscriptions: list[Subscription] = []
-        self.waiting: dict[str, Reason] = {}
+        self.waiting: Mapping[str, Reason] = {}
         self.passes = PassTimes()
 
     async def begin(self) -> None:
@@ -48,6 +62,7 @@ class Questions:
             ("explain", self._explain),
             ("queue", self._queue),
             ("waiting", self._waiting),
+            ("dry-run", self._dry_run),
             ("leader", self._leader),
         ):
             subject = subjects.ask_scheduler(what)
@@ -81,8 +96,15 @@ class Questions:
     def _queue(self, _message: Msg) -> object:
         return queue(self._fold.state, self.waiting, self._clock.now_ns())
 
+    def _dry_run(self, message: Msg) -> object:
+        try:
+            spec = _trials.decode(message.data).spec
+        except msgspec.MsgspecError as error:
+            return {"error": f'send {{"spec": <the specification of a job>}}: {error}'}
+        return dry_run(self._fold.state, spec, self._clock.now_ns())
+
     def _waiting(self, _message: Msg) -> object:
-        return {"waiting": count_waiting(self._fold.state, self.waiting), "passes": self.passes}
+        return {"waiting": count_waiting(self._fold.state, self.waiting, self._clock.now_ns()), "passes": self.passes}
 
     def _leader(self, _message: Msg) -> object:
         term = self._candidate.term

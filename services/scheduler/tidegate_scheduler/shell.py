@@ -26,6 +26,7 @@ from tidegate_scheduler.candidate import Candidate, LeaseLostError
 from tidegate_scheduler.decide import decide
 from tidegate_scheduler.explain import carry_over
 from tidegate_scheduler.fold import Fold, Slice
+from tidegate_scheduler.heap import Heap
 from tidegate_scheduler.leadership import DeposedError, Leadership
 from tidegate_scheduler.lease import LeaseRecord
 from tidegate_scheduler.lease_bucket import NatsLeaseBucket
@@ -59,6 +60,7 @@ class Scheduler:
         self._candidate = Candidate(bucket, clock, instance=settings.instance, lease_seconds=settings.lease_seconds)
         self._questions = Questions(client, self._fold, clock, self._candidate)
         self._liveness = Liveness(settings.node_silence_seconds, self._now())
+        self._heap: Heap | None = None
         self._wake_at_ns: int | None = None
         self._sent: dict[str, tuple[wire.NodeOrders, float]] = {}
 
@@ -68,6 +70,7 @@ class Scheduler:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._fold.run())
                 await self._fold.reach(await self._journal.end())
+                self._heap = Heap(self._now())
                 await self._client.subscribe(subjects.LIVE_ALL, cb=self._on_heartbeat)
                 tasks.create_task(self._candidate.run(lambda: self._fold.state.header.epoch))
                 tasks.create_task(self._serve())
@@ -136,7 +139,8 @@ class Scheduler:
             async with asyncio.timeout(timeout):
                 await self._fold.changed.wait()
         except TimeoutError:
-            return
+            if self._heap is not None:
+                self._heap.idle(self._now())
         finally:
             self._fold.changed.clear()
 

@@ -29,7 +29,7 @@ from nats.js.object_store import ObjectStore
 from tidegate_events.journal.base import JournalUnavailableError
 from tidegate_events.spec import JobSpec, member_floor
 
-from tidegate_scheduler.state import Finished, Header, Job, Node, State
+from tidegate_scheduler.state import Finished, Header, Job, Maintenance, Node, Queue, State
 from tidegate_scheduler.version import CORE_VERSION
 
 MAGIC = b"tidegate-snapshot-1"
@@ -87,6 +87,8 @@ class _Body(msgspec.Struct, frozen=True):
     nodes: list[Node]
     writers: dict[str, tuple[int, int]]
     specs: dict[str, JobSpec]
+    queues: list[Queue]
+    maintenance: list[Maintenance]
 
 
 _encoder = msgspec.json.Encoder()  # JSON has no largest integer: a job's result may hold any
@@ -127,6 +129,8 @@ def encode_snapshot(state: State, chain: str = "") -> bytes:
         nodes=list(state.nodes.values()),
         writers=state.writers,
         specs=state.specs,
+        queues=list(state.queues.values()),
+        maintenance=list(state.maintenance.values()),
     )
     packed = zstandard.ZstdCompressor(level=COMPRESSION_LEVEL).compress(_encoder.encode(body))
     sealed = b"%s\n%s" % (_encoder.encode(info), packed)
@@ -183,11 +187,9 @@ def _restored(body: _Body) -> State:
     state.writers = body.writers
     state.specs = body.specs
     state.floors = {job: member_floor(spec) for job, spec in body.specs.items()}
-    for kind, table in (("job", state.jobs), ("finished", state.finished), ("node", state.nodes)):
-        for name in table:
-            state.touch(f"{kind}/{name}")
-    for name in state.writers:
-        state.touch(f"writer/{name}")
+    state.queues = {queue.tenant: queue for queue in body.queues}
+    state.maintenance = {planned.name: planned for planned in body.maintenance}
+    state.touch_all()
     return state
 
 

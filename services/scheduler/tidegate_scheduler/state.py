@@ -3,6 +3,12 @@
 `evolve` is the only one that changes it; `decide` only reads it. All amounts are integers, all times Unix nanoseconds
 that came with events. `finished` keeps a short record of every ended job, so that a late duplicate of its submission
 cannot run it again.
+
+**How state grows.** Recorded passes carry the digest of the state that they were decided on, over every field of every
+entity as `digest.py` writes it, so a history verifies only while its states still encode to the same bytes. Therefore
+in what is digested (`Job`, `Member`, `Node`, `Header`) the fields of the first release are required, in their order:
+they are always written. Whatever came after follows them, has a default, and is left out while it has it
+(`omit_defaults`); and no fact of a history of policy 1 may set it, which is what `State.elastic` is asked for.
 """
 
 from __future__ import annotations
@@ -13,7 +19,7 @@ import msgspec
 from blake3 import blake3
 from tidegate_events.events import CheckpointRef, HeldSandbox, Quota
 from tidegate_events.resources import GpuDevice, Resources
-from tidegate_events.spec import DEFAULT_PHASE, JobSpec, member_floor
+from tidegate_events.spec import JobSpec, member_floor
 
 from tidegate_scheduler.digest import StateDigest
 
@@ -24,9 +30,16 @@ ACTIVE_STATUSES: frozenset[str] = frozenset({"ordered", "started"})
 WAITING_STAGES: frozenset[str] = frozenset({"pending", "suspended"})
 LEAVING_STAGES: frozenset[str] = frozenset({"preempting", "stopping"})
 CHECKPOINTS_KEPT = 3
+FAILURES_KEPT = 16
+HINTS_KEPT = 8
+MOVES_KEPT = 1000
+MOVED_WITHIN_NS = 3600 * 1_000_000_000
+MAINTENANCE_MAX = 100
+NO_LIMIT = -1
+ELASTIC_SINCE_POLICY = 2
 
 
-class Exit(msgspec.Struct, frozen=True):
+class Exit(msgspec.Struct, frozen=True, gc=False):
     """How a member's sandbox ended."""
 
     exit_code: int | None = None
@@ -36,16 +49,23 @@ class Exit(msgspec.Struct, frozen=True):
     detail: str = ""
 
 
-class Member(msgspec.Struct):
-    """One member of the current attempt; it holds its room until its end was seen (or its node was lost)."""
+class Member(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
+    """One member of the current attempt; it holds its room until its end was seen (or its node was lost).
+
+    `resized_ns` is when its quotas last changed; 0: not since it was placed. `returns_mib` is the memory of simulators
+    that were told to leave, which may hold it until `returns_ns`.
+    """
 
     rank: int
     node: str
     quotas: tuple[Quota, ...]
     gpu_indices: tuple[int, ...]
-    status: MemberStatus = "ordered"
-    phase: str = DEFAULT_PHASE
-    exit: Exit | None = None
+    status: MemberStatus
+    phase: str
+    exit: Exit | None
+    resized_ns: int = 0
+    returns_mib: int = 0
+    returns_ns: int = 0
 
     @property
     def active(self) -> bool:
@@ -53,8 +73,16 @@ class Member(msgspec.Struct):
         return self.status in ACTIVE_STATUSES
 
 
-class Job(msgspec.Struct):
-    """A job that has not ended. `revision` goes up with whatever changes it, so that stale decisions are known."""
+class Job(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
+    """A job that has not ended. `revision` goes up with whatever changes it, so that stale decisions are known.
+
+    `held` keeps it out of what is placed; `suspend_requested` and `requeue_requested` ask it to leave, the first to be
+    held then. `time_limit_seconds` overrides its own (None: it does not, NO_LIMIT: there is none). `slow` tells that
+    this attempt's step rate is below the job's target, `suspended_ns` when it last left because it was asked to,
+    `saved_ns` when its newest checkpoint was committed (0: not known, or there is none), and `reserved_start_ns` when
+    the room reserved for it is expected to be free (0: not known, or none is reserved). `cpu_model` is that of the node
+    of its first attempt, where the job is strict: it goes to no other.
+    """
 
     id: str
     tenant: str
@@ -63,26 +91,37 @@ class Job(msgspec.Struct):
     priority: int
     submitted_seq: int
     submitted_ns: int
-    stage: Stage = "pending"
-    revision: int = 0
-    attempt: int = 0
-    members: list[Member] = []
-    checkpoints: list[CheckpointRef] = []
-    resumed_from: CheckpointRef | None = None
-    result: dict[str, str | int | float | bool | None] = {}
-    preemptions: int = 0
-    failures: int = 0
-    infrastructure_failures: int = 0
-    excluded_nodes: list[str] = []
-    reserved_nodes: tuple[str, ...] = ()
-    not_before_ns: int = 0
-    placed_ns: int = 0
-    started_ns: int = 0
-    ran_ns: int = 0
-    deadline_ns: int = 0
-    stop_reason: str = ""
-    cancel_requested: bool = False
-    cause: str = ""
+    stage: Stage
+    revision: int
+    attempt: int
+    members: list[Member]
+    checkpoints: list[CheckpointRef]
+    resumed_from: CheckpointRef | None
+    result: dict[str, str | int | float | bool | None]
+    preemptions: int
+    failures: int
+    infrastructure_failures: int
+    excluded_nodes: list[str]
+    reserved_nodes: tuple[str, ...]
+    not_before_ns: int
+    placed_ns: int
+    started_ns: int
+    ran_ns: int
+    deadline_ns: int
+    stop_reason: str
+    cancel_requested: bool
+    cause: str
+    held: bool = False
+    suspend_requested: bool = False
+    requeue_requested: bool = False
+    time_limit_seconds: int | None = None
+    progress_millis: int = 0
+    progress_ns: int = 0
+    slow: bool = False
+    suspended_ns: int = 0
+    saved_ns: int = 0
+    reserved_start_ns: int = 0
+    cpu_model: str = ""
 
     @property
     def waiting(self) -> bool:
@@ -101,7 +140,7 @@ class Job(msgspec.Struct):
         return self.checkpoints[-1] if self.checkpoints else None
 
 
-class Finished(msgspec.Struct, frozen=True):
+class Finished(msgspec.Struct, frozen=True, gc=False):
     """What is kept of an ended job."""
 
     id: str
@@ -110,28 +149,70 @@ class Finished(msgspec.Struct, frozen=True):
     attempt: int
 
 
-class Node(msgspec.Struct):
-    """A node and what it offers. `zombies` are sandboxes that run there but belong to no current attempt."""
+class NodeFailure(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """An attempt of a job that failed, was lost or was refused on a node; `with_node`: it went down with the node."""
+
+    job: str
+    attempt: int
+    at_ns: int
+    with_node: bool = False
+
+
+class Node(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
+    """A node and what it offers. `zombies` are sandboxes that run there but belong to no current attempt.
+
+    What an operator said of it (`drain_deadline_ns`, 0: it is not drained), that it is `cordoned`, and the `failures`
+    of jobs there, the oldest first, outlive the restarts of its agent; `hinted` are the images it may be making ready.
+    """
 
     name: str
     incarnation: int
     capacity: Resources
     levels: tuple[str, ...]
     gpus: tuple[GpuDevice, ...]
-    images: dict[str, str] = {}
-    status: Literal["up", "unreachable", "lost"] = "up"
-    unreachable_since_ns: int = 0
-    zombies: list[HeldSandbox] = []
+    images: dict[str, str]
+    status: Literal["up", "unreachable", "lost"]
+    unreachable_since_ns: int
+    zombies: list[HeldSandbox]
+    rack: str = ""
+    switch: str = ""
+    cpu_model: str = ""
+    isa: str = ""
+    drain_deadline_ns: int = 0
+    cordoned: bool = False
+    failures: list[NodeFailure] = []
+    hinted: list[str] = []
+    address: str = ""
 
 
-class Header(msgspec.Struct):
-    """What belongs to no entity."""
+class Queue(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """The queue of a tenant, as an operator set it as a whole; a tenant without one has these defaults."""
 
-    generation: int = 1
-    now_ns: int = 0
-    epoch: int = 0
-    policy: int = 0
-    parameters: dict[str, int] = {}
+    tenant: str
+    weight: int = 1
+    guaranteed: Resources | None = None
+    ceiling: Resources | None = None
+    stopped: bool = False
+
+
+class Maintenance(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A time in which nothing shall run on the nodes. One that is over means nothing, and is kept for a while."""
+
+    name: str
+    nodes: tuple[str, ...]
+    start_ns: int
+    end_ns: int
+
+
+class Header(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
+    """What belongs to no entity. `moved_ns` is when jobs were asked to move against fragmentation, in the last hour."""
+
+    generation: int
+    now_ns: int
+    epoch: int
+    policy: int
+    parameters: dict[str, int]
+    moved_ns: list[int] = []
 
 
 class State:
@@ -140,19 +221,53 @@ class State:
     def __init__(self) -> None:
         self.seq = 0
         self.decision_seq = 0
-        self.header = Header()
+        self.header = Header(generation=1, now_ns=0, epoch=0, policy=0, parameters={})
         self.jobs: dict[str, Job] = {}
         self.finished: dict[str, Finished] = {}
         self.nodes: dict[str, Node] = {}
         self.writers: dict[str, tuple[int, int]] = {}
         self.specs: dict[str, JobSpec] = {}
         self.floors: dict[str, Resources] = {}
+        self.queues: dict[str, Queue] = {}
+        self.maintenance: dict[str, Maintenance] = {}
         self._digest = StateDigest()
         self._changed: dict[str, None] = {"header": None}
+        self._haunted: dict[str, None] = {}
+        self._watchers: list[dict[str, None]] = []
+        self.derived: object = None
+        """What a policy keeps of this state between passes: a cache that `watch`es it, which it makes itself."""
 
     def touch(self, key: str) -> None:
-        """Mark an entity as changed: `header`, `job/<id>`, `finished/<id>`, `node/<name>`, `writer/<name>`."""
+        """Mark an entity as changed, by its key: `header`, or a table and a name.
+
+        Tables are `job/<id>`, `finished/<id>`, `node/<name>`, `writer/<name>`, `queue/<tenant>`, `maintenance/<name>`.
+        """
         self._changed[key] = None
+        for keys in self._watchers:
+            keys[key] = None
+        if key.startswith("node/"):
+            self._note_zombies(key.removeprefix("node/"))
+
+    def _note_zombies(self, name: str) -> None:
+        node = self.nodes.get(name)
+        if node is not None and node.zombies:
+            self._haunted[name] = None
+        else:
+            self._haunted.pop(name, None)
+
+    def watch(self, keys: dict[str, None]) -> None:
+        """Have the key of every entity that changes from now on put into `keys`, for whoever keeps an index of it."""
+        self._watchers.append(keys)
+
+    @property
+    def elastic(self) -> bool:
+        """Say whether what only policy 2 and later read is recorded.
+
+        Facts of policy 1's histories hold some of it (CPU models, step rates, failures), and recording it there would
+        change the digests that those histories carry. What a fact told before the policy changed is not made up for:
+        a node's CPU model is known when its agent next joins, a slow job when its rate is next said to be low.
+        """
+        return self.header.policy >= ELASTIC_SINCE_POLICY
 
     def digest(self) -> str:
         """Return the digest of everything that can influence a decision."""
@@ -165,17 +280,32 @@ class State:
         self._changed.clear()
         return self._digest.text()
 
+    def touch_all(self) -> None:
+        """Mark every entity as changed, after all were put there without a word."""
+        self.touch("header")
+        for kind, table in self._tables().items():
+            for name in table:
+                self.touch(f"{kind}/{name}")
+
     def _entity(self, key: str) -> object | None:
         kind, _, name = key.partition("/")
-        if kind == "header":
-            return self.header
-        tables: dict[str, dict[str, object]] = {
+        return self.header if kind == "header" else self._tables()[kind].get(name)
+
+    def _tables(self) -> dict[str, dict[str, object]]:
+        return {
             "job": self.jobs,  # type: ignore[dict-item]
             "finished": self.finished,  # type: ignore[dict-item]
             "node": self.nodes,  # type: ignore[dict-item]
             "writer": self.writers,  # type: ignore[dict-item]
+            "queue": self.queues,  # type: ignore[dict-item]
+            "maintenance": self.maintenance,  # type: ignore[dict-item]
         }
-        return tables[kind].get(name)
+
+    def time_limit_seconds(self, job: Job) -> int | None:
+        """Return how long the job may run in all, None for as long as it likes: an operator's word before its own."""
+        if job.time_limit_seconds is None:
+            return self.specs[job.id].time_limit_seconds
+        return None if job.time_limit_seconds == NO_LIMIT else job.time_limit_seconds
 
     def remember_spec(self, job: str, spec: JobSpec) -> str:
         """Keep the job's specification and what is derived from it; return its digest."""
@@ -185,7 +315,7 @@ class State:
 
     def forget_spec(self, job: str) -> None:
         """Drop the specification of an ended job, unless a zombie of it must still be told to end."""
-        if job in self.jobs or any(z.job == job for node in self.nodes.values() for z in node.zombies):
+        if job in self.jobs or any(z.job == job for name in self._haunted for z in self.nodes[name].zombies):
             return
         self.specs.pop(job, None)
         self.floors.pop(job, None)

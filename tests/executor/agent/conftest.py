@@ -173,10 +173,11 @@ class Agent:
 
 
 class Scheduler:
-    """Stands for the scheduler: sends the node's desired state again and again, and reads the journal."""
+    """Stands for the scheduler: sends one node's desired state again and again, and reads the journal."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, node: str = NODE) -> None:
         self._client = client
+        self.node = node
         self.journal = NatsJournal(client)
         self.wanted: dict[str, SandboxOrder] = {}
         self.incarnation = 0
@@ -191,7 +192,7 @@ class Scheduler:
 
     async def joined(self, times: int = 1) -> NodeJoined:
         async def enough() -> list[NodeJoined] | None:
-            joins = await self.events(NodeJoined)
+            joins = [joined for joined in await self.events(NodeJoined) if joined.node == self.node]
             return joins if len(joins) >= times else None
 
         joins = await until(enough, 20)
@@ -211,14 +212,14 @@ class Scheduler:
     async def run(self) -> None:
         while True:
             message = NodeOrders(
-                node=NODE,
+                node=self.node,
                 incarnation=self.incarnation,
                 epoch=self.epoch,
                 at_seq=self.at_seq,
                 sandboxes=tuple(self.wanted.values()),
             )
             if self.incarnation and self._client.is_connected:
-                await self._client.publish(subjects.order(NODE), orders.encode(message))
+                await self._client.publish(subjects.order(self.node), orders.encode(message))
             await asyncio.sleep(0.1)
 
     async def exit_of(self, job: str) -> SandboxExited:
@@ -265,7 +266,9 @@ def make_agent(tmp_path: Path, bus: Bus, image: dict[str, Any]) -> Iterator[Call
             "memory_mib": 2048,
             **changes,
         }
-        agent = Agent(tmp_path, settings)
+        directory = tmp_path if settings["node"] == NODE else tmp_path / settings["node"]
+        directory.mkdir(exist_ok=True)
+        agent = Agent(directory, settings)
         made.append(agent)
         agent.start()
         return agent

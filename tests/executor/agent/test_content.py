@@ -22,7 +22,9 @@ import pytest_asyncio
 from tidegate.checkpoint import root as roots
 from tidegate.checkpoint.commit import Temporary
 from tidegate_events.frame import MAX_FRAME_BYTES
+from tidegate_events.orders import GangPlace, SandboxOrder
 from tidegate_events.resources import GpuDevice, Resources
+from tidegate_events.spec import Component, ResourceRange
 from tidegate_executor import (
     admission,
     archives,
@@ -541,6 +543,71 @@ def test_a_process_sees_the_gpus_by_the_numbers_the_agent_knows() -> None:
     assert (found["CUDA_VISIBLE_DEVICES"], found["CUDA_DEVICE_ORDER"]) == ("1,3", "PCI_BUS_ID")
 
 
+GANG_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR")
+GANG_PLACES = [
+    (1, 0, None, ("0", "1", "0", "1", "0", "127.0.0.1")),
+    (4, 2, None, ("2", "4", "2", "4", "0", "127.0.0.1")),
+    (
+        4,
+        2,
+        GangPlace(nodes=("n1", "n2"), node_rank=1, local_rank=0, local_size=3, master_address="10.0.0.1"),
+        ("2", "4", "0", "3", "1", "10.0.0.1"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("size", "rank", "place", "expected"), GANG_PLACES)
+def test_a_process_is_told_its_place_as_torchrun_tells_it(
+    size: int, rank: int, place: GangPlace | None, expected: tuple[str, ...]
+) -> None:
+    order = msgspec.structs.replace(job("a", component("main", ""), gang_size=size), rank=rank, gang=place)
+    places = environment.Places(
+        workspace="", socket="", checkpoints="", sdk="", home="", cache="", temporary="", path=()
+    )
+    found = environment.of_process(order, order.spec.components[0], 0, places)
+    assert tuple(found[name] for name in GANG_VARIABLES) == expected
+    assert found["MASTER_PORT"] == str(environment.master_port("a", 1))
+
+
+def test_every_attempt_meets_at_a_port_of_its_own_in_the_range() -> None:
+    ports = {environment.master_port("j-1", attempt) for attempt in range(50)}
+    assert len(ports) >= 49
+    assert all(20_000 <= port < 30_000 for port in ports)
+    assert environment.master_port("j-1", 1) == 27_659, "as it was: nodes of different versions must meet"
+
+
+def sharing(gpu_millis: int) -> SandboxOrder:
+    need = Resources(100, 64, gpu_millis=gpu_millis)
+    main = Component(name="main", command=("true",), resources={"default": ResourceRange(minimum=need)})
+    return msgspec.structs.replace(job("s", main), gpu_indices=(0,))
+
+
+def test_shares_of_one_gpu_are_taken_until_it_is_full() -> None:
+    held = [
+        admission.Claim(job="a", floor=Resources(gpu_millis=300), gpu_indices=(0,)),
+        admission.Claim(job="b", floor=Resources(gpu_millis=300), gpu_indices=(0,)),
+        admission.Claim(job="c", floor=Resources(gpu_millis=900), gpu_indices=(1,)),
+    ]
+    assert admission.refusal(sharing(400), OFFER, held) is None
+    refused = admission.refusal(sharing(401), OFFER, held)
+    assert refused is not None
+    assert (refused.code, refused.numbers) == ("GpuTaken", {"needed": 401, "free": 400})
+    whole = [admission.Claim(job="a", floor=Resources(gpus=1), gpu_indices=(0,))]
+    taken = admission.refusal(sharing(1), OFFER, whole)
+    assert taken is not None
+    assert taken.code == "GpuTaken"
+
+
+def test_a_process_is_told_its_share_of_a_gpu() -> None:
+    places = environment.Places(
+        workspace="", socket="", checkpoints="", sdk="", home="", cache="", temporary="", path=()
+    )
+    order = sharing(250)
+    assert environment.of_process(order, order.spec.components[0], 0, places)["TIDEGATE_GPU_MILLIS"] == "250"
+    alone = msgspec.structs.replace(sharing(0), gpu_indices=())
+    assert "TIDEGATE_GPU_MILLIS" not in environment.of_process(alone, alone.spec.components[0], 0, places)
+
+
 def test_members_of_one_job_share_a_uid_and_jobs_do_not() -> None:
     claims = [
         admission.Claim(job="a", floor=Resources(), uid_slot=0),
@@ -564,6 +631,9 @@ def test_settings_come_from_file_environment_and_command_line_in_that_order(tmp_
         "TIDEGATE_BUS_PASSWORD": "p",
         "TIDEGATE_INPUT_ROOTS": "/a:/b",
         "TIDEGATE_LEVELS": "unisolated",
+        "TIDEGATE_NODE_RACK": "hall-1/r7",
+        "TIDEGATE_NODE_SWITCH": "leaf-3",
+        "TIDEGATE_NODE_ADDRESS": "fd00::7",
     }
     loaded = settings.load(environ, {"memory_mib": 3, "node": None})
     assert (loaded.node, loaded.cpu_millis, loaded.memory_mib) == ("from-file", 2, 3)
@@ -571,6 +641,7 @@ def test_settings_come_from_file_environment_and_command_line_in_that_order(tmp_
     assert (loaded.data_dir, loaded.hot_dir) == ("/home/t/nodes/from-file", "/home/t/hot")
     assert loaded.input_roots == ("/a", "/b")
     assert (loaded.offer_trusted, loaded.offer_unisolated) == (False, True)
+    assert (loaded.rack, loaded.switch, loaded.address) == ("hall-1/r7", "leaf-3", "fd00::7")
 
 
 @pytest.mark.parametrize(
@@ -583,6 +654,8 @@ def test_settings_come_from_file_environment_and_command_line_in_that_order(tmp_
         ({"TIDEGATE_LEVELS": "vm"}, "trusted, unisolated"),
         ({"TIDEGATE_GATEWAY_URL": "ftp://x"}, "http"),
         ({"TIDEGATE_EXECUTOR_CONFIG": "/nowhere.json"}, "JSON object"),
+        ({"TIDEGATE_NODE_RACK": "row one"}, "rack"),
+        ({"TIDEGATE_NODE_ADDRESS": "-10.0.0.1"}, "address"),
     ],
 )
 def test_settings_that_cannot_be_used_say_what_is_accepted(environ: dict[str, str], text: str) -> None:

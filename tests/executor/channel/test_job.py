@@ -6,7 +6,14 @@ import time
 from typing import Any
 
 import pytest
-from tidegate import JobClosedError, MessageRefusedError, NotStoppingError, ProtocolMismatchError, protocol
+from tidegate import (
+    JobClosedError,
+    MessageRefusedError,
+    NotStoppingError,
+    ProtocolMismatchError,
+    UsageError,
+    protocol,
+)
 from tidegate.link import agent as agent_link
 from tidegate_executor.channel import messages
 from tidegate_executor.channel.handler import HandlerUnavailable, MessageRefused
@@ -247,3 +254,15 @@ def test_report_and_save_from_many_threads(agent: Any, join: Any) -> None:
     assert sorted(message.step for message in agent.handler.of(messages.Saved)) == sorted(
         base + index for base in (0, 100, 200, 300) for index in range(10)
     )
+
+
+def test_a_job_is_told_how_many_simulators_there_are(agent: Any, join: Any, wait_for: Any) -> None:
+    server = agent.servers[0]
+    agent._loop.call_soon_threadsafe(server.tell_replicas, {"simulator": 2})
+    wait_for(lambda: server._replicas == {"simulator": 2})
+    job = join()
+    assert (job.replicas_of("simulator"), job.replicas_of("learner"), job.replicas) == (2, 1, 1)
+    agent._loop.call_soon_threadsafe(server.tell_replicas, {"simulator": 5})
+    wait_for(lambda: job.replicas_of("simulator") == 5)
+    with pytest.raises(UsageError, match="known are learner, simulator"):
+        job.replicas_of("buffer")

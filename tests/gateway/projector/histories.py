@@ -9,16 +9,18 @@ from hypothesis import strategies as st
 from tidegate_events import events as e
 from tidegate_events.frame import Frame, Writer, decode, encode
 from tidegate_events.journal.base import Recorded
+from tidegate_events.resources import Resources
 from tidegate_gateway.view.projection import View
 
-from tests.gateway.test_parity import Both
+from tests.gateway.test_parity import ASKED, Both
 
 _EXTRA = st.tuples(
-    st.sampled_from(["phase", "applied", "verified", "broken", "duplicate", "forged", "odd"]),
+    st.sampled_from(["phase", "applied", "progress", "queue", "verified", "broken", "duplicate", "forged", "odd"]),
     st.integers(0, 5),
     st.just(""),
 )
 _KINDS = ["submit", "cancel", "join", "lost", "unreachable", "start", "exit", "reject", "save", "fail", "pass", "late"]
+_KINDS += [*ASKED, "drain", "cordon", "window"]
 _OUTCOMES = st.sampled_from(["completed", "suspended", "failed", "stopped", "lost"])
 _SCHEDULED = st.tuples(st.sampled_from([*_KINDS, "pass", "start"]), st.integers(0, 5), _OUTCOMES)
 
@@ -32,6 +34,7 @@ class Story(Both):
     def act(self, action: str, pick: int, outcome: str) -> None:
         """Let one thing happen."""
         told = {"phase": self._phase, "applied": self._applied, "odd": self._odd}
+        told |= {"progress": self._progress, "queue": self._queue}
         verdicts = {"verified": e.CheckpointVerified, "broken": e.CheckpointFailed}
         if action in told:
             told[action](pick)
@@ -67,6 +70,18 @@ class Story(Both):
             about, member = found
             applied = e.QuotaApplied(**self.stamp(), **about, node=member.node, quotas=member.quotas)
             self.write("node", member.node, applied)
+
+    def _progress(self, pick: int) -> None:
+        if (found := self._member(pick)) is not None:
+            about, member = found
+            told = e.ProgressReported(**self.stamp(), **about, progress_millis=pick * 200, step=pick or None)
+            self.write("node", member.node, told)
+
+    def _queue(self, pick: int) -> None:
+        ceiling = Resources(gpus=pick, cpu_millis=2**62) if pick % 2 else None
+        settings = {"weight": pick, "ceiling": ceiling, "stopped": pick == 3, "note": "\x00"}
+        changed = e.QueueChanged(**self.stamp(), actor="olga", tenant=f"t{pick % 2}", **settings)
+        self.write("gateway", "g1", changed)
 
     def _odd(self, pick: int) -> None:
         """Values that a journal may hold and a column may not."""
@@ -105,6 +120,8 @@ def snapshot(view: View, *, timelines: bool = True) -> dict[str, Any]:
         "order": list(view.jobs),
         "forgotten": view.forgotten,
         "nodes": view.nodes,
+        "queues": view.queues,
+        "maintenance": view.maintenance,
         "writers": view.writers,
         "ended": list(view._ended),
         "encoded": msgspec.json.encode([job.result for job in view.jobs.values()]),

@@ -58,7 +58,7 @@ def test_a_preempted_job_tells_its_life() -> None:
     assert seconds(one(low["phase learning"])) == 5
     assert seconds(one(low["preempt"])) == 2
     assert attribute(one(low["preempt"]), "for_job") == HIGH
-    assert "LowerPriority" in attribute(one(low["preempt"]), "reasons")[0]
+    assert "LeastCost" in attribute(one(low["preempt"]), "reasons")[0]
     assert seconds(one(low["suspend"])) == 6
     assert (attribute(one(low["suspend"]), "step"), attribute(one(low["suspend"]), "lost_steps")) == (12, 0)
     assert seconds(one(low["resume"])) == 1

@@ -17,7 +17,7 @@ from tidegate_scheduler.history.errors import NotInHistoryError, RefusedError
 from tidegate_scheduler.history.importing import check_file, install
 from tidegate_scheduler.history.moment import Moment
 from tidegate_scheduler.history.source import open_file
-from tidegate_scheduler.version import CORE_VERSION
+from tidegate_scheduler.version import CORE_VERSION, POLICY_VERSION
 
 from tests.scheduler.history.files import a_history, history_in, told, write
 
@@ -31,7 +31,7 @@ async def test_an_export_holds_every_byte_of_the_journal(tmp_path: Path) -> None
     assert info == inspect(tmp_path / "export.tgj")
     assert info.digest == source.info.digest
     assert (info.notes["kind"], info.notes["redacted"], info.notes["core"]) == ("export", "no", CORE_VERSION)
-    assert info.notes["policy"] == "1"
+    assert info.notes["policy"] == str(POLICY_VERSION)
 
 
 async def test_every_part_can_be_bundled_and_proves_itself(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_show(history: Run, file: str) -> None:
     code, out, _ = history("show", place, "--file", file)
     assert code == 0
     assert "because of" in out
-    assert "LowerPriority" in out
+    assert "LeastCost" in out
     shown = document(history("show", str(preempt["seq"]), "--file", file, "--json"))["events"]
     assert [each["event"]["kind"] for each in shown][-1] == "PreemptRequested"
     assert shown[-1]["fields"]["grace_seconds"] == 10

@@ -18,7 +18,9 @@ from tidegate_scheduler.history.commands.proving import as_text, prove
 from tidegate_scheduler.history.moment import Moment
 from tidegate_scheduler.history.source import open_file
 from tidegate_scheduler.history.why import why
-from tidegate_scheduler.policy import pipeline, queue, registry
+from tidegate_scheduler.policy import registry
+from tidegate_scheduler.policy.first import pipeline, queue
+from tidegate_scheduler.policy.first.outlook import FirstOutlook
 from tidegate_scheduler.policy.parameters import Parameters
 from tidegate_scheduler.state import Job
 
@@ -147,7 +149,7 @@ def _decide_otherwise(draft: Draft) -> None:
 
 
 async def test_a_policy_with_a_new_number_leaves_old_journals_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry.POLICIES, 2, registry.Policy(_decide_otherwise, pipeline.turn_of))
+    monkeypatch.setitem(registry.POLICIES, 2, registry.Policy(_decide_otherwise, FirstOutlook))
     for name in RECORDED:
         assert (await verified(await frames_of(name))).ok
     cluster = Cluster()

@@ -39,10 +39,10 @@ KEPT = {
     ("CheckpointRef", "id"),
     ("HeldSandbox", "job"),
     ("JobSpec", "tenant"), ("JobSpec", "type"), ("JobSpec", "image"), ("JobSpec", "isolation"),
-    ("JobSpec", "determinism"),
+    ("JobSpec", "determinism"), ("JobSpec", "communication"), ("JobSpec", "gpu_models"),
     ("Component", "name"), ("Component", "kind"), ("Component", "resources"), ("Component", "restart"),
     ("NodeJoined", "node"), ("NodeJoined", "levels"), ("NodeJoined", "images"), ("NodeJoined", "cpu_model"),
-    ("NodeJoined", "isa"),
+    ("NodeJoined", "isa"), ("NodeJoined", "rack"), ("NodeJoined", "switch"),
     ("GpuDevice", "uuid"), ("GpuDevice", "model"),
     ("PlacementRejected", "node"),
     ("SandboxStarted", "node"), ("SandboxStarted", "level"), ("SandboxStarted", "image_digest"),
@@ -57,6 +57,10 @@ KEPT = {
     ("DecisionPass", "core"),
     ("GenerationOpened", "snapshot"),
     ("NodeUnreachable", "node"), ("NodeReachable", "node"), ("NodeLost", "node"),
+    ("NodeCordoned", "node"), ("ImagePrefetchHinted", "node"), ("ImagePrefetchHinted", "image"),
+    ("NodeDrainRequested", "node"), ("NodeResumeRequested", "node"),
+    ("QueueChanged", "tenant"),
+    ("MaintenancePlanned", "name"), ("MaintenancePlanned", "nodes"), ("MaintenanceCancelled", "name"),
     ("RoomReserved", "nodes"),
     ("PreemptRequested", "for_job"),
     ("JobResumed", "checkpoint_id"), ("JobSuspended", "checkpoint_id"), ("JobRequeued", "outcome"),
@@ -159,6 +163,14 @@ def a_secretive_run() -> Cluster:
     cluster.start("high")
     cancelled = e.CancelRequested(id="c", at_ns=cluster.now, tenant="t", job="other", actor=CANARY + "actor")
     cluster.append("gateway", "g1", cancelled)
+    about: dict[str, Any] = {"id": "h", "at_ns": cluster.now, "actor": CANARY + "operator", "note": CANARY + "note"}
+    cluster.append("gateway", "g1", e.HoldRequested(**about, tenant="t", job="high"))
+    cluster.append("gateway", "g1", e.NodeDrainRequested(**about, node="n2", deadline_ns=cluster.now))
+    cluster.append("gateway", "g1", e.NodeResumeRequested(**about, node="n2"))
+    joined = e.NodeJoined(
+        id="n3", at_ns=cluster.now, node="n3", incarnation=1, capacity=Resources(1, 1), levels=(), address=CANARY
+    )
+    cluster.append("node", "n3", joined)
     cluster.settle()
     for job in ("other", "high"):
         if cluster.stage(job) in ("placed", "running", "stopping"):

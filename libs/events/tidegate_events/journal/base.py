@@ -10,7 +10,7 @@ import msgspec
 from tidegate_events.frame import Frame
 
 
-class Recorded(msgspec.Struct, frozen=True):
+class Recorded(msgspec.Struct, frozen=True, gc=False):
     """A frame in the journal. (sequence, index of the event in the frame) is the total order of history."""
 
     seq: int
@@ -18,7 +18,7 @@ class Recorded(msgspec.Struct, frozen=True):
     frame: Frame
 
 
-class Raw(msgspec.Struct, frozen=True):
+class Raw(msgspec.Struct, frozen=True, gc=False):
     """A frame as it lies in the journal, not decoded: what archives hold and digests are taken over."""
 
     seq: int

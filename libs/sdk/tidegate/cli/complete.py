@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tidegate.errors import TidegateError
 
 JOBS_OFFERED = 50
@@ -15,6 +17,18 @@ NODE_STATES = ("reachable", "unreachable", "lost")
 
 def jobs(incomplete: str) -> list[tuple[str, str]]:
     """Return the newest jobs whose id begins so, each with its name and state."""
+    found = _asked("/v1/jobs", "jobs", {"limit": JOBS_OFFERED})
+    return [(job["job_id"], f"{job['name']}, {job['state']}") for job in found if job["job_id"].startswith(incomplete)]
+
+
+def nodes(incomplete: str) -> list[tuple[str, str]]:
+    """Return the nodes whose name begins so, each with its state."""
+    found = _asked("/v1/nodes", "nodes", {})
+    return [(node["node"], node["state"]) for node in found if node["node"].startswith(incomplete)]
+
+
+def _asked(path: str, name: str, params: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a list of the gateway, an empty one where there is no quick answer."""
     from tidegate.client.http import Connection  # noqa: PLC0415
 
     try:
@@ -24,11 +38,11 @@ def jobs(incomplete: str) -> list[tuple[str, str]]:
     silent: tuple[type[Exception], ...] = (*connection.transport_errors, ValueError, KeyError, TypeError)
     try:
         with connection.sync_client(None) as http:
-            answer = http.get("/v1/jobs", params={"limit": JOBS_OFFERED}, timeout=ANSWER_SECONDS_MAX)
-        found = answer.json()["jobs"]
+            answer = http.get(path, params=params, timeout=ANSWER_SECONDS_MAX)
+        found: list[dict[str, Any]] = answer.json()[name]
     except silent:
         return []
-    return [(job["job_id"], f"{job['name']}, {job['state']}") for job in found if job["job_id"].startswith(incomplete)]
+    return found
 
 
 def job_states(incomplete: str) -> list[str]:

@@ -14,7 +14,7 @@ ENVIRONMENT = 3
 """Something outside the command is missing: the stack, the gateway, a file, an installed part."""
 NOT_FOUND = 4
 REFUSED = 5
-"""The gateway said no (422, 409, 413): nothing was changed."""
+"""The gateway said no (422, 403, 409, 413): nothing was changed."""
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 """What a shell shows for a program whose reader went away."""
@@ -39,7 +39,7 @@ def exit_code(error: TidegateError) -> int:
 
     codes: Tuple[Tuple[Any, int], ...] = (
         (client.NotFound, NOT_FOUND),
-        ((client.ValidationError, client.Conflict), REFUSED),
+        ((client.ValidationError, client.Conflict, client.Forbidden), REFUSED),
         ((client.JobEnded, client.WaitTimeout, CorruptCheckpointError), FAILED),
         ((client.SpecError, client.PackingError), USAGE),
     )

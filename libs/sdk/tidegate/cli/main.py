@@ -8,7 +8,23 @@ import sys
 import typer
 
 from tidegate.cli import exits
-from tidegate.cli.commands import cancel, checkpoint, events, job, jobs, logs, nodes, status, submit, top, trace
+from tidegate.cli.commands import (
+    acts,
+    cancel,
+    checkpoint,
+    events,
+    job,
+    jobs,
+    logs,
+    maintenance,
+    node,
+    nodes,
+    queue,
+    status,
+    submit,
+    top,
+    trace,
+)
 from tidegate.cli.root import RootGroup
 
 _JOBS, _CLUSTER, _HISTORY = "Jobs", "Cluster", "History"
@@ -50,13 +66,21 @@ app.command("top", rich_help_panel=_CLUSTER)(top.top)
 app.command("nodes", rich_help_panel=_CLUSTER)(nodes.nodes)
 app.command("submit", rich_help_panel=_JOBS)(submit.submit)
 app.command("jobs", rich_help_panel=_JOBS)(jobs.jobs)
-app.command("job", rich_help_panel=_JOBS)(job.job)
+app.add_typer(job.app, name="job", rich_help_panel=_JOBS)
 app.command("logs", rich_help_panel=_JOBS)(logs.logs)
 app.command("trace", rich_help_panel=_JOBS)(trace.trace)
 app.command("timeline", rich_help_panel=_JOBS)(trace.show_timeline)
 app.command("cancel", rich_help_panel=_JOBS)(cancel.cancel)
+app.command("hold", rich_help_panel=_JOBS)(acts.hold)
+app.command("release", rich_help_panel=_JOBS)(acts.release)
+app.command("suspend", rich_help_panel=_JOBS)(acts.suspend)
+app.command("resume", rich_help_panel=_JOBS)(acts.resume)
+app.command("requeue", rich_help_panel=_JOBS)(acts.requeue)
 app.command("events", rich_help_panel=_HISTORY)(events.events)
 app.add_typer(checkpoint.app, name="checkpoint", rich_help_panel=_JOBS)
+app.add_typer(queue.app, name="queue", rich_help_panel=_CLUSTER)
+app.add_typer(node.app, name="node", rich_help_panel=_CLUSTER)
+app.add_typer(maintenance.app, name="maintenance", rich_help_panel=_CLUSTER)
 
 
 def run(arguments: list[str]) -> int:

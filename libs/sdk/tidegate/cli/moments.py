@@ -31,6 +31,21 @@ def parse(given: str, option: str) -> int:
         raise CommandError(message, remedy, exits.USAGE) from None
 
 
+def seconds(given: str, option: str) -> int:
+    """Return a time span in whole seconds: `90s`, `30m`, `2h`, `1d`, or several: `1h30m`. Raises CommandError."""
+    parts = _SPAN.findall(given)
+    if not parts or "".join(number + unit for number, unit in parts) != given:
+        raise CommandError(f"{option} {given!r} is no time span.", "Accepted are 90s, 30m, 2h, 1d, 1h30m.", exits.USAGE)
+    return max(1, int(sum(float(number) * _UNIT_SECONDS[unit] for number, unit in parts)))
+
+
+def ahead(given: str, option: str, from_ns: int) -> int:
+    """Return a moment in Unix nanoseconds: a time span after `from_ns`, or a date and time. Raises CommandError."""
+    if _SPAN.match(given):
+        return from_ns + seconds(given, option) * NS_PER_SECOND
+    return from_ns if given == "now" else parse(given, option)
+
+
 def stamp(at_ns: int) -> str:
     """Return date and time of day to the millisecond, in this machine's time zone."""
     moment = datetime.fromtimestamp(at_ns / NS_PER_SECOND, timezone.utc).astimezone()

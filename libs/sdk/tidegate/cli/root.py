@@ -11,7 +11,22 @@ from tidegate.cli import exits, output, plugins
 from tidegate.errors import TidegateError
 
 ORDER = (
-    *("up", "down", "status", "top", "nodes", "submit", "jobs", "job", "logs", "cancel", "checkpoint"),
+    *(
+        "up",
+        "down",
+        "status",
+        "top",
+        "nodes",
+        "node",
+        "queue",
+        "maintenance",
+        "submit",
+        "jobs",
+        "job",
+        "logs",
+        "cancel",
+    ),
+    *("hold", "release", "suspend", "resume", "requeue", "checkpoint"),
     *("events", "trace", "timeline", "history"),
 )
 

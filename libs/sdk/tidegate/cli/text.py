@@ -52,6 +52,11 @@ def mib(amount: int) -> str:
     return f"{amount}M"
 
 
+def gpus(amount: dict[str, Any]) -> str:
+    """Return how many GPUs an amount is, shares of one included: 2, 0.25."""
+    return cpus(amount["gpus"] * 1000 + amount.get("gpu_millis", 0))
+
+
 def size(count: int) -> str:
     """Return bytes in the largest unit that keeps it short: 812B, 3.2MiB."""
     if count < 1024:

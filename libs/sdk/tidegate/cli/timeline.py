@@ -17,7 +17,9 @@ from tidegate.cli.wording import Entry, quotas_in_words, sentence
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-ROUTINE_KINDS = frozenset({"PhaseChanged", "QuotaChanged", "QuotaApplied", "CheckpointSaved", "CheckpointVerified"})
+ROUTINE_KINDS = frozenset(
+    {"PhaseChanged", "QuotaChanged", "QuotaApplied", "CheckpointSaved", "CheckpointVerified", "ProgressReported"}
+)
 ROUTINE_SHOWN_FIRST, ROUTINE_SHOWN_LAST = 4, 2
 """Of a run of routine lines only so many are shown; in between they are summed up."""
 
@@ -32,6 +34,11 @@ _STYLES = {
     "PreemptRequested": "bold magenta",
     "StopRequested": "bold magenta",
     "CancelRequested": "magenta",
+    **dict.fromkeys(
+        ("HoldRequested", "ReleaseRequested", "SuspendRequested", "ResumeRequested", "RequeueRequested"), "magenta"
+    ),
+    **dict.fromkeys(("JobPriorityChanged", "JobLimitChanged", "QueueChanged"), "magenta"),
+    **dict.fromkeys(("MaintenancePlanned", "MaintenanceCancelled"), "magenta"),
     "JobSuspended": "bold blue",
     "JobRequeued": "bold blue",
     "CheckpointSaved": "cyan",
@@ -45,6 +52,11 @@ _STYLES = {
     "QuotaChanged": "dim",
     "QuotaApplied": "dim",
     "StepRateLow": "yellow",
+    "NodeDrainRequested": "magenta",
+    "NodeResumeRequested": "magenta",
+    "NodeCordoned": "bold red",
+    "ImagePrefetchHinted": "dim",
+    "ProgressReported": "dim",
     "NodeUnreachable": "yellow",
     "NodeLost": "bold red",
     "DecisionPass": "dim",
@@ -55,6 +67,7 @@ _PLURALS = {
     "QuotaApplied": "quotas applied",
     "CheckpointSaved": "checkpoints saved",
     "CheckpointVerified": "checkpoints verified",
+    "ProgressReported": "reports of progress",
 }
 
 

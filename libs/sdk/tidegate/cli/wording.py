@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from tidegate.cli import text
+from tidegate.cli import asking, text
 
 Entry = dict[str, Any]
 DATA_CHARS_MAX = 200
@@ -38,9 +38,14 @@ def _member(members: list[dict[str, Any]], one: dict[str, Any]) -> str:
 def quotas_in_words(quotas: list[dict[str, Any]] | None) -> str:
     """Return the limits of each component, per replica."""
     shown = ", ".join(
-        f"{one['component']} {text.cpus(one['cpu_millis'])} CPU {text.mib(one['memory_mib'])}" for one in quotas or []
+        f"{one['component']} {text.cpus(one['cpu_millis'])} CPU {text.mib(one['memory_mib'])}{_replicas(one)}"
+        for one in quotas or []
     )
     return f"[{shown}]"
+
+
+def _replicas(quota: dict[str, Any]) -> str:
+    return f" x{quota['replicas']}" if quota.get("replicas") is not None else ""
 
 
 def _started_sandbox(entry: Entry, data: dict[str, Any]) -> str:
@@ -72,7 +77,8 @@ def _quota_applied(entry: Entry, data: dict[str, Any]) -> str:
 
 def _preempt(entry: Entry, data: dict[str, Any]) -> str:
     for_whom = f", for {data['for_job']}" if data.get("for_job") else ""
-    return f"asked to save and leave within {data.get('grace_seconds')} s{for_whom}"
+    held = ", and is held then" if data.get("hold") else ""
+    return f"asked to save and leave within {data.get('grace_seconds')} s{for_whom}{held}"
 
 
 def _stop(entry: Entry, data: dict[str, Any]) -> str:
@@ -103,6 +109,11 @@ def _rate(entry: Entry, data: dict[str, Any]) -> str:
     how = "below" if entry["kind"] == "StepRateLow" else "back above"
     over = f" over {data['window_seconds']} s" if data.get("window_seconds") else ""
     return f"step rate {how} its target: {steps:g} of {target:g} steps/s{over}"
+
+
+def _progress(entry: Entry, data: dict[str, Any]) -> str:
+    at = f" at step {data['step']}" if data.get("step") is not None else ""
+    return f"{data.get('progress_millis', 0) / 10:g}% done{at}{_rank(entry)}"
 
 
 def _joined(entry: Entry, data: dict[str, Any]) -> str:
@@ -173,6 +184,7 @@ _WORDS: dict[str, Callable[[Entry, dict[str, Any]], str]] = {
     "JobSubmitted": lambda entry, data: "submitted",
     "JobRejected": lambda entry, data: "rejected: it can never run here",
     "CancelRequested": lambda entry, data: f"cancel requested by {data.get('actor') or 'somebody'}",
+    **asking.WORDS,
     "JobPlaced": _placed,
     "PlacementRejected": _rejected_placement,
     "SandboxStarted": _started_sandbox,
@@ -180,6 +192,7 @@ _WORDS: dict[str, Callable[[Entry, dict[str, Any]], str]] = {
     "JobStarted": lambda entry, data: "running",
     "JobResumed": _resumed,
     "PhaseChanged": _phase,
+    "ProgressReported": _progress,
     "QuotaChanged": _quota_changed,
     "QuotaApplied": _quota_applied,
     "RoomReserved": lambda entry, data: (
@@ -196,6 +209,8 @@ _WORDS: dict[str, Callable[[Entry, dict[str, Any]], str]] = {
     "NodeUnreachable": lambda entry, data: "no heartbeat: nothing new is placed there",
     "NodeReachable": lambda entry, data: "heartbeats are back",
     "NodeLost": lambda entry, data: "node lost: what ran there counts as lost",
+    "NodeCordoned": lambda entry, data: f"{entry.get('node')} keeps failing jobs: nothing new is placed there",
+    "ImagePrefetchHinted": lambda entry, data: f"image {data.get('image')} will probably be needed there next",
     "GenerationOpened": lambda entry, data: (
         f"the journal goes on in generation {data.get('generation')}; {data.get('sealed_frames')} frames are sealed"
     ),

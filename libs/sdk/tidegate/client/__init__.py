@@ -5,6 +5,7 @@ from tidegate.client.core import ENDED_STATES, EventFilter, LogChunk, LogSelecti
 from tidegate.client.errors import (
     ClientError,
     Conflict,
+    Forbidden,
     GatewayError,
     JobEnded,
     NoGatewayError,
@@ -15,6 +16,7 @@ from tidegate.client.errors import (
     ValidationError,
     WaitTimeout,
 )
+from tidegate.client.operating import KEPT
 from tidegate.client.submission import Submission
 from tidegate.client.sync import Client
 
@@ -31,6 +33,8 @@ __all__ = [
     "ValidationError",
     "NotFound",
     "Conflict",
+    "Forbidden",
+    "KEPT",
     "Unavailable",
     "NoGatewayError",
     "PackingError",

@@ -85,5 +85,9 @@ class Conflict(GatewayError):
     """The request contradicts what is already there (409): nothing was changed."""
 
 
+class Forbidden(GatewayError):
+    """Who asks may not do this (403): nothing was changed."""
+
+
 class Unavailable(GatewayError):
     """The gateway could not be reached, or cannot take requests now; safe to try again later."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Generator, List, Mapping, Optional, Type, TypeVar, Union
 
 from tidegate.client.endpoint import START_REMEDY
-from tidegate.client.errors import Conflict, GatewayError, NotFound, Problem, Unavailable, ValidationError
+from tidegate.client.errors import Conflict, Forbidden, GatewayError, NotFound, Problem, Unavailable, ValidationError
 from tidegate.client.packing import Archive
 
 RETRY_DELAYS_SECONDS = (0.1, 0.3, 0.8, 2.0)
@@ -20,7 +20,7 @@ RETRY_AFTER_SECONDS_MAX = 10.0
 """The most of a `Retry-After` that is honoured."""
 MESSAGE_CHARS_MAX = 500
 _RETRIED_STATUSES = frozenset({429, 502, 503, 504})
-_KINDS: Dict[int, Type[GatewayError]] = {404: NotFound, 409: Conflict, 410: NotFound}
+_KINDS: Dict[int, Type[GatewayError]] = {403: Forbidden, 404: NotFound, 409: Conflict, 410: NotFound}
 
 T = TypeVar("T")
 

@@ -90,6 +90,12 @@ def submit(prepared: Prepared, on_upload: Optional[OnUpload] = None) -> Flow[Sub
     return Submission(*(str(answer[name]) for name in ("job_id", "trace_id", "tenant", "state")))
 
 
+def dry_run(prepared: Prepared) -> Flow[Dict[str, Any]]:
+    """Ask what would become of the job. Its working directory is packed, which finds what is wrong, but not sent."""
+    spec = {name: value for name, value in prepared.spec.items() if prepared.archive is None or name != "workdir"}
+    return (yield from ask_document(Call("POST", "/v1/jobs", params={"dry_run": "1"}, content=spec)))
+
+
 def _upload(archive: Archive, on_upload: Optional[OnUpload]) -> Flow[None]:
     path = f"/v1/blobs/{archive.digest}"
     try:

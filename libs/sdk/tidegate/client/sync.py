@@ -7,10 +7,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Callable, Collection, Iterator, List, Mapping, Optional, Sequence, Type, TypeVar, Union
 
-from tidegate.client import core, submission
+from tidegate.client import core, operating, submission
 from tidegate.client.core import Document, EventFilter, LogChunk, LogSelection
 from tidegate.client.flow import Call, Emit, Flow, NoReply, Pause, Reply, Stream
 from tidegate.client.http import Connection
+from tidegate.client.operating import KEPT, Amounts, Kept
 from tidegate.client.submission import OnUpload, SpecLike, Submission
 
 T = TypeVar("T")
@@ -48,6 +49,22 @@ class Client:
         finally:
             prepared.close()
 
+    def dry_run(
+        self,
+        spec: SpecLike,
+        workdir: Union[str, Path, None] = None,
+        overrides: Optional[Mapping[str, Any]] = None,
+    ) -> Document:
+        """Return what would become of a job, by the scheduler's live state; nothing is sent but the specification.
+
+        Raises ValidationError as `submit` does, and Unavailable while no scheduler leads.
+        """
+        prepared = submission.prepare(spec, workdir, None, overrides)
+        try:
+            return self._run(submission.dry_run(prepared))
+        finally:
+            prepared.close()
+
     def job(self, job_id: str) -> Document:
         """Return one job in detail, with its attempts and its timeline."""
         return self._run(core.job(job_id))
@@ -82,6 +99,94 @@ class Client:
     def cancel(self, job_id: str) -> Document:
         """Ask for the job to end. Raises Conflict where it ended otherwise."""
         return self._run(core.cancel(job_id))
+
+    def hold(self, job_id: str, reason: str = "") -> Document:
+        """Keep the job from being placed (again). Raises Conflict where it has ended."""
+        return self._run(operating.ask_job(job_id, "hold", reason))
+
+    def release(self, job_id: str, reason: str = "") -> Document:
+        """Take a hold back. Raises Conflict where the job is not held."""
+        return self._run(operating.ask_job(job_id, "release", reason))
+
+    def suspend(self, job_id: str, reason: str) -> Document:
+        """Have the job save and leave, and hold it. Raises Conflict where it does not run."""
+        return self._run(operating.ask_job(job_id, "suspend", reason))
+
+    def resume(self, job_id: str, reason: str = "") -> Document:
+        """Let a held or suspended job run again. Raises Conflict for any other."""
+        return self._run(operating.ask_job(job_id, "resume", reason))
+
+    def requeue(self, job_id: str, reason: str) -> Document:
+        """Have the job save, leave and wait for another attempt. Raises Conflict where it does not run."""
+        return self._run(operating.ask_job(job_id, "requeue", reason))
+
+    def set_priority(self, job_id: str, priority: int, reason: str = "") -> Document:
+        """Give the job another priority. Raises ValidationError above what the tenant may use."""
+        return self._run(operating.ask_job(job_id, "priority", reason, priority=priority))
+
+    def set_limit(self, job_id: str, time_limit_seconds: Optional[int], reason: str = "") -> Document:
+        """Give the job another time limit, None for none."""
+        return self._run(operating.ask_job(job_id, "limit", reason, time_limit_seconds=time_limit_seconds))
+
+    def drain_node(self, node: str, deadline_ns: int, reason: str) -> Document:
+        """Have the node's jobs leave by `deadline_ns`, and nothing new placed there. Raises NotFound."""
+        return self._run(operating.drain(node, deadline_ns, reason))
+
+    def resume_node(self, node: str, reason: str = "") -> Document:
+        """End drain and cordon of the node. Raises NotFound and Conflict."""
+        return self._run(operating.resume_node(node, reason))
+
+    def queues(self) -> List[Document]:
+        """Return each tenant's queue with what the tenant uses."""
+        return self._run(operating.queues())
+
+    def create_queue(
+        self,
+        tenant: str,
+        *,
+        weight: int = 1,
+        guaranteed: Optional[Amounts] = None,
+        ceiling: Optional[Amounts] = None,
+        reason: str = "",
+    ) -> Document:
+        """Give a tenant's queue its settings. Raises Conflict where it has others."""
+        settings = {"weight": weight, "guaranteed": guaranteed, "ceiling": ceiling}
+        return self._run(operating.create_queue(tenant, settings, reason))
+
+    def set_queue(
+        self,
+        tenant: str,
+        *,
+        weight: Union[int, Kept] = KEPT,
+        guaranteed: Union[Amounts, Kept, None] = KEPT,
+        ceiling: Union[Amounts, Kept, None] = KEPT,
+        reason: str = "",
+    ) -> Document:
+        """Change what is given of a queue's settings; None takes an amount away. Raises NotFound."""
+        settings = {"weight": weight, "guaranteed": guaranteed, "ceiling": ceiling}
+        return self._run(operating.set_queue(tenant, settings, reason))
+
+    def stop_queue(self, tenant: str, reason: str) -> Document:
+        """Keep all of the tenant's jobs from being placed. Raises NotFound."""
+        return self._run(operating.switch_queue(tenant, "stop", reason))
+
+    def start_queue(self, tenant: str, reason: str = "") -> Document:
+        """End `stop_queue`. Raises NotFound."""
+        return self._run(operating.switch_queue(tenant, "start", reason))
+
+    def maintenance(self, everything: bool = False) -> List[Document]:
+        """Return the maintenance windows that lie ahead or go on, or all that are known."""
+        return self._run(operating.maintenance(everything))
+
+    def plan_maintenance(
+        self, name: str, nodes: Sequence[str], start_ns: int, end_ns: int, reason: str = ""
+    ) -> Document:
+        """Plan that nothing runs on the nodes from start to end. Raises Conflict where the name stands for another."""
+        return self._run(operating.plan_maintenance(name, nodes, (start_ns, end_ns), reason))
+
+    def cancel_maintenance(self, name: str, reason: str = "") -> Document:
+        """Take a window back, or end one that has begun. Raises NotFound and Conflict."""
+        return self._run(operating.cancel_maintenance(name, reason))
 
     def logs(
         self, job_id: str, selection: Optional[LogSelection] = None, *, follow: bool = False

@@ -7,7 +7,7 @@ import platform
 import threading
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, Mapping, Optional
 
 from tidegate import protocol
 from tidegate.environment import Identity
@@ -48,6 +48,7 @@ class AgentLink:
         self._connected = False
         self._fatal: Optional[TidegateError] = None
         self._resume = Resume(False, None)
+        self._replicas: Mapping[str, int] = {}
         self._paused_until = 0.0
         self._close_limit = 0.0
         self._thread = threading.Thread(target=self._run, name="tidegate-link", daemon=True)
@@ -65,6 +66,11 @@ class AgentLink:
     def dropped_reports(self) -> int:
         """Return how many reports were lost so far."""
         return self._reports.dropped
+
+    @property
+    def replicas(self) -> Mapping[str, int]:
+        """Return what the agent said last."""
+        return self._replicas
 
     def start(self) -> Resume:
         """Start the thread and wait for the agent's welcome, or go on without it after CONNECT_SECONDS_MAX."""
@@ -207,6 +213,7 @@ class AgentLink:
             self._outbox.acknowledge(message["acked"])
             if not self._welcomed.is_set():
                 self._resume = Resume(True, message["resume"])
+            self._replicas = message.get("replicas", {})
             self._connected = True
             self._paused_until = 0.0
             if message.get("stop"):
@@ -217,6 +224,8 @@ class AgentLink:
             self._outbox.acknowledge(message["seq"])
         elif kind == "stop":
             connection.send(self._gate.on_stop(message))
+        elif kind == "replicas":
+            self._replicas = message["counts"]
         elif kind == "error":
             self._on_error(message)
         return False

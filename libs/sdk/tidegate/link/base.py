@@ -46,5 +46,9 @@ class Link(Protocol):
         """Deliver what is queued, for at most `seconds`, and leave; False when something was left behind."""
 
     @property
+    def replicas(self) -> Mapping[str, int]:
+        """Return how many processes each component has now whose number may be scaled."""
+
+    @property
     def dropped_reports(self) -> int:
         """Return how many reports were lost so far."""

@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, Mapping, Optional
 
 from tidegate.environment import Identity
 from tidegate.link.base import ReportCall, Resume
@@ -34,6 +34,11 @@ class LocalLink:
     def dropped_reports(self) -> int:
         """Return 0: the log takes every window."""
         return self._reports.dropped
+
+    @property
+    def replicas(self) -> Mapping[str, int]:
+        """Return nothing: nobody scales a local run."""
+        return {}
 
     def start(self) -> Resume:
         """Make the directory and say in the log who begins."""

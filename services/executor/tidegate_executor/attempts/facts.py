@@ -10,6 +10,7 @@ from tidegate_events.events import (
     CheckpointSaved,
     PhaseChanged,
     PlacementRejected,
+    ProgressReported,
     Quota,
     QuotaApplied,
     Reason,
@@ -72,6 +73,13 @@ def exited(state: AttemptState, node: str, ending: Ending, now_ns: int) -> Sandb
 def phase_changed(state: AttemptState, now_ns: int) -> PhaseChanged:
     """The member is in its current phase."""
     return PhaseChanged(**_base(state, now_ns), rank=state.rank, phase=state.phase.current, step=state.phase.step)
+
+
+def progress_reported(state: AttemptState, now_ns: int) -> ProgressReported:
+    """The job is as far as its newest report said."""
+    return ProgressReported(
+        **_base(state, now_ns), rank=state.rank, progress_millis=state.progress.millis, step=state.last_step
+    )
 
 
 def quota_applied(

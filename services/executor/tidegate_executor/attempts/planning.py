@@ -9,7 +9,7 @@ import msgspec
 from tidegate_events.events import Quota
 from tidegate_events.spec import JobSpec
 
-from tidegate_executor.attempts import phases
+from tidegate_executor.attempts import phases, scaling
 from tidegate_executor.attempts.state import AttemptState, Replica
 from tidegate_executor.attempts.transitions import EXIT_SUSPENDED
 
@@ -24,6 +24,24 @@ class ReportStarted(msgspec.Struct, frozen=True):
 
 class Start(msgspec.Struct, frozen=True):
     """Start these waiting replicas once more (their order to start is to be put on disk first)."""
+
+    replicas: tuple[Replica, ...]
+
+
+class Grow(msgspec.Struct, frozen=True):
+    """Start these simulators, which there were not (what is started is to be put on disk first)."""
+
+    replicas: tuple[Replica, ...]
+
+
+class Shrink(msgspec.Struct, frozen=True):
+    """Tell these simulators to leave (that they leave is to be put on disk first)."""
+
+    replicas: tuple[Replica, ...]
+
+
+class Kill(msgspec.Struct, frozen=True):
+    """End these simulators, which were told to leave long ago."""
 
     replicas: tuple[Replica, ...]
 
@@ -55,7 +73,7 @@ class Conclude(msgspec.Struct, frozen=True):
     """Nothing runs any more: report the exit and remove the sandbox."""
 
 
-Action = ReportStarted | Start | Resize | AskToLeave | EndSandbox | SayPhase | Conclude
+Action = ReportStarted | Start | Grow | Shrink | Kill | Resize | AskToLeave | EndSandbox | SayPhase | Conclude
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +104,7 @@ def plan(state: AttemptState, spec: JobSpec, now_ns: int) -> Plan:
             wakes.append(request.deadline_ns)
     elif grace_seconds is None:
         _starts(state, now_ns, actions, wakes)
+        _scale(state, spec, now_ns, actions, wakes)
         _quotas(state, now_ns, actions, wakes)
     return Plan(actions=tuple(actions), wake_ns=min(wakes, default=0))
 
@@ -140,6 +159,19 @@ def _starts(state: AttemptState, now_ns: int, actions: list[Action], wakes: list
     if due:
         actions.append(Start(due))
     wakes += [replica.not_before_ns for replica in waiting if replica not in due]
+
+
+def _scale(state: AttemptState, spec: JobSpec, now_ns: int, actions: list[Action], wakes: list[int]) -> None:
+    if state.stage != "running":
+        return
+    if leaving := scaling.to_leave(state, spec):
+        actions.append(Shrink(leaving))
+    if missing := scaling.to_start(state, spec):
+        actions.append(Grow(missing))
+    told = [replica for replica in state.replicas if replica.leave_by_ns]
+    if overdue := tuple(replica for replica in told if replica.leave_by_ns <= now_ns):
+        actions.append(Kill(overdue))
+    wakes += [replica.leave_by_ns for replica in told if replica.leave_by_ns > now_ns]
 
 
 def _quotas(state: AttemptState, now_ns: int, actions: list[Action], wakes: list[int]) -> None:

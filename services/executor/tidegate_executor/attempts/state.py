@@ -8,6 +8,7 @@ import msgspec
 from tidegate_events.events import Outcome, Quota, Scalar
 
 from tidegate_executor.attempts.phases import PhaseState
+from tidegate_executor.attempts.progress import ProgressState
 
 Stage = Literal["starting", "running", "ending", "ended", "rejected"]
 ReplicaStatus = Literal["waiting", "starting", "running", "exited"]
@@ -23,6 +24,7 @@ class Replica(_Part, frozen=True, kw_only=True):
 
     `waiting`: to be started, not before `not_before_ns`. `starting`: the order to start it is on disk, and may or may
     not have been carried out. `final`: it exited and will not be started again.
+    `leave_by_ns`: it is one too many, was told to leave, and is killed then.
     """
 
     component: str
@@ -35,6 +37,7 @@ class Replica(_Part, frozen=True, kw_only=True):
     oom: bool = False
     final: bool = False
     connected: bool = False
+    leave_by_ns: int = 0
 
     @property
     def name(self) -> str:
@@ -79,7 +82,10 @@ class SavedMark(_Part, frozen=True, kw_only=True):
 
 
 class AttemptState(_Part, frozen=True, kw_only=True):
-    """See the module. Everything is as of the facts and messages that are on disk with it."""
+    """See the module. Everything is as of the facts and messages that are on disk with it.
+
+    `begun`: its commands were allowed to run, which in a gang waits for every member.
+    """
 
     job: str
     tenant: str
@@ -112,6 +118,8 @@ class AttemptState(_Part, frozen=True, kw_only=True):
     saved: SavedMark | None = None
     outcome: Outcome | None = None
     ended_ns: int = 0
+    begun: bool = False
+    progress: ProgressState = ProgressState()
 
     @property
     def id(self) -> str:

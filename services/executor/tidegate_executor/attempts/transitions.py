@@ -9,6 +9,7 @@ from tidegate_events.events import Quota
 from tidegate_events.orders import SandboxOrder
 from tidegate_events.spec import Component, JobSpec
 
+from tidegate_executor.attempts import scaling
 from tidegate_executor.attempts.state import (
     CLIENTS_MAX,
     AttemptState,
@@ -36,12 +37,7 @@ _replace = msgspec.structs.replace
 
 def accept(order: SandboxOrder, now_ns: int, *, level: str, image_digest: str, uid_slot: int) -> AttemptState:
     """Return the state of a new attempt: every replica is ordered to start once."""
-    replicas = tuple(
-        Replica(component=component.name, replica=number, status="starting", starts=1)
-        for component in order.spec.components
-        for number in range(component.replicas)
-    )
-    return AttemptState(
+    state = AttemptState(
         job=order.job,
         tenant=order.tenant,
         attempt=order.attempt,
@@ -51,11 +47,16 @@ def accept(order: SandboxOrder, now_ns: int, *, level: str, image_digest: str, u
         image_digest=image_digest,
         uid_slot=uid_slot,
         ordered_ns=now_ns,
-        replicas=replicas,
         quotas_wanted=order.quotas,
         quotas_asked=order.quotas,
         last_step=order.resume.step if order.resume else None,
     )
+    replicas = tuple(
+        Replica(component=component.name, replica=number, status="starting", starts=1)
+        for component in order.spec.components
+        for number in range(scaling.wanted(state, component))
+    )
+    return _replace(state, replicas=replicas)
 
 
 def prepared(state: AttemptState, now_ns: int) -> AttemptState:
@@ -90,6 +91,8 @@ def on_history(state: AttemptState, event: SandboxEvent, next_offset: int, spec:
 def _on_exit(state: AttemptState, event: ReplicaExited, spec: JobSpec) -> AttemptState:
     component = next(c for c in spec.components if c.name == event.component)
     before = next(r for r in state.replicas_of(event.component) if r.replica == event.replica)
+    if before.leave_by_ns:
+        return scaling.gone(state, before)
     exited = _replace(
         before,
         status="exited",

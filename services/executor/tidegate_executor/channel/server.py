@@ -47,6 +47,7 @@ class ChannelServer:
         """
         self.sandbox = sandbox
         self.resume = resume
+        self._replicas: dict[str, int] = {}
         self.stop_group = stop_group if stop_group is not None else StopGroup()
         self._components = dict(components)
         self._handler = handler
@@ -72,13 +73,24 @@ class ChannelServer:
         """Return whether a process has called should_stop(); known once a stop was ordered and answered."""
         return self.stop_group.polled
 
+    def tell_replicas(self, counts: Mapping[str, int]) -> None:
+        """Tell the processes how many of each scaled component there shall be; nothing is said that they know."""
+        if counts == self._replicas:
+            return
+        self._replicas = dict(counts)
+        for session in self._sessions.values():
+            session.send({"kind": "replicas", "counts": self._replicas})
+
     def open(self, path: Path, owner: tuple[int, int] | None = None) -> None:
         """Bind the socket at `path`; processes can connect from now on, and are answered once `run` runs."""
         self._socket = listening.listen(path, owner)
 
-    def stop(self, reason: str, deadline_ns: int) -> None:
-        """Order the job's processes to stop by `deadline_ns` (wall clock); harmless when repeated."""
-        self.stop_group.order(reason, deadline_ns)
+    def stop(self, reason: str, deadline_ns: int, *, here_only: bool = False) -> None:
+        """Order the job's processes to stop by `deadline_ns` (wall clock); harmless when repeated.
+
+        `here_only`: those on other nodes have not been ordered to.
+        """
+        self.stop_group.order(reason, deadline_ns, here_only=here_only)
 
     def close(self) -> None:
         """Close the socket and cut every connection."""
@@ -167,7 +179,7 @@ class ChannelServer:
         try:
             await self._handler.on_hello(client)
             self.ever_connected = True
-            session.welcome(version, self.resume)
+            session.welcome(version, self.resume, self._replicas)
             await self._attend(session)
         finally:
             if self._sessions.get(hello.client) is session:

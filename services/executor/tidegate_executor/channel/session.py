@@ -1,7 +1,7 @@
 """One connection of one process: hello, then messages in order, each acknowledged once it is durable."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import structlog
@@ -72,11 +72,12 @@ class Session:
         """Cut the connection; `run` then ends."""
         self._writer.transport.abort()
 
-    def welcome(self, version: int, resume: str | None) -> None:
-        """Answer the hello."""
+    def welcome(self, version: int, resume: str | None, replicas: Mapping[str, int]) -> None:
+        """Answer the hello; `replicas` are the components that are scaled, and how many there are now."""
         high_water = self._handler.high_water(self.hello.client)
         self._expected = max(high_water + 1, self.hello.first_seq)
-        self.send({"kind": "welcome", "protocol": version, "acked": self._expected - 1, "resume": resume})
+        scaled = {"replicas": dict(replicas)} if replicas else {}
+        self.send({"kind": "welcome", "protocol": version, "acked": self._expected - 1, "resume": resume, **scaled})
 
     async def run(self, on_stop_count: Callable[[messages.StopCount], None]) -> None:
         """Read until the process leaves, misbehaves too often, or the handler cannot take its messages."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 EXPLAIN_SECONDS_MAX = 1.0
+DRY_RUN_SECONDS_MAX = 5.0
 NODE_SECONDS_MAX = 3.0
 CHECKPOINT_SECONDS_MAX = 10.0
 

@@ -9,7 +9,7 @@ from tidegate_events.events import AnyEvent
 from tidegate_events.frame import Writer
 from tidegate_events.spec import JobSpec
 
-from tidegate_gateway.view.model import Attempt, Checkpoint, Entry, Job, Node, Progress, Timeline
+from tidegate_gateway.view.model import Attempt, Checkpoint, Entry, Job, Maintenance, Node, Progress, Queue, Timeline
 
 _APART = frozenset({"id", "tenant", "spec", "attempts", "checkpoints", "timeline"})
 """What of a job has columns or tables of its own."""
@@ -34,6 +34,8 @@ _spec = msgspec.json.Decoder(JobSpec)
 _attempt = msgspec.json.Decoder(Attempt)
 _checkpoint = msgspec.json.Decoder(Checkpoint)
 _node = msgspec.json.Decoder(Node)
+_queue = msgspec.json.Decoder(Queue)
+_maintenance = msgspec.json.Decoder(Maintenance)
 _event: msgspec.json.Decoder[Any] = msgspec.json.Decoder(AnyEvent)
 _progress = msgspec.json.Decoder(Progress)
 
@@ -84,6 +86,16 @@ def checkpoint_of(doc: str) -> Checkpoint:
 def node_of(doc: str) -> Node:
     """Return a node that holds nothing yet. Raises UnreadableRowError."""
     return _read(_node, doc)
+
+
+def queue_of(doc: str) -> Queue:
+    """Return a tenant's queue. Raises UnreadableRowError."""
+    return _read(_queue, doc)
+
+
+def maintenance_of(doc: str) -> Maintenance:
+    """Return a maintenance window. Raises UnreadableRowError."""
+    return _read(_maintenance, doc)
 
 
 def progress_of(doc: str) -> Progress:

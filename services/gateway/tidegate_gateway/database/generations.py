@@ -15,7 +15,7 @@ import structlog
 from tidegate_gateway.database.connection import Connection
 from tidegate_gateway.database.migrations import is_whole, lock, schema_of, shape_generation
 
-FOLD_VERSION = 1
+FOLD_VERSION = 2
 """Raised with whatever makes the same journal give other rows: the projector then projects history again."""
 RETIRED_SECONDS_MIN = 30
 """How long the old generation stays after a switch: longer than any reader's transaction may take."""

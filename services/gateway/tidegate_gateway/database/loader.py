@@ -51,6 +51,12 @@ async def load_view(
     )
     jobs = await _jobs(connection, schema, rows, with_timelines=keeps_timelines)
     view.resume(progress, jobs, await _nodes(connection, schema))
+    for row in await connection.fetch(f"SELECT doc FROM {schema}.queues"):
+        queue = documents.queue_of(row["doc"])
+        view.queues[queue.tenant] = queue
+    for row in await connection.fetch(f"SELECT doc FROM {schema}.maintenance"):
+        window = documents.maintenance_of(row["doc"])
+        view.maintenance[window.name] = window
     forgotten = await connection.fetch(
         f"SELECT job_id, tenant, state, spec_digest FROM {schema}.jobs WHERE state IN {ENDED} AND ended_order <= $1",
         progress.ended - ended_jobs_max,
@@ -174,7 +180,7 @@ async def _nodes(connection: Connection, schema: str) -> list[Node]:
         node = documents.node_of(row["doc"])
         nodes[node.name] = node
     for row in await connection.fetch(f"SELECT * FROM {schema}.allocations ORDER BY node, job_id, attempt, rank"):
-        amount = Resources(row["cpu_millis"], row["memory_mib"], row["gpus"], row["gpu_memory_mib"])
+        amount = Resources(row["cpu_millis"], row["memory_mib"], row["gpus"], row["gpu_memory_mib"], row["gpu_millis"])
         key = (row["job_id"], row["attempt"], row["rank"])
         nodes[row["node"]].holds[key] = Hold(row["tenant"], row["sandbox"], amount)
     return list(nodes.values())

@@ -10,7 +10,21 @@ from starlette.middleware import Middleware
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tidegate_gateway.http import blobs, cluster, events, jobs, nodes, queue, submit, top, traces
+from tidegate_gateway.http import (
+    blobs,
+    cluster,
+    events,
+    job_acts,
+    jobs,
+    maintenance,
+    node_acts,
+    nodes,
+    queue,
+    queues,
+    submit,
+    top,
+    traces,
+)
 from tidegate_gateway.http.errors import HANDLERS
 from tidegate_gateway.http.state import Gateway
 
@@ -24,6 +38,13 @@ ROUTES = (
     Route("/v1/jobs/{job_id}", jobs.detail, methods=["GET"]),
     Route("/v1/jobs/{job_id}", submit.cancel, methods=["DELETE"]),
     Route("/v1/jobs/{job_id}/cancel", submit.cancel, methods=["POST"]),
+    Route("/v1/jobs/{job_id}/hold", job_acts.hold, methods=["POST"]),
+    Route("/v1/jobs/{job_id}/release", job_acts.release, methods=["POST"]),
+    Route("/v1/jobs/{job_id}/suspend", job_acts.suspend, methods=["POST"]),
+    Route("/v1/jobs/{job_id}/resume", job_acts.resume, methods=["POST"]),
+    Route("/v1/jobs/{job_id}/requeue", job_acts.requeue, methods=["POST"]),
+    Route("/v1/jobs/{job_id}/priority", job_acts.priority, methods=["POST"]),
+    Route("/v1/jobs/{job_id}/limit", job_acts.limit, methods=["POST"]),
     Route("/v1/jobs/{job_id}/timeline", jobs.timeline, methods=["GET"]),
     Route("/v1/jobs/{job_id}/explain", jobs.explain, methods=["GET"]),
     Route("/v1/jobs/{job_id}/logs", nodes.logs, methods=["GET"]),
@@ -32,6 +53,16 @@ ROUTES = (
     Route("/v1/blobs/{digest}", blobs.put, methods=["PUT"]),
     Route("/v1/blobs/{digest}", blobs.get, methods=["GET"]),
     Route("/v1/nodes", cluster.nodes, methods=["GET"]),
+    Route("/v1/nodes/{node}/drain", node_acts.drain, methods=["POST"]),
+    Route("/v1/nodes/{node}/resume", node_acts.resume, methods=["POST"]),
+    Route("/v1/maintenance", maintenance.listing, methods=["GET"]),
+    Route("/v1/maintenance", maintenance.plan, methods=["POST"]),
+    Route("/v1/maintenance/{name}/cancel", maintenance.cancel, methods=["POST"]),
+    Route("/v1/queues", queues.listing, methods=["GET"]),
+    Route("/v1/queues", queues.create, methods=["POST"]),
+    Route("/v1/queues/{tenant}", queues.change, methods=["POST"]),
+    Route("/v1/queues/{tenant}/stop", queues.stop, methods=["POST"]),
+    Route("/v1/queues/{tenant}/start", queues.start, methods=["POST"]),
     Route("/v1/status", cluster.status, methods=["GET"]),
     Route("/v1/queue", queue.queue, methods=["GET"]),
     Route("/v1/top", top.top, methods=["GET"]),

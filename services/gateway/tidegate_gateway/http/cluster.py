@@ -15,7 +15,8 @@ from tidegate_gateway.http.errors import json_response
 from tidegate_gateway.http.params import Parameters
 from tidegate_gateway.http.state import Gateway, fresh, gateway_of, journal_end
 from tidegate_gateway.view import render
-from tidegate_gateway.view.unavailable import unavailable
+from tidegate_gateway.view.model import Node
+from tidegate_gateway.view.unavailable import unavailable, windows_of
 
 
 async def healthz(request: Request) -> Response:
@@ -46,8 +47,14 @@ async def nodes(request: Request) -> Response:
 
 def node_documents(gateway: Gateway) -> list[dict[str, Any]]:
     """Return every node, by name, with why it takes no jobs where it takes none."""
-    view = gateway.fold.view
-    return [render.node(node, unavailable(node, view.jobs)) for _, node in sorted(view.nodes.items())]
+    return [node_document(gateway, node) for _, node in sorted(gateway.fold.view.nodes.items())]
+
+
+def node_document(gateway: Gateway, node: Node) -> dict[str, Any]:
+    """Return a node, with the maintenance that it shall have and why it takes no jobs where it takes none."""
+    view, now_ns = gateway.fold.view, gateway.clock.now_ns()
+    windows = windows_of(node.name, view.maintenance.values(), now_ns)
+    return render.node(node, unavailable(node, view.jobs, windows, now_ns), windows)
 
 
 async def status(request: Request) -> Response:

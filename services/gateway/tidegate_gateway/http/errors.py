@@ -12,6 +12,7 @@ from starlette.responses import Response
 from tidegate_events.journal.base import JournalFullError
 
 from tidegate_gateway import blobs, desk
+from tidegate_gateway.acts import base as acts
 from tidegate_gateway.asks.base import BadAnswerError
 from tidegate_gateway.database.connection import DatabaseAwayError
 from tidegate_gateway.fold import NotCaughtUpError
@@ -57,6 +58,12 @@ def unknown_job(job_id: str) -> ApiError:
     """Return the answer for a job that is not there; an id of odd form is not repeated."""
     named = f" {job_id}" if job_id.isascii() and job_id.isprintable() and len(job_id) <= 64 else ""
     return ApiError(404, "unknown_job", f"there is no job{named}", "the job_id of a submitted job; see GET /v1/jobs")
+
+
+def already_ended(job_id: str, state: str) -> ApiError:
+    """Return the answer for what can only be asked of a job that goes on."""
+    problem, accepted = f"the job is {state}, which is its end", "a job that has not ended"
+    return ApiError(409, "already_ended", problem, accepted, job_id=job_id, state=state)
 
 
 def _answer(status: int, code: str, problem: str, accepted: str, **extra: Any) -> Response:
@@ -112,6 +119,21 @@ async def _on_wrong_digest(_request: Request, error: Exception) -> Response:
     )
 
 
+async def _on_unknown(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, acts.UnknownError)
+    return _answer(404, f"unknown_{error.what}", str(error), error.accepted)
+
+
+async def _on_cannot(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, acts.CannotError)
+    return json_response(error.body, 409)
+
+
+async def _on_wrong(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, acts.WrongError)
+    return json_response([error.problem], 422)
+
+
 HANDLERS: dict[Any, Handler] = {
     ApiError: _on_api_error,
     ProblemsError: _on_problems,
@@ -120,6 +142,9 @@ HANDLERS: dict[Any, Handler] = {
     NotCaughtUpError: _fixed(503, "not_caught_up", _RETRY_WITH_KEY),
     JournalFullError: _fixed(503, "journal_full", _RETRY_WITH_ROOM),
     BadAnswerError: _fixed(502, "bad_answer", _RETRY),
+    acts.UnknownError: _on_unknown,
+    acts.CannotError: _on_cannot,
+    acts.WrongError: _on_wrong,
     desk.BusyError: _fixed(503, "busy", _RETRY),
     desk.JournalAwayError: _fixed(503, "journal_unavailable", _RETRY_WITH_KEY),
     desk.OtherSpecError: _on_other_spec,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import msgspec
@@ -58,10 +59,14 @@ async def queue(request: Request) -> Response:
 
 
 async def in_line(gateway: Gateway) -> tuple[str, list[dict[str, Any]]]:
-    """Return who answered, and all who wait, the first in line first."""
+    """Return who answered, and all who wait, the first in line first.
+
+    The order is the scheduler's; whoever it did not name (it has not folded them yet, or they are far behind) follows
+    by priority and submission.
+    """
     waiting = sorted(
         (job for job in gateway.fold.view.jobs.values() if job.waiting),
-        key=lambda job: (-job.spec.priority, job.submitted_seq, job.id),
+        key=lambda job: (-job.priority, job.submitted_seq, job.id),
     )
     if not waiting:
         return "gateway", []
@@ -70,7 +75,8 @@ async def in_line(gateway: Gateway) -> tuple[str, list[dict[str, Any]]]:
         said = {each.job: each for each in msgspec.convert(answer, _Queue).queue}
     except (NobodyAnsweredError, BadAnswerError, msgspec.ValidationError):
         said = {}
-    # A job that the scheduler has not folded yet stands where priority and submission put it.
+    places = {job: each.position for job, each in said.items() if each.position}
+    waiting.sort(key=lambda job: places.get(job.id, sys.maxsize))
     line = [_waiting(job, place, said.get(job.id)) for place, job in enumerate(waiting, start=1)]
     return ("scheduler" if said else "gateway"), line
 
@@ -117,7 +123,8 @@ def _waiting(job: Job, place: int, said: Explanation | None) -> dict[str, Any]:
         "tenant": job.tenant,
         "name": job.spec.name,
         "state": job.state,
-        "priority": job.spec.priority,
+        "priority": job.priority,
+        "held": job.held,
         "gang_size": job.spec.gang_size,
         "submitted_at_ns": job.submitted_at_ns,
         "attempt": job.attempt,

@@ -1,4 +1,4 @@
-"""Endpoints that take something: submissions and cancellations."""
+"""Endpoints that take something: submissions, also those that only ask what would become of them, and cancellations."""
 
 from __future__ import annotations
 
@@ -14,13 +14,17 @@ from tidegate_events import trace
 from tidegate_events.spec import JobSpec, PathBinding
 
 from tidegate_gateway import identity
-from tidegate_gateway.desk import Accepted, AlreadyEndedError, UnknownJobError
+from tidegate_gateway.acts import jobs as acts
+from tidegate_gateway.acts.base import AlreadyEndedError, UnknownJobError
+from tidegate_gateway.desk import Accepted
+from tidegate_gateway.http import dry_run
+from tidegate_gateway.http.asking import permit_for_tenant, read_actor
 from tidegate_gateway.http.bodies import read_body, read_header
-from tidegate_gateway.http.errors import ApiError, ProblemsError, json_response, unknown_job
+from tidegate_gateway.http.errors import ProblemsError, already_ended, json_response, unknown_job
 from tidegate_gateway.http.params import Parameters
 from tidegate_gateway.http.state import READ_SECONDS_MAX, Gateway, fresh, gateway_of, trace_headers
 from tidegate_gateway.submission import bounds, fit, places
-from tidegate_gateway.submission.job import DEFAULT_SUBMITTER, Draft, read_job
+from tidegate_gateway.submission.job import Draft, read_job
 from tidegate_gateway.submission.problems import Problems
 from tidegate_gateway.submission.text import parse
 
@@ -28,9 +32,11 @@ log = structlog.get_logger()
 
 
 async def submit(request: Request) -> Response:
-    """POST /v1/jobs."""
+    """POST /v1/jobs; with `dry_run=1` nothing is taken, and the answer says what would become of the job."""
     gateway = gateway_of(request)
-    problems = Parameters(request).problems
+    parameters = Parameters(request, "dry_run")
+    only_asks = bool(parameters.integer("dry_run", 0, 0, 1))
+    problems = parameters.problems
     submitter = read_header(request, "x-tidegate-submitter", bounds.SUBMITTER, bounds.SUBMITTER_FORM, problems)
     key = read_header(request, "idempotency-key", bounds.IDEMPOTENCY_KEY, bounds.IDEMPOTENCY_KEY_FORM, problems)
     body = await read_body(request, gateway.settings.limits.body_bytes_max, problems)
@@ -45,15 +51,18 @@ async def submit(request: Request) -> Response:
     if spec is None:
         await _judge(gateway, draft, value if isinstance(value, dict) else (), problems)
         raise ProblemsError(problems.listed())
-    return _accepted(await _take(gateway, draft, spec, value or {}, key), spec.tenant)
-
-
-async def _take(gateway: Gateway, draft: Draft, spec: JobSpec, given: Iterable[str], key: str | None) -> Accepted:
-    """Judge a well-formed job against cluster and tenant and put it into the journal, once for each key."""
     await gateway.fold.wait_caught_up(READ_SECONDS_MAX)
-    problems = Problems()
-    bindings = await _judge(gateway, draft, given, problems)
+    judged = Problems()
+    bindings = await _judge(gateway, draft, value or {}, judged)
     spec = msgspec.structs.replace(spec, **bindings)
+    if only_asks:
+        ProblemsError.raise_if(judged)
+        return await dry_run.answer(gateway, spec)
+    return _accepted(await _take(gateway, spec, key, judged), spec.tenant)
+
+
+async def _take(gateway: Gateway, spec: JobSpec, key: str | None, problems: Problems) -> Accepted:
+    """Put a well-formed job into the journal, once for each key, unless there are problems with cluster or tenant."""
     if key is not None:
         # A retry gets its answer even where the cluster has changed since and would refuse the job now.
         job_id = identity.job_id(spec.tenant, key)
@@ -92,25 +101,20 @@ async def cancel(request: Request) -> Response:
     """DELETE /v1/jobs/{job_id} and POST /v1/jobs/{job_id}/cancel."""
     gateway = gateway_of(request)
     parameters = Parameters(request)
-    actor = read_header(request, "x-tidegate-submitter", bounds.SUBMITTER, bounds.SUBMITTER_FORM, parameters.problems)
+    actor = read_actor(request, parameters.problems)
     parameters.done()
     await fresh(gateway)
     job_id = request.path_params["job_id"]
     try:
-        job = await gateway.desk.cancel(job_id, actor or DEFAULT_SUBMITTER)
+        job = acts.live_job(gateway.fold.view, job_id)
+        permit_for_tenant(gateway, actor, job.tenant)
+        await gateway.desk.record(lambda view: acts.cancel(view, job_id, actor))
     except UnknownJobError as error:
         raise unknown_job(job_id) from error
     except AlreadyEndedError as error:
         if error.state == "cancelled":
             return _cancelled(job_id, error.tenant, "cancelled", 200)
-        raise ApiError(
-            409,
-            "already_ended",
-            f"the job is {error.state} and cannot be cancelled",
-            "a job that has not ended",
-            job_id=job_id,
-            state=error.state,
-        ) from error
+        raise already_ended(job_id, error.state) from error
     return _cancelled(job_id, job.tenant, job.state, 202)
 
 

@@ -8,6 +8,7 @@ import msgspec
 from tidegate_events import events as e
 from tidegate_events.journal.base import Recorded
 
+from tidegate_gateway.database.columns import text
 from tidegate_gateway.projector.tables import (
     BLOCK_FRAMES,
     Key,
@@ -17,7 +18,9 @@ from tidegate_gateway.projector.tables import (
     checkpoint_row,
     event_row,
     job_row,
+    maintenance_row,
     node_row,
+    queue_row,
     writer_row,
 )
 from tidegate_gateway.view.model import Attempt, Checkpoint, Entry, Job
@@ -37,6 +40,9 @@ class Rows(msgspec.Struct, frozen=True):
     allocations: list[Row]
     gone_allocations: list[Row]
     checkpoints: list[Row]
+    queues: list[Row]
+    maintenance: list[Row]
+    gone_maintenance: list[Row]
     writers: list[Row]
     events: list[Row]
     event_blocks: list[Row]
@@ -55,6 +61,9 @@ class Changes:
         self._attempts: dict[tuple[str, int], Attempt] = {}
         self._checkpoints: dict[tuple[str, int], Checkpoint] = {}
         self._nodes: set[str] = set()
+        self._queues: set[str] = set()
+        self._windows: set[str] = set()
+        self._windows_before = set(view.maintenance)
         self._writers: set[tuple[str, str]] = set()
         self._events: list[Row] = []
         self._blocks: dict[int, tuple[int, int]] = {}
@@ -86,6 +95,11 @@ class Changes:
             allocations=allocations,
             gone_allocations=gone,
             checkpoints=[checkpoint_row(*key, checkpoint) for key, checkpoint in self._checkpoints.items()],
+            queues=[queue_row(view.queues[name]) for name in sorted(self._queues & view.queues.keys())],
+            maintenance=[
+                maintenance_row(view.maintenance[name]) for name in sorted(self._windows & view.maintenance.keys())
+            ],
+            gone_maintenance=[(text(name),) for name in sorted(self._windows_before - view.maintenance.keys())],
             writers=[writer_row(name, view.writers[name]) for name in sorted(self._writers)],
             events=self._events,
             event_blocks=[(block, low, high) for block, (low, high) in self._blocks.items()],
@@ -101,6 +115,10 @@ class Changes:
         self._blocks[entry.seq // BLOCK_FRAMES] = (min(low, at_ns), max(high, at_ns))
         if isinstance(event, e.JobEvent):
             self._note_job(event)
+        elif isinstance(event, e.QueueChanged):
+            self._queues.add(event.tenant)
+        elif isinstance(event, e.MaintenancePlanned | e.MaintenanceCancelled):
+            self._windows.add(event.name)
         node: str | None = getattr(event, "node", None)
         if node is not None and node in self._view.nodes:
             self._nodes.add(node)

@@ -22,7 +22,9 @@ from tidegate_gateway.projector.tables import (
     CHECKPOINTS,
     EVENTS,
     JOBS,
+    MAINTENANCE,
     NODES,
+    QUEUES,
     WRITERS,
     Row,
     Table,
@@ -59,6 +61,8 @@ async def write_rows(connection: Connection, schema: str, rows: Rows) -> None:
         (NODES, rows.nodes),
         (ALLOCATIONS, rows.allocations),
         (CHECKPOINTS, rows.checkpoints),
+        (QUEUES, rows.queues),
+        (MAINTENANCE, rows.maintenance),
         (WRITERS, rows.writers),
     ):
         await _upsert(connection, schema, table, changed)
@@ -67,6 +71,8 @@ async def write_rows(connection: Connection, schema: str, rows: Rows) -> None:
             f"DELETE FROM {schema}.allocations WHERE node = $1 AND job_id = $2 AND attempt = $3 AND rank = $4",
             rows.gone_allocations,
         )
+    if rows.gone_maintenance:
+        await connection.executemany(f"DELETE FROM {schema}.maintenance WHERE name = $1", rows.gone_maintenance)
     await connection.copy_records_to_table(EVENTS.name, records=rows.events, columns=EVENTS.columns, schema_name=schema)
     await connection.executemany(
         f"INSERT INTO {schema}.event_blocks AS known (block, at_ns_min, at_ns_max) VALUES ($1, $2, $3)"

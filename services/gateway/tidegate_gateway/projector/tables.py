@@ -7,10 +7,22 @@ from typing import Any
 
 import msgspec
 from tidegate_events.events import Event, JobEvent
+from tidegate_events.resources import Resources
 
 from tidegate_gateway.database.columns import big, big_or_none, moment, small, text
 from tidegate_gateway.database.documents import dump, dump_job, dump_node
-from tidegate_gateway.view.model import Attempt, Checkpoint, Entry, Hold, Job, Member, Node, WriterSeen
+from tidegate_gateway.view.model import (
+    Attempt,
+    Checkpoint,
+    Entry,
+    Hold,
+    Job,
+    Maintenance,
+    Member,
+    Node,
+    Queue,
+    WriterSeen,
+)
 
 Row = tuple[Any, ...]
 Key = tuple[str, int, int]
@@ -46,7 +58,8 @@ JOBS = _table(
     1,
     "job_id tenant submitter name type state priority isolation gang_size attempt nodes phase step preemptions"
     " resumed_step lost_steps cancel_requested reason submitted_at started_at ended_at submitted_seq ended_order"
-    " events spec_digest labels result spec doc",
+    " events spec_digest labels result spec doc held suspend_requested requeue_requested asked_by asked_why"
+    " progress_millis",
 )
 ATTEMPTS = _table(
     "attempts",
@@ -56,18 +69,26 @@ ATTEMPTS = _table(
 NODES = _table(
     "nodes",
     1,
-    "node state incarnation cpu_millis memory_mib gpus levels cpu_model isa joined_at doc",
+    "node state incarnation cpu_millis memory_mib gpus levels cpu_model isa joined_at doc rack switch drain_deadline"
+    " drained_by cordoned",
 )
 ALLOCATIONS = _table(
     "allocations",
     4,
-    "node job_id attempt rank tenant sandbox cpu_millis memory_mib gpus gpu_memory_mib",
+    "node job_id attempt rank tenant sandbox cpu_millis memory_mib gpus gpu_memory_mib gpu_millis",
 )
 CHECKPOINTS = _table(
     "checkpoints",
     2,
     "job_id ordinal checkpoint_id rank attempt step node tier status size_bytes saved_at doc",
 )
+QUEUES = _table(
+    "queues",
+    1,
+    "tenant weight stopped guaranteed_cpu_millis guaranteed_memory_mib guaranteed_gpus ceiling_cpu_millis"
+    " ceiling_memory_mib ceiling_gpus changed_by changed_why changed_at doc",
+)
+MAINTENANCE = _table("maintenance", 1, "name nodes start_at end_at cancelled planned_by planned_why planned_at doc")
 WRITERS = _table("writers", 2, "service instance epoch writer_seq last_seq last_at_ns")
 EVENTS = _table(
     "events",
@@ -88,7 +109,7 @@ def job_row(job: Job) -> Row:
         text(spec.name),
         text(spec.type),
         job.state,
-        small(spec.priority),
+        small(job.priority),
         text(spec.isolation),
         small(spec.gang_size),
         small(job.attempt),
@@ -111,6 +132,12 @@ def job_row(job: Job) -> Row:
         dump(job.result),
         dump(spec),
         dump_job(job),
+        job.held,
+        job.suspend_requested,
+        job.requeue_requested,
+        text(job.asked.actor) if job.asked else None,
+        text(job.asked.note) if job.asked else None,
+        first.progress_millis if first else None,
     )
 
 
@@ -146,6 +173,11 @@ def node_row(node: Node) -> Row:
         text(node.isa),
         moment(node.joined_at_ns),
         dump_node(node),
+        text(node.rack),
+        text(node.switch),
+        moment(node.drain.deadline_ns) if node.drain else None,
+        text(node.drain.actor) if node.drain else None,
+        bool(node.cordoned),
     )
 
 
@@ -164,6 +196,7 @@ def allocation_row(node: str, key: Key, hold: Hold) -> Row:
         big(amount.memory_mib),
         small(amount.gpus),
         big(amount.gpu_memory_mib),
+        small(amount.gpu_millis),
     )
 
 
@@ -186,6 +219,42 @@ def checkpoint_row(job_id: str, ordinal: int, checkpoint: Checkpoint) -> Row:
     )
 
 
+def queue_row(queue: Queue) -> Row:
+    """Return the row of a tenant's queue."""
+    return (
+        text(queue.tenant),
+        small(queue.weight),
+        queue.stopped,
+        *_amounts(queue.guaranteed),
+        *_amounts(queue.ceiling),
+        text(queue.actor),
+        text(queue.note),
+        moment(queue.changed_ns),
+        dump(queue),
+    )
+
+
+def maintenance_row(window: Maintenance) -> Row:
+    """Return the row of a maintenance window."""
+    return (
+        text(window.name),
+        [text(node) for node in window.nodes],
+        moment(window.start_ns),
+        moment(window.end_ns),
+        window.cancelled,
+        text(window.actor),
+        text(window.note),
+        moment(window.planned_ns),
+        dump(window),
+    )
+
+
+def _amounts(bounds: Resources | None) -> tuple[int | None, int | None, int | None]:
+    if bounds is None:
+        return None, None, None
+    return big(bounds.cpu_millis), big(bounds.memory_mib), big(bounds.gpus)
+
+
 def writer_row(name: tuple[str, str], seen: WriterSeen) -> Row:
     """Return the row of one writer's newest frame."""
     return (*map(text, name), big(seen.epoch), big(seen.writer_seq), seen.last_seq, big(seen.last_at_ns))
@@ -195,6 +264,7 @@ def event_row(entry: Entry) -> Row:
     """Return an event's row."""
     event, writer = entry.event, entry.writer
     about = event if isinstance(event, JobEvent) else None
+    tenant: str | None = getattr(event, "tenant", None)
     node: str | None = getattr(event, "node", None)
     return (
         entry.seq,
@@ -203,7 +273,7 @@ def event_row(entry: Entry) -> Row:
         type(event).__name__,
         entry.void,
         big(event.at_ns),
-        text(about.tenant) if about else None,
+        text(tenant) if tenant is not None else None,
         text(about.job) if about else None,
         _small_field(event, "attempt"),
         _small_field(event, "rank"),

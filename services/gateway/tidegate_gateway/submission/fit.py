@@ -11,6 +11,16 @@ from typing import Any
 from tidegate_events.resources import Resources
 from tidegate_events.spec import Component, JobSpec, member_floor
 
+from tidegate_gateway.submission.nodes import (
+    Wanted,
+    devices,
+    devices_with,
+    has_image,
+    members_below_one_switch,
+    members_on,
+    members_together,
+    memory_of_each,
+)
 from tidegate_gateway.submission.problems import Problems, listed_names
 from tidegate_gateway.tenants import Tenants
 from tidegate_gateway.view.model import Node
@@ -20,7 +30,7 @@ DEFAULT_IMAGE = "host"
 
 
 def judge_tenant(values: dict[str, Any], tenants: Tenants, problems: Problems) -> None:
-    """Note a tenant that may not submit, or not with this priority."""
+    """Note a tenant that may not submit, or not with this priority, and who does not act for it."""
     name = values.get("tenant")
     if name is None:
         return
@@ -28,6 +38,10 @@ def judge_tenant(values: dict[str, Any], tenants: Tenants, problems: Problems) -
     if tenant is None:
         problems.add("tenant", "may not submit here", "one of " + listed_names(tenants.tenants))
         return
+    if not tenants.acts_for(values.get("submitter", ""), name):
+        members = listed_names(tenant.members or ())
+        problem, accepted = "does not act for this tenant", f"one of {members}, or an operator"
+        problems.add("submitter", problem, accepted if members else "an operator")
     priority = values.get("priority", 0)
     if priority > tenant.max_priority:
         problems.add(
@@ -42,29 +56,70 @@ def judge_cluster(values: dict[str, Any], given: Iterable[str], nodes: Iterable[
         return
     level = values.get("isolation", None if "isolation" in given else DEFAULT_ISOLATION)
     image = values.get("image", None if "image" in given else DEFAULT_IMAGE)
+    models = values.get("gpu_models", None if "gpu_models" in given else ())
     components: tuple[Component, ...] | None = values.get("components")
-    levels = {each for node in known for each in node.levels}
-    images = {each for node in known for each in node.images}
-    alone_fine = True
-    if level is not None and level not in levels:
-        problems.add("isolation", f"no known node offers the level {level}", "one of " + listed_names(levels))
-        alone_fine = False
-    if image is not None and not any(_has_image(node, image) for node in known):
-        problems.add("image", "no known node offers this image", "one of " + listed_names(images))
-        alone_fine = False
+    alone_fine = _judge_offers(level, image, models, known, problems)
     if components is None:
         return
     floor = member_floor(JobSpec(name="", tenant="", submitter="", components=components))
-    alone_fine = _judge_size(floor, known, problems) and alone_fine
-    if alone_fine and level and image and not any(_takes(node, floor, level, image) for node in known):
+    alone_fine = _judge_size(floor, models or (), known, problems) and alone_fine
+    if not alone_fine or level is None or image is None or models is None:
+        return
+    wanted = Wanted(level, image, floor, models)
+    if not any(members_on(node, wanted, 1) for node in known):
         problems.add(
             "$",
             f"no single known node offers the level {level}, the image and the room for one member together",
             "a combination that one node offers; see GET /v1/nodes",
         )
+        return
+    _judge_gang(values, given, wanted, known, problems)
 
 
-def _judge_size(floor: Resources, known: Sequence[Node], problems: Problems) -> bool:
+def _judge_offers(
+    level: str | None, image: str | None, models: tuple[str, ...] | None, known: Sequence[Node], problems: Problems
+) -> bool:
+    """Note a level, an image or models of GPUs that no known node has."""
+    levels = {each for node in known for each in node.levels}
+    images = {each for node in known for each in node.images}
+    fine = True
+    if level is not None and level not in levels:
+        problems.add("isolation", f"no known node offers the level {level}", "one of " + listed_names(levels))
+        fine = False
+    if image is not None and not any(has_image(node, image) for node in known):
+        problems.add("image", "no known node offers this image", "one of " + listed_names(images))
+        fine = False
+    if models and not any(devices(node, models) for node in known):
+        there = {gpu.model for node in known for gpu in node.gpus}
+        accepted = "some of " + listed_names(there) if there else "no gpu_models: no known node names a GPU"
+        problems.add("gpu_models", "no known node has a GPU of these models", accepted)
+        fine = False
+    return fine
+
+
+def _judge_gang(
+    values: dict[str, Any], given: Iterable[str], wanted: Wanted, known: Sequence[Node], problems: Problems
+) -> None:
+    """Note a gang that is larger than what holds it at the widest: one switch for an intensive one, else all nodes."""
+    size = values.get("gang_size", None if "gang_size" in given else 1)
+    communication = values.get("communication", None if "communication" in given else "loose")
+    if size is None or communication is None:
+        return
+    if (room := members_together(known, wanted, size)) < size:
+        problems.add(
+            "gang_size",
+            f"all known nodes together could hold {room} of its {size} members, were they empty",
+            f"gang_size of {room} or less, or smaller members",
+        )
+    elif communication == "intensive" and (room := members_below_one_switch(known, wanted, size)) < size:
+        problems.add(
+            "gang_size",
+            f"no switch has the nodes for it: the best could hold {room} of its {size} members, were its nodes empty",
+            f"gang_size of {room} or less, or communication: loose",
+        )
+
+
+def _judge_size(floor: Resources, models: tuple[str, ...], known: Sequence[Node], problems: Problems) -> bool:
     """Note each amount of one member that is larger than any known node has."""
     path = "components"
     fine = True
@@ -78,52 +133,27 @@ def _judge_size(floor: Resources, known: Sequence[Node], problems: Problems) -> 
                 f"{name} of {largest} or less",
             )
             fine = False
-    if floor.gpus == 0:
+    count = floor.gpus or (1 if floor.gpu_millis else 0)  # a share needs one device that is large enough
+    if count == 0:
         return fine
-    most = max(_gpus_with(node, 0) for node in known)
-    if floor.gpus > most:
+    most = max(devices_with(node, 0, models) for node in known)
+    if count > most:
         problems.add(
             path,
-            f"one member needs {floor.gpus} GPUs, and the largest known node has {most}",
-            f"gpus of {most} or less",
+            f"one member needs {count} GPUs, and the largest known node has {most}{_of(models)}",
+            f"gpus of {most} or less" if most else f"no GPUs: no known node has one{_of(models)}",
         )
         return False
-    if floor.gpus > max(_gpus_with(node, floor.gpu_memory_mib) for node in known):
-        largest = max((_gpu_memory(node, floor.gpus) for node in known), default=0)
+    if count > max(devices_with(node, floor.gpu_memory_mib, models) for node in known):
+        largest = max((memory_of_each(node, count, models) for node in known), default=0)
         problems.add(
             path,
-            f"no known node has {floor.gpus} GPUs with {floor.gpu_memory_mib} MiB each",
-            f"gpu_memory_mib of {largest} or less with {floor.gpus} GPUs",
+            f"no known node has {count} GPUs{_of(models)} with {floor.gpu_memory_mib} MiB each",
+            f"gpu_memory_mib of {largest} or less with {count} GPUs",
         )
         return False
     return fine
 
 
-def _takes(node: Node, floor: Resources, level: str, image: str) -> bool:
-    return (
-        level in node.levels
-        and _has_image(node, image)
-        and floor.cpu_millis <= node.capacity.cpu_millis
-        and floor.memory_mib <= node.capacity.memory_mib
-        and floor.gpus <= _gpus_with(node, floor.gpu_memory_mib)
-    )
-
-
-def _has_image(node: Node, image: str) -> bool:
-    """Say whether the node has an image of this name or of this digest."""
-    return image in node.images or image in node.images.values()
-
-
-def _memories(node: Node) -> list[int]:
-    """Return the memory of each GPU of a node, in MiB."""
-    return [gpu.memory_mib for gpu in node.gpus] or [node.capacity.gpu_memory_mib] * node.capacity.gpus
-
-
-def _gpus_with(node: Node, memory_mib: int) -> int:
-    return sum(memory >= memory_mib for memory in _memories(node))
-
-
-def _gpu_memory(node: Node, count: int) -> int:
-    """Return the most memory that each of `count` GPUs of the node has at least; 0 where there are fewer."""
-    memories = sorted(_memories(node), reverse=True)
-    return memories[count - 1] if len(memories) >= count else 0
+def _of(models: tuple[str, ...]) -> str:
+    return " of the accepted models" if models else ""

@@ -10,9 +10,18 @@ import posixpath
 from typing import Any
 
 import msgspec
-from tidegate_events.spec import Component, JobSpec, PathBinding, PreemptionRule, RestartRule, SourceRecord
+from tidegate_events.spec import (
+    Component,
+    JobSpec,
+    PathBinding,
+    PreemptionRule,
+    RestartRule,
+    SourceRecord,
+    member_floor,
+)
 
 from tidegate_gateway.submission import bounds
+from tidegate_gateway.submission.nodes import WHOLE_MILLIS
 from tidegate_gateway.submission.problems import Problems, child, item
 from tidegate_gateway.submission.resources import AMOUNT_HINTS, read_phases
 from tidegate_gateway.submission.shape import (
@@ -91,6 +100,7 @@ _RESTART = {
 _PREEMPTION = {
     "grace_seconds": Field(integer(1, bounds.GRACE_SECONDS_MAX, "seconds")),
     "checkpoint_dir": Field(optional(_inner_path)),
+    "restart_seconds": Field(integer(0, bounds.RESTART_SECONDS_MAX, "seconds")),
 }
 _BINDING = {
     "name": Field(_NAME, required=True),
@@ -109,6 +119,7 @@ _COMPONENT = {
     "resources": Field(read_phases, required=True),
     "env": Field(_ENV),
     "restart": Field(choice("never", "on_failure")),
+    "replicas_max": Field(optional(integer(1, bounds.REPLICAS_MAX, "processes"))),
 }
 _HINTS = {
     **AMOUNT_HINTS,
@@ -132,6 +143,10 @@ _HINTS = {
     "isolation_level": "isolation",
     "level": "isolation",
     "git": "source",
+    "gpu_model": "gpu_models",
+    "gpu_type": "gpu_models",
+    "topology": "communication",
+    "max_replicas": "replicas_max",
     "docker": "image",
 }
 
@@ -152,6 +167,23 @@ def _struct(kind: type[msgspec.Struct], fields: dict[str, Field]) -> Reader:
     return read
 
 
+def _component(value: Any, path: str, problems: Problems) -> Any:
+    """Read a component; only the number of simulators may be scaled, and only upwards."""
+    read = _STRUCT_OF_COMPONENT(value, path, problems)
+    if read is MISSING or read.replicas_max is None:
+        return read
+    where = child(path, "replicas_max")
+    if read.kind != "simulator":
+        problems.add(where, f"is given for a component of kind {read.kind}", "replicas_max for simulators alone")
+        return MISSING
+    if read.replicas_max < read.replicas:
+        problems.add(where, f"{read.replicas_max} is less than replicas, {read.replicas}", f"{read.replicas} or more")
+        return MISSING
+    return read
+
+
+_STRUCT_OF_COMPONENT = _struct(Component, _COMPONENT)
+_GPU_MODEL = text(bounds.GPU_MODEL_CHARS_MAX, pattern=bounds.GPU_MODEL, accepted=bounds.GPU_MODEL_FORM)
 _JOB = {
     "name": Field(_NAME),
     "tenant": Field(text(63, pattern=bounds.TENANT, accepted="1 to 63 of A-Z a-z 0-9 _ -")),
@@ -161,11 +193,14 @@ _JOB = {
     "workdir": Field(text(64, pattern=bounds.WORKDIR, accepted="the sha256 of an uploaded blob: 64 of 0-9 a-f")),
     "env": Field(_ENV),
     "secrets": Field(_SECRETS),
-    "components": Field(sequence(_struct(Component, _COMPONENT), bounds.COMPONENTS_MAX, count_min=1, of="components")),
+    "components": Field(sequence(_component, bounds.COMPONENTS_MAX, count_min=1, of="components")),
     "command": Field(_COMMAND),
     "resources": Field(read_phases),
     "priority": Field(integer(0, bounds.PRIORITY_MAX, "priority")),
     "gang_size": Field(integer(1, bounds.GANG_SIZE_MAX, "members")),
+    "communication": Field(choice("loose", "intensive")),
+    "locality_wait_seconds": Field(integer(0, bounds.YEAR_SECONDS, "seconds")),
+    "gpu_models": Field(sequence(_GPU_MODEL, bounds.GPU_MODELS_MAX, of="models of GPUs")),
     "isolation": Field(choice("trusted", "guarded", "vm", "unisolated")),
     "expected_seconds": Field(optional(_SECONDS)),
     "time_limit_seconds": Field(optional(_SECONDS)),
@@ -195,10 +230,12 @@ def read_job(value: Any, problems: Problems, *, submitter: str | None = None) ->
     read.setdefault("submitter", submitter or DEFAULT_SUBMITTER)
     _take_shorthand(value, read, problems)
     _check_unique(value, problems)
-    for field in ("components", "inputs", "outputs"):
+    for field in ("components", "inputs", "outputs", "gpu_models"):
         # A list with an unreadable element would later be judged as if it were whole.
         if isinstance(value.get(field), list) and len(read.get(field, ())) != len(value[field]):
             read.pop(field, None)
+    _check_gpus(read, problems)
+    _check_locality(value, read, problems)
     read.setdefault("name", DEFAULT_NAME)
     if problems:
         return Draft(read, None, key)
@@ -250,3 +287,31 @@ def _check_unique(value: dict[str, Any], problems: Problems) -> None:
     if isinstance(env, dict) and isinstance(secrets, dict):
         for name in sorted(set(env) & set(secrets)):
             problems.add(child("secrets", name), "is in env as well", "each name once")
+
+
+def _check_gpus(read: dict[str, Any], problems: Problems) -> None:
+    """Note shares of a GPU that do not belong to one device, and models where there is no GPU."""
+    components: tuple[Component, ...] = read.get("components", ())
+    if not components:
+        return
+    ceilings = [phase.ceiling for component in components for phase in component.resources.values()]
+    whole, share = any(amount.gpus for amount in ceilings), any(amount.gpu_millis for amount in ceilings)
+    if whole and share:
+        accepted = "either gpus, whole devices, or gpu_millis, a share of one, in the whole job"
+        problems.add("components", "ask for whole GPUs and for a share of one", accepted)
+    floor = member_floor(JobSpec(name="", tenant="", submitter="", components=components))
+    if floor.gpu_millis > WHOLE_MILLIS:
+        problems.add(
+            "components",
+            f"the shares of one member, summed over components and replicas, are gpu_millis {floor.gpu_millis}",
+            f"{WHOLE_MILLIS} or less, for they are shares of one device; else gpus, whole devices",
+        )
+    if read.get("gpu_models") and not (whole or share):
+        problems.add("gpu_models", "is given without GPUs", "gpus or gpu_millis in the resources of a component")
+
+
+def _check_locality(value: dict[str, Any], read: dict[str, Any], problems: Problems) -> None:
+    """Note a wait for one node that nobody would keep."""
+    if read.get("locality_wait_seconds") and read.get("communication", value.get("communication", "loose")) == "loose":
+        accepted = "communication: intensive beside it"
+        problems.add("locality_wait_seconds", "is given for a job whose communication is loose", accepted)

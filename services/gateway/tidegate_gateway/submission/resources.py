@@ -23,6 +23,8 @@ AMOUNT_HINTS = {
     "cores": "cpu_millis, thousandths of a CPU (2 CPUs are 2000)",
     "millicpu": "cpu_millis, thousandths of a CPU",
     "gpu": "gpus, whole devices",
+    "gpu_share": "gpu_millis, thousandths of one device (half of one is 500)",
+    "gpu_fraction": "gpu_millis, thousandths of one device (half of one is 500)",
     "gpu_memory": "gpu_memory_mib, MiB that each device must have",
     "gpu_memory_gb": "gpu_memory_mib, MiB that each device must have",
     "vram": "gpu_memory_mib, MiB that each device must have",
@@ -39,6 +41,9 @@ _AMOUNTS = {
     "memory_mib": Field(integer(bounds.MEMORY_MIB_MIN, bounds.MEMORY_MIB_MAX, "MiB", example="2048 for 2 GiB")),
     "gpus": Field(integer(0, bounds.GPUS_MAX, "GPUs")),
     "gpu_memory_mib": Field(integer(0, bounds.GPU_MEMORY_MIB_MAX, "MiB per GPU", example="24576 for 24 GiB")),
+    "gpu_millis": Field(
+        integer(bounds.GPU_MILLIS_MIN, bounds.GPU_MILLIS_MAX, "thousandths of one GPU", example="500 for half of it")
+    ),
 }
 _RANGE_KEYS = ("minimum", "maximum")
 
@@ -84,8 +89,10 @@ def _range(value: Any, path: str, problems: Problems, *, needs_memory: bool) -> 
     if minimum is None or maximum is None or not _is_ordered(minimum, maximum, child(path, "maximum"), problems):
         return None
     # What the maximum leaves out stays at the minimum.
-    ceiling = Resources(**{**minimum, **maximum}) if maximum else None
-    return ResourceRange(minimum=Resources(**minimum), maximum=ceiling)
+    most = {**minimum, **maximum}
+    if _is_both(most, child(path, "maximum"), problems):
+        return None
+    return ResourceRange(minimum=Resources(**minimum), maximum=Resources(**most) if maximum else None)
 
 
 def _is_ordered(minimum: dict[str, int], maximum: dict[str, int], path: str, problems: Problems) -> bool:
@@ -108,10 +115,20 @@ def _amounts(value: Any, path: str, problems: Problems, needed: tuple[str, ...])
             problems.add(child(path, name), "is missing", "the amount that each replica never gets less than")
     if set(read) != set(value) or any(name not in read for name in needed):
         return None
-    if read.get("gpu_memory_mib") and not read.get("gpus"):
-        problems.add(child(path, "gpu_memory_mib"), "is given without GPUs", "gpus of 1 or more beside it")
+    if read.get("gpu_memory_mib") and not read.get("gpus") and "gpu_millis" not in read:
+        accepted = "gpus of 1 or more, or gpu_millis, beside it"
+        problems.add(child(path, "gpu_memory_mib"), "is given without GPUs", accepted)
         return None
-    return read
+    return None if _is_both(read, path, problems) else read
+
+
+def _is_both(amounts: dict[str, int], path: str, problems: Problems) -> bool:
+    """Say whether whole GPUs and a share of one are asked for together, and note it."""
+    both = bool(amounts.get("gpus")) and "gpu_millis" in amounts
+    if both:
+        accepted = "either gpus, whole devices, or gpu_millis, a share of one"
+        problems.add(child(path, "gpu_millis"), "is given beside whole GPUs", accepted)
+    return both
 
 
 def _accepted_phases() -> str:

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 from tidegate_events import events as e
 from tidegate_events.resources import Resources
+from tidegate_events.spec import member_floor
 
-from tidegate_gateway.view.model import Exit, Hold, Job, Member, Node
+from tidegate_gateway.view.model import Drain, Exit, Hold, Job, Member, Node
 
 Nodes = dict[str, Node]
 
@@ -16,13 +17,20 @@ def on_node_event(nodes: Nodes, jobs: Iterable[Job], event: e.Event) -> bool:
     """Fold an event about a node; say whether it counted."""
     if isinstance(event, e.NodeJoined):
         return _on_joined(nodes, jobs, event)
-    if not isinstance(event, e.NodeUnreachable | e.NodeReachable | e.NodeLost):
+    if isinstance(event, e.NodeDrainRequested | e.NodeResumeRequested | e.ImagePrefetchHinted):
+        node = nodes.get(event.node)
+        return node is not None and _on_word(node, event)
+    if not isinstance(event, e.NodeUnreachable | e.NodeReachable | e.NodeLost | e.NodeCordoned):
         return False
     node = nodes.get(event.node)
     if node is None or node.incarnation != event.incarnation:
         return False
     if isinstance(event, e.NodeLost):
         return _on_lost(node, jobs, event.at_ns)
+    return _on_cordoned(node, event) if isinstance(event, e.NodeCordoned) else _on_reach(node, event)
+
+
+def _on_reach(node: Node, event: e.NodeUnreachable | e.NodeReachable) -> bool:
     if isinstance(event, e.NodeUnreachable):
         counts, state = node.state == "reachable", "unreachable"
     else:
@@ -83,7 +91,13 @@ def _on_joined(nodes: Nodes, jobs: Iterable[Job], event: e.NodeJoined) -> bool:
         isa=event.isa,
         joined_at_ns=event.at_ns,
         state_since_ns=event.at_ns,
+        rack=event.rack,
+        switch=event.switch,
     )
+    if known is not None:
+        # What was asked of the node holds also when its agent starts anew.
+        node.drain, node.resumed = known.drain, known.resumed
+        node.cordoned, node.cordoned_ns = known.cordoned, known.cordoned_ns
     nodes[event.node] = node
     for job, member in _members_on(jobs, event.node):
         key = (job.id, job.attempt, member.placement.rank)
@@ -95,6 +109,23 @@ def _on_joined(nodes: Nodes, jobs: Iterable[Job], event: e.NodeJoined) -> bool:
     for key in held - set(node.holds):
         # It runs there but belongs to no current attempt; how much it uses is known only from before.
         node.holds[key] = before.get(key, Hold("", "running", Resources()))
+    return True
+
+
+def _on_word(node: Node, event: e.NodeDrainRequested | e.NodeResumeRequested | e.ImagePrefetchHinted) -> bool:
+    if isinstance(event, e.NodeDrainRequested):
+        node.drain = Drain(event.deadline_ns, event.actor, event.note, event.at_ns)
+        node.resumed = False
+    elif isinstance(event, e.NodeResumeRequested):
+        node.drain, node.cordoned, node.cordoned_ns, node.resumed = None, (), 0, True
+    return True
+
+
+def _on_cordoned(node: Node, event: e.NodeCordoned) -> bool:
+    if node.cordoned:
+        return False
+    node.cordoned = event.reasons or (e.Reason(code="NodeCordoned"),)
+    node.cordoned_ns, node.resumed = event.at_ns, False
     return True
 
 
@@ -129,8 +160,16 @@ def _lose(job: Job, member: Member, why: str) -> None:
 
 def amount_held(job: Job, member: Member) -> Resources:
     """Return what a member holds by its desired quotas, which are per replica."""
-    replicas = {component.name: component.replicas for component in job.spec.components}
-    total = Resources(gpus=len(member.placement.gpu_indices))
+    share_millis = member_floor(job.spec).gpu_millis
+    whole = 0 if share_millis else len(member.placement.gpu_indices)
+    total = Resources(gpus=whole, gpu_millis=share_millis)
     for quota in member.desired.values():
-        total = total.plus(Resources(quota.cpu_millis, quota.memory_mib).times(replicas.get(quota.component, 1)))
+        total = total.plus(Resources(quota.cpu_millis, quota.memory_mib).times(replicas_of(job, quota)))
     return total
+
+
+def replicas_of(job: Job, quota: e.Quota) -> int:
+    """Return how many replicas of a component a quota is for."""
+    if quota.replicas is not None:
+        return quota.replicas
+    return next((each.replicas for each in job.spec.components if each.name == quota.component), 1)

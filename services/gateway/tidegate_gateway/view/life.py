@@ -11,6 +11,7 @@ from tidegate_events import events as e
 from tidegate_gateway.view.model import (
     ATTEMPTS_MAX,
     CHECKPOINTS_MAX,
+    Act,
     Attempt,
     Checkpoint,
     Exit,
@@ -41,6 +42,74 @@ def _on_cancel_requested(job: Job, _event: e.CancelRequested) -> bool:
         return False
     job.cancel_requested = True
     job.revision += 1
+    return True
+
+
+def _on_asked(job: Job, event: _Asking) -> bool:
+    """Fold what an operator asked: it names no revision, and means nothing where it is so already."""
+    if job.ended or not _ASKED[type(event)](job):
+        return False
+    job.asked = Act(type(event).__name__, event.actor, event.note, event.at_ns, job.attempt)
+    if not isinstance(event, e.ReleaseRequested):  # which undoes nothing that is under way
+        job.revision += 1
+    return True
+
+
+def _hold(job: Job) -> bool:
+    counts = not job.held
+    job.held = True
+    return counts
+
+
+def _release(job: Job) -> bool:
+    counts = job.held
+    job.held = False
+    return counts
+
+
+def _suspend(job: Job) -> bool:
+    if job.suspend_requested or (job.waiting and job.held):
+        return False
+    if job.waiting:
+        job.held = True
+    else:
+        job.suspend_requested = True
+    return True
+
+
+def _resume(job: Job) -> bool:
+    counts = job.held or job.suspend_requested
+    job.held = job.suspend_requested = False
+    return counts
+
+
+def _requeue(job: Job) -> bool:
+    if job.waiting or job.requeue_requested:
+        return False
+    job.requeue_requested = True
+    return True
+
+
+def _on_priority_changed(job: Job, event: e.JobPriorityChanged) -> bool:
+    if job.ended or job.priority == event.priority:
+        return False
+    job.priority = event.priority
+    return True
+
+
+def _on_limit_changed(job: Job, event: e.JobLimitChanged) -> bool:
+    if not job.ended:
+        job.time_limit_seconds = event.time_limit_seconds
+    return not job.ended
+
+
+def _on_progress(job: Job, event: e.ProgressReported) -> bool:
+    member = job.member(event.attempt, event.rank)
+    if member is None or not member.active:
+        return False
+    member.progress_millis = event.progress_millis
+    if event.step is not None:
+        member.step = event.step
     return True
 
 
@@ -198,11 +267,14 @@ def _on_room_reserved(job: Job, _event: e.RoomReserved) -> bool:
     return job.waiting
 
 
-def _on_preempt_requested(job: Job, _event: e.PreemptRequested) -> bool:
+def _on_preempt_requested(job: Job, event: e.PreemptRequested) -> bool:
     if job.state not in ("placed", "running") or job.latest is None:
         return False
     job.state = job.latest.state = "suspending"
-    job.preemptions += 1
+    if event.hold:
+        job.held = True
+    else:
+        job.preemptions += 1
     return True
 
 
@@ -215,6 +287,7 @@ def _on_stop_requested(job: Job, _event: e.StopRequested) -> bool:
 
 def _on_suspended(job: Job, event: e.JobSuspended) -> bool:
     job.state = "suspended"
+    _leave(job)
     job.lost_steps += event.lost_steps
     if (latest := _close(job, event.at_ns, "suspended")) is not None:
         latest.state, latest.lost_steps = "suspended", event.lost_steps
@@ -223,6 +296,7 @@ def _on_suspended(job: Job, event: e.JobSuspended) -> bool:
 
 def _on_requeued(job: Job, event: e.JobRequeued) -> bool:
     job.state = "suspended" if job.resumable else "pending"
+    _leave(job)
     job.lost_steps += event.lost_steps
     if (latest := _close(job, event.at_ns, event.outcome)) is not None:
         latest.state, latest.lost_steps = "requeued", event.lost_steps
@@ -253,6 +327,12 @@ def _on_cancelled(job: Job, event: e.JobCancelled) -> bool:
     return True
 
 
+def _leave(job: Job) -> None:
+    """Take note that it left: who was asked to and suspended is held from here on."""
+    job.held = job.held or job.suspend_requested
+    job.suspend_requested = job.requeue_requested = False
+
+
 def _close(job: Job, at_ns: int, outcome: str) -> Attempt | None:
     """End the newest attempt, unless it ended before; return it if it ends now."""
     latest = job.latest
@@ -266,8 +346,20 @@ def _end(job: Job, state: JobState, at_ns: int) -> None:
     job.state, job.ended_at_ns = state, at_ns
 
 
+_Asking = e.HoldRequested | e.ReleaseRequested | e.SuspendRequested | e.ResumeRequested | e.RequeueRequested
+_ASKED: dict[type[msgspec.Struct], Callable[[Job], bool]] = {
+    e.HoldRequested: _hold,
+    e.ReleaseRequested: _release,
+    e.SuspendRequested: _suspend,
+    e.ResumeRequested: _resume,
+    e.RequeueRequested: _requeue,
+}
 _FACTS: dict[type[msgspec.Struct], Callable[[Job, Any], bool]] = {
     e.CancelRequested: _on_cancel_requested,
+    **dict.fromkeys(_ASKED, _on_asked),
+    e.JobPriorityChanged: _on_priority_changed,
+    e.JobLimitChanged: _on_limit_changed,
+    e.ProgressReported: _on_progress,
     e.PlacementRejected: _on_placement_rejected,
     e.SandboxStarted: _on_sandbox_started,
     e.SandboxExited: _on_sandbox_exited,

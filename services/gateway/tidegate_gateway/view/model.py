@@ -48,6 +48,10 @@ TIMELINE_NEWEST_MAX = 900
 ATTEMPTS_MAX = 50
 CHECKPOINTS_MAX = 200
 ENDED_JOBS_MAX = 5000
+WINDOWS_MAX = 1000
+"""Maintenance windows that are kept, those that are over included."""
+WINDOWS_AHEAD_MAX = 100
+"""As many as the scheduler keeps that are not over; a plan for more is void."""
 
 
 class Exit(msgspec.Struct, frozen=True):
@@ -75,6 +79,7 @@ class Member(msgspec.Struct):
     start_ms: int | None = None
     phase: str = DEFAULT_PHASE
     step: int | None = None
+    progress_millis: int | None = None
     exit: Exit | None = None
 
     @property
@@ -165,6 +170,16 @@ class Timeline:
         return [*self._first, *self._newest]
 
 
+class Act(msgspec.Struct, frozen=True):
+    """What somebody asked for: `kind` names the event, `attempt` is the one that its job was at."""
+
+    kind: str
+    actor: str
+    note: str
+    at_ns: int
+    attempt: int = 0
+
+
 class Job(msgspec.Struct):
     """A job. `revision` goes up with whatever changes it for the scheduler, so that a stale decision is known."""
 
@@ -175,6 +190,9 @@ class Job(msgspec.Struct):
     submitted_seq: int
     submitted_at_ns: int
     timeline: Timeline
+    priority: int
+    """As submitted, until somebody changed it; so is the limit."""
+    time_limit_seconds: int | None
     state: JobState = "pending"
     revision: int = 0
     attempt: int = 0
@@ -190,6 +208,11 @@ class Job(msgspec.Struct):
     resumed_step: int | None = None
     lost_steps: int = 0
     cancel_requested: bool = False
+    held: bool = False
+    suspend_requested: bool = False
+    requeue_requested: bool = False
+    asked: Act | None = None
+    """What somebody asked last of the job, cancellation and new values apart."""
     reasons: tuple[Reason, ...] = ()
     result: dict[str, Scalar] = {}
     events: int = 0
@@ -236,8 +259,17 @@ class Hold(msgspec.Struct):
     amount: Resources
 
 
+class Drain(msgspec.Struct, frozen=True):
+    """The node's jobs shall be gone by `deadline_ns`."""
+
+    deadline_ns: int
+    actor: str
+    note: str
+    since_ns: int
+
+
 class Node(msgspec.Struct):
-    """A node as it last joined, and what it holds by (job, attempt, rank)."""
+    """A node as it last joined, what was asked of it since, and what it holds by (job, attempt, rank)."""
 
     name: str
     incarnation: int
@@ -251,6 +283,45 @@ class Node(msgspec.Struct):
     state: Literal["reachable", "unreachable", "lost"] = "reachable"
     state_since_ns: int = 0
     holds: dict[tuple[str, int, int], Hold] = {}
+    rack: str = ""
+    switch: str = ""
+    drain: Drain | None = None
+    cordoned: tuple[Reason, ...] = ()
+    """Why the scheduler keeps jobs away; empty where it does not."""
+    cordoned_ns: int = 0
+    resumed: bool = False
+    """Whether the last thing that was asked of it is to take jobs again."""
+
+
+class Queue(msgspec.Struct, frozen=True):
+    """A tenant's queue as it was set last; one that nobody set is at these defaults."""
+
+    tenant: str
+    weight: int = 1
+    guaranteed: Resources | None = None
+    ceiling: Resources | None = None
+    stopped: bool = False
+    actor: str = ""
+    note: str = ""
+    changed_ns: int | None = None
+
+
+class Maintenance(msgspec.Struct, frozen=True):
+    """A window in which nothing shall run on its nodes."""
+
+    name: str
+    nodes: tuple[str, ...]
+    start_ns: int
+    end_ns: int
+    actor: str
+    note: str
+    planned_ns: int
+    cancelled: bool = False
+    cancelled_by: str = ""
+
+    def is_over(self, now_ns: int) -> bool:
+        """Say whether it ended, or was cancelled."""
+        return self.cancelled or self.end_ns <= now_ns
 
 
 class WriterSeen(msgspec.Struct):

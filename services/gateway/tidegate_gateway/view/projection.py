@@ -17,15 +17,17 @@ from tidegate_events.journal.base import Recorded
 from tidegate_events.spec import JobSpec
 from tidegate_events.subjects import speaks_for
 
-from tidegate_gateway.view import cluster, life
+from tidegate_gateway.view import cluster, life, settings
 from tidegate_gateway.view.model import (
     ENDED_JOBS_MAX,
     Entry,
     Forgotten,
     Job,
     Leader,
+    Maintenance,
     Node,
     Progress,
+    Queue,
     Timeline,
     WriterSeen,
 )
@@ -57,6 +59,8 @@ class View:
         self.jobs: dict[str, Job] = {}
         self.forgotten: dict[str, Forgotten] = {}
         self.nodes: dict[str, Node] = {}
+        self.queues: dict[str, Queue] = {}
+        self.maintenance: dict[str, Maintenance] = {}
         self.writers: dict[tuple[str, str], WriterSeen] = {}
         self._ended: deque[str] = deque()
         self._ended_jobs_max = ended_jobs_max
@@ -65,7 +69,7 @@ class View:
     def resume(self, progress: Progress, jobs: Iterable[Job], nodes: Iterable[Node]) -> None:
         """Go on from where another view was left, `jobs` in the order of their submission.
 
-        What was forgotten, and the writers, are the caller's to fill in.
+        What was forgotten, queues, maintenance windows and writers are the caller's to fill in.
         """
         for name in Progress.__struct_fields__:
             setattr(self, name, getattr(progress, name))
@@ -132,14 +136,10 @@ class View:
             cluster.on_job_event(self.nodes, event)
             job = self.jobs.get(event.job)
             return job is not None and self._on_job_event(job, event)
-        if isinstance(event, e.LeaderElected):
-            return self._on_leader_elected(event)
-        if isinstance(event, e.PolicyChanged):
-            self.policy = event.policy
-        if isinstance(event, e.PolicyChanged | e.GenerationOpened):
-            return True
-        if isinstance(event, e.DecisionPass):
-            return self._on_pass(event)
+        if isinstance(event, e.LeaderElected | e.PolicyChanged | e.GenerationOpened | e.DecisionPass):
+            return self._on_course(event)
+        if isinstance(event, settings.Setting):
+            return settings.on_setting(self.queues, self.maintenance, event)
         return cluster.on_node_event(self.nodes, self.jobs.values(), event)
 
     def _on_submitted(self, event: e.JobSubmitted) -> bool:
@@ -153,6 +153,8 @@ class View:
             submitted_seq=self.seq,
             submitted_at_ns=event.at_ns,
             timeline=Timeline(),
+            priority=event.spec.priority,
+            time_limit_seconds=event.spec.time_limit_seconds,
         )
         return True
 
@@ -170,6 +172,16 @@ class View:
             job.ended_order = self.ended
             self._ended.append(job.id)
         return counted
+
+    def _on_course(self, event: e.LeaderElected | e.PolicyChanged | e.GenerationOpened | e.DecisionPass) -> bool:
+        """Note who leads, by what, and how far."""
+        if isinstance(event, e.LeaderElected):
+            return self._on_leader_elected(event)
+        if isinstance(event, e.DecisionPass):
+            return self._on_pass(event)
+        if isinstance(event, e.PolicyChanged):
+            self.policy = event.policy
+        return True
 
     def _on_leader_elected(self, event: e.LeaderElected) -> bool:
         if self.leader is not None and event.epoch <= self.leader.epoch:

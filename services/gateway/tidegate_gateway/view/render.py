@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -10,9 +11,11 @@ from tidegate_events import trace
 from tidegate_events.events import Quota, Reason
 from tidegate_events.resources import Resources
 
-from tidegate_gateway.view.model import Attempt, Checkpoint, Entry, Exit, Job, Member, Node
+from tidegate_gateway.view.cluster import replicas_of
+from tidegate_gateway.view.model import Act, Attempt, Checkpoint, Entry, Exit, Job, Maintenance, Member, Node, Queue
 from tidegate_gateway.view.plain import plain
 from tidegate_gateway.view.projection import View
+from tidegate_gateway.view.usage import Usage
 
 Document = dict[str, Any]
 
@@ -32,17 +35,23 @@ def summary(job: Job) -> Document:
         "name": job.spec.name,
         "type": job.spec.type,
         "state": job.state,
-        "priority": job.spec.priority,
+        "priority": job.priority,
         "isolation": job.spec.isolation,
         "gang_size": job.spec.gang_size,
         "attempt": job.attempt,
         "nodes": _nodes_of(job),
         "phase": first.phase if first else None,
         "step": first.step if first else None,
+        "progress_millis": first.progress_millis if first else None,
         "preemptions": job.preemptions,
         "resumed_step": job.resumed_step,
         "lost_steps": job.lost_steps,
         "cancel_requested": job.cancel_requested,
+        "held": job.held,
+        "suspend_requested": job.suspend_requested,
+        "requeue_requested": job.requeue_requested,
+        "asked": _act(job.asked) if job.asked else None,
+        "time_limit_seconds": job.time_limit_seconds,
         "submitted_at_ns": job.submitted_at_ns,
         "started_at_ns": job.started_at_ns,
         "ended_at_ns": job.ended_at_ns,
@@ -91,10 +100,12 @@ def entry(item: Entry) -> Document:
             shown[name] = fields[name]
     if "reasons" in fields:
         shown["reasons"] = [reason(each) for each in fields["reasons"]]
+    # What is about no job may name a tenant of its own accord.
+    envelope = _ENVELOPE if isinstance(event, e.JobEvent) else _ENVELOPE - {"tenant"}
     shown["data"] = {
         name: plain(value)
         for name, value in fields.items()
-        if name not in _ENVELOPE and name not in _LIFTED and name != "spec"
+        if name not in envelope and name not in _LIFTED and name != "spec"
     }
     return shown
 
@@ -144,8 +155,8 @@ def checkpoint(item: Checkpoint) -> Document:
     }
 
 
-def node(item: Node, why_unavailable: Reason | None = None) -> Document:
-    """Return a node, what it offers and what it holds, and why nothing is placed there if so."""
+def node(item: Node, why_unavailable: Reason | None = None, windows: Sequence[Maintenance] = ()) -> Document:
+    """Return a node, what it offers and holds, what is planned there, and why nothing is placed there if so."""
     allocated = Resources()
     for held in item.holds.values():
         if held.sandbox != "lost":
@@ -162,13 +173,55 @@ def node(item: Node, why_unavailable: Reason | None = None) -> Document:
         "gpus": [msgspec.structs.asdict(gpu) for gpu in item.gpus],
         "cpu_model": item.cpu_model,
         "isa": item.isa,
+        "rack": item.rack,
+        "switch": item.switch,
         "joined_at_ns": item.joined_at_ns,
         "state_since_ns": item.state_since_ns,
+        "drain": msgspec.structs.asdict(item.drain) if item.drain else None,
+        "cordoned": [reason(each) for each in item.cordoned],
+        "cordoned_ns": item.cordoned_ns or None,
+        "maintenance": [{"name": each.name, "start_ns": each.start_ns, "end_ns": each.end_ns} for each in windows],
         "reason": reason(why_unavailable) if why_unavailable else None,
         "sandboxes": [
             {"job_id": job, "tenant": held.tenant, "attempt": number, "rank": rank, "sandbox": held.sandbox}
             for (job, number, rank), held in sorted(item.holds.items())
         ],
+    }
+
+
+def maintenance(item: Maintenance, now_ns: int) -> Document:
+    """Return a maintenance window."""
+    state = "ahead" if now_ns < item.start_ns else "goes_on"
+    if item.is_over(now_ns):
+        state = "cancelled" if item.cancelled else "over"
+    return {
+        "name": item.name,
+        "nodes": list(item.nodes),
+        "start_ns": item.start_ns,
+        "end_ns": item.end_ns,
+        "state": state,
+        "actor": item.actor,
+        "note": item.note,
+        "planned_ns": item.planned_ns,
+        "cancelled_by": item.cancelled_by or None,
+    }
+
+
+def queue(item: Queue, used: Usage) -> Document:
+    """Return a tenant's queue, and what the tenant uses."""
+    return {
+        "tenant": item.tenant,
+        "weight": item.weight,
+        "guaranteed": _bounds(item.guaranteed),
+        "ceiling": _bounds(item.ceiling),
+        "stopped": item.stopped,
+        "used": plain(used.amount),
+        "running": used.running,
+        "waiting": used.waiting,
+        "held": used.held,
+        "actor": item.actor or None,
+        "note": item.note or None,
+        "changed_ns": item.changed_ns,
     }
 
 
@@ -191,8 +244,15 @@ def reason(item: Reason) -> Document:
     return {"code": item.code, "detail": item.detail, "numbers": item.numbers}
 
 
+def _act(item: Act) -> Document:
+    return msgspec.structs.asdict(item)
+
+
+def _bounds(item: Resources | None) -> Document | None:
+    return None if item is None else {name: getattr(item, name) for name in ("cpu_millis", "memory_mib", "gpus")}
+
+
 def _member(job: Job, item: Member) -> Document:
-    replicas = {component.name: component.replicas for component in job.spec.components}
     return {
         "rank": item.placement.rank,
         "node": item.placement.node,
@@ -203,10 +263,11 @@ def _member(job: Job, item: Member) -> Document:
         "start_ms": item.start_ms,
         "phase": item.phase,
         "step": item.step,
+        "progress_millis": item.progress_millis,
         "quotas": [
             {
                 "component": name,
-                "replicas": replicas.get(name, 1),
+                "replicas": replicas_of(job, quota),
                 "desired": _limits(quota),
                 "observed": _limits(item.observed[name]) if name in item.observed else None,
                 "enforced": item.enforced if name in item.observed else None,

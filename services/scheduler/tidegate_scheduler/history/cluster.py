@@ -11,8 +11,8 @@ from tidegate_events.resources import Resources
 
 from tidegate_scheduler.decide import decide
 from tidegate_scheduler.explain import Explanation, queue
-from tidegate_scheduler.forecast import Basis
 from tidegate_scheduler.history.point import Point
+from tidegate_scheduler.policy.outlook import Basis
 from tidegate_scheduler.state import Job, Member, Node, State
 
 

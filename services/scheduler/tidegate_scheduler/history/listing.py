@@ -39,11 +39,11 @@ def document(recorded: Recorded, index: int) -> Document:
     shown["reasons"] = _plain(fields.get("reasons", ()))
     data = {name: value for name, value in fields.items() if name not in _ENVELOPE | _LIFTED}
     shown["data"] = {name: _plain(value) for name, value in data.items()}
+    shown["tenant"] = fields.get("tenant", "")
     shown["words"] = sentence(shown)
     traceparent = str(fields.get("traceparent", ""))
     shown |= {
         "job": fields.get("job", ""),
-        "tenant": fields.get("tenant", ""),
         "trace_id": traceparent.split("-")[1] if traceparent.count("-") == 3 else "",
         "id": event.id,
         "cause": event.cause,

@@ -1,9 +1,9 @@
 """Takes out of events and state what may be private, and leaves what decisions are made of.
 
-Job ids, tenants, resources, priorities, images, names of nodes, components and phases, and all times stay. What users
-wrote, what their code said, where it came from and who they are goes, and every digest over it: a digest of something
-short tells whoever guesses it. Redacting twice changes nothing more, so redacted decisions can be compared with
-recomputed ones.
+Job ids, tenants, resources, priorities, images, names of nodes, components, phases and maintenance windows, and all
+times stay. What users wrote, what their code said, where it came from and who they are goes, and every digest over it:
+a digest of something short tells whoever guesses it. Redacting twice changes nothing more, so redacted decisions can be
+compared with recomputed ones.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 from tidegate_events import events as e
 from tidegate_events import spec as s
-from tidegate_events.frame import Frame
+from tidegate_events.frame import KINDS, Frame
 
 from tidegate_scheduler.draft import PASS_BYTES_MAX
 from tidegate_scheduler.snapshot import decode_snapshot, encode_snapshot
@@ -55,6 +55,13 @@ REMOVED: dict[Field, Callable[[Any], Any]] = {
     (e.CheckpointRef, "directory"): _blank,
     (e.CheckpointRef, "layers"): lambda _: (),
     (e.CancelRequested, "actor"): _blank,
+    **{
+        (kind, name): _blank
+        for kind in KINDS.values()
+        if "note" in kind.__struct_fields__
+        for name in ("actor", "note")
+    },
+    (e.NodeJoined, "address"): _blank,
     (e.SandboxExited, "detail"): _blank,
     (e.SandboxExited, "result"): lambda _: {},
     (e.JobCompleted, "result"): lambda _: {},
@@ -102,6 +109,9 @@ def redact_state(state: State) -> State:
         _redact_job(job)
         job.spec_digest = made.remember_spec(job.id, redact(made.specs[job.id]))
         made.touch(f"job/{job.id}")
+    for node in made.nodes.values():
+        node.address = ""
+        made.touch(f"node/{node.name}")
     for job_id, spec in list(made.specs.items()):
         made.remember_spec(job_id, redact(spec))
     return made

@@ -11,9 +11,8 @@ from tidegate_events.journal.base import Recorded
 from tidegate_scheduler.history.cluster import holds
 from tidegate_scheduler.history.listing import Document, document
 from tidegate_scheduler.history.source import Source
-from tidegate_scheduler.policy.queue import rank
-from tidegate_scheduler.policy.resize import quota_millis
-from tidegate_scheduler.state import State
+from tidegate_scheduler.policy.sharing import quota_millis
+from tidegate_scheduler.state import Job, State
 
 FRAMES_BACK_MAX = 500
 TRIGGERS_MAX = 20
@@ -41,7 +40,7 @@ def shares(state: State, nodes: set[str]) -> tuple[Share, ...]:
     """Return who shares these nodes, in the order in which what is left is lent."""
     found = []
     for name in sorted(nodes & set(state.nodes)):
-        members = sorted(holds(state, name), key=lambda pair: (rank(pair[0]), pair[1].rank))
+        members = sorted(holds(state, name), key=lambda pair: (_order(pair[0]), pair[1].rank))
         for job, member in members:
             spec = state.specs[job.id]
             ranges = [(component.range_in(member.phase), component.replicas) for component in spec.components]
@@ -59,6 +58,11 @@ def shares(state: State, nodes: set[str]) -> tuple[Share, ...]:
                 )
             )
     return tuple(found)
+
+
+def _order(job: Job) -> tuple[int, int, int, str]:
+    """Return in which order jobs are lent to, under every policy: policy 1 knows no slow ones."""
+    return (0 if job.slow else 1, -job.priority, job.submitted_seq, job.id)
 
 
 async def triggers(source: Source, state: State, recorded: Recorded, nodes: set[str]) -> tuple[Document, ...]:

@@ -18,7 +18,8 @@ from tidegate_scheduler.history.moment import Moment
 from tidegate_scheduler.history.point import Point, Told, reach, reach_known
 from tidegate_scheduler.history.shares import Share, shares, triggers
 from tidegate_scheduler.history.source import Source
-from tidegate_scheduler.history.verdicts import Verdict, verdicts
+from tidegate_scheduler.history.verdicts import verdicts
+from tidegate_scheduler.policy.outlook import Verdict
 from tidegate_scheduler.state import State
 
 IN_FRONT_MAX = 20

@@ -10,6 +10,7 @@ SECOND_NS = 1_000_000_000
 
 Seconds = Annotated[int, msgspec.Meta(ge=0, le=365 * 24 * 3600)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+Permille = Annotated[int, msgspec.Meta(ge=0, le=100_000)]
 
 
 class ParametersError(Exception):
@@ -17,7 +18,14 @@ class ParametersError(Exception):
 
 
 class Parameters(msgspec.Struct, frozen=True):
-    """What an operator may change without changing the code; defaults are policy v1's."""
+    """What an operator may change without changing the code.
+
+    Policy 2 alone reads those from `ageing_seconds` on. A job whose run has passed `protection_permille` of what it
+    expected is not preempted, until it has overrun that by `overrun_permille`; 0 protects nobody.
+
+    A node on which `cordon_failures` attempts came to grief within `cordon_window_seconds` is cordoned (0: none is),
+    unless more than `cordon_permille` of the nodes that are up would be cordoned then.
+    """
 
     node_lost_seconds: Seconds = 30
     start_timeout_seconds: Seconds = 300
@@ -27,6 +35,18 @@ class Parameters(msgspec.Struct, frozen=True):
     retry_backoff_seconds_max: Seconds = 60
     infrastructure_failures_max: Count = 20
     decisions_per_pass_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 250
+    ageing_seconds: Seconds = 3600
+    protection_permille: Permille = 800
+    overrun_permille: Permille = 250
+    preemptions_max: Count = 8
+    preemption_cooldown_seconds: Seconds = 60
+    preemption_penalty_seconds: Seconds = 60
+    reservations_max: Count = 8
+    lend_interval_seconds: Seconds = 1
+    cordon_failures: Count = 5
+    cordon_window_seconds: Seconds = 600
+    cordon_permille: Permille = 100
+    defragmentations_per_hour: Annotated[int, msgspec.Meta(ge=0, le=1_000)] = 6
 
 
 def as_parameters(values: dict[str, int]) -> Parameters:

@@ -11,7 +11,12 @@ from collections.abc import Callable
 import msgspec
 
 from tidegate_scheduler.draft import Draft
-from tidegate_scheduler.policy import pipeline
+from tidegate_scheduler.policy.elastic import outlook as elastic_outlook
+from tidegate_scheduler.policy.elastic import pipeline as elastic
+from tidegate_scheduler.policy.first import outlook as first_outlook
+from tidegate_scheduler.policy.first import pipeline as first
+from tidegate_scheduler.policy.outlook import Outlook
+from tidegate_scheduler.state import State
 
 
 class UnknownPolicyError(Exception):
@@ -19,16 +24,17 @@ class UnknownPolicyError(Exception):
 
 
 class Policy(msgspec.Struct, frozen=True):
-    """The entry points of one policy: to decide, and to explain what a waiting job meets when its turn comes."""
+    """One policy: to decide, and to answer what explanations ask about a state at a time."""
 
     decide: Callable[[Draft], None]
-    turn_of: Callable[[Draft, str], pipeline.Turn]
+    outlook: Callable[[State, int], Outlook]
 
 
-_FIRST = Policy(pipeline.decide, pipeline.turn_of)
+_FIRST = Policy(first.decide, first_outlook.FirstOutlook)
 POLICIES: dict[int, Policy] = {
     0: _FIRST,  # a state whose journal has named no policy yet
     1: _FIRST,
+    2: Policy(elastic.decide, elastic_outlook.ElasticOutlook),
 }
 
 
@@ -42,3 +48,8 @@ def find(version: int) -> Policy:
             f"(it has {known}): use the version that wrote it, or a newer one"
         )
     return policy
+
+
+def outlook(state: State, now_ns: int) -> Outlook:
+    """Return what explanations ask of the policy that the state names. Raises UnknownPolicyError."""
+    return find(state.header.policy).outlook(state, max(now_ns, state.header.now_ns))

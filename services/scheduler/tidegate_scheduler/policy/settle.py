@@ -1,4 +1,4 @@
-"""Stage 1, settle: what was seen of running attempts becomes what it means for their jobs.
+"""Settle: what was seen of running attempts becomes what it means for their jobs.
 
 Infrastructure dominates: where one member of a gang was lost, the others' failures are its consequence, so the attempt
 counts as lost and not as the job's own failure.
@@ -10,37 +10,45 @@ from tidegate_events import events as e
 from tidegate_events.spec import JobSpec
 
 from tidegate_scheduler.draft import Draft
+from tidegate_scheduler.policy.limits import time_limit_seconds
 from tidegate_scheduler.policy.parameters import SECOND_NS
-from tidegate_scheduler.state import Job
+from tidegate_scheduler.state import Job, Node
 
 
 def settle(draft: Draft) -> None:
     """Decide node losses, starts, stops and ends for every job that the facts since the last pass changed."""
-    _lose_nodes(draft)
-    for job in draft.state.jobs.values():
-        if draft.full:
-            return
-        if job.waiting:
-            if job.cancel_requested:
-                draft.add(e.JobCancelled, job, e.Reason(code="Cancelled"), attempt=job.attempt)
-                draft.leaving.add(job.id)
-        elif not any(member.active for member in job.members):
-            _end_attempt(draft, job)
-            draft.leaving.add(job.id)
-        else:
-            _watch_attempt(draft, job)
-
-
-def _lose_nodes(draft: Draft) -> None:
-    bound_ns = draft.parameters.node_lost_seconds * SECOND_NS
     for node in draft.state.nodes.values():
         if draft.full:
             return
-        if node.status == "unreachable":
-            if draft.now_ns >= node.unreachable_since_ns + bound_ns:
-                draft.add_node_lost(node)
-            else:
-                draft.wake_by(node.unreachable_since_ns + bound_ns)
+        settle_node(draft, node)
+    for job in draft.state.jobs.values():
+        if draft.full:
+            return
+        settle_job(draft, job)
+
+
+def settle_job(draft: Draft, job: Job) -> None:
+    """Decide what was seen of the job; where only time has to pass for that, ask to be woken then."""
+    if job.waiting:
+        if job.cancel_requested:
+            draft.add(e.JobCancelled, job, e.Reason(code="Cancelled"), attempt=job.attempt)
+            draft.leaving.add(job.id)
+    elif not any(member.active for member in job.members):
+        _end_attempt(draft, job)
+        draft.leaving.add(job.id)
+    else:
+        _watch_attempt(draft, job)
+
+
+def settle_node(draft: Draft, node: Node) -> None:
+    """Decide that a node is lost which was unreachable for too long."""
+    if node.status != "unreachable":
+        return
+    lost_ns = node.unreachable_since_ns + draft.parameters.node_lost_seconds * SECOND_NS
+    if draft.now_ns >= lost_ns:
+        draft.add_node_lost(node)
+    else:
+        draft.wake_by(lost_ns)
 
 
 def _watch_attempt(draft: Draft, job: Job) -> None:
@@ -72,7 +80,7 @@ def _reason_to_stop(draft: Draft, job: Job) -> e.Reason | None:
             return e.Reason(code="MemberGone", detail=f"rank {member.rank} on {member.node}: {member.status}")
     if job.stage == "placed":
         return _overdue(draft, job.placed_ns, draft.parameters.start_timeout_seconds, "StartTimeout")
-    limit = draft.state.specs[job.id].time_limit_seconds
+    limit = time_limit_seconds(job, draft.state.specs[job.id])
     return None if limit is None else _overdue(draft, job.started_ns - job.ran_ns, limit, "TimeLimit")
 
 

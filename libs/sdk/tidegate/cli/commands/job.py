@@ -1,4 +1,4 @@
-"""`tidegate job`: everything about one job: where it is, why it waits, what happened to it."""
+"""`tidegate job`: everything about one job: where it is, why it waits, what happened to it; and `tidegate job set`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,35 @@ import time
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from tidegate.cli import complete, line, moments, output, text, timeline
+from tidegate.cli.commands.job_set import job_set
 from tidegate.cli.connect import connect
 from tidegate.cli.states import styled
 from tidegate.cli.wording import short
 
 
+class _ShowsByDefault(TyperGroup):
+    """A group in which what is no sub-command is the job to show: `tidegate job JOB`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put `show` before arguments that name no sub-command."""
+        known = args and (args[0] in self.commands or args[0] in ctx.help_option_names)
+        parsed: list[str] = super().parse_args(ctx, args if known or not args else ["show", *args])
+        return parsed
+
+
+app = typer.Typer(
+    cls=_ShowsByDefault,
+    no_args_is_help=True,
+    subcommand_metavar="JOB [--all] | set JOB priority|limit VALUE",
+    help="Show a job in detail; or set its priority or time limit.",
+)
+app.command("set")(job_set)
+
+
+@app.command("show")
 def job(
     job: Annotated[str, typer.Argument(metavar="JOB", help="The job's id.", autocompletion=complete.jobs)],
     everything: Annotated[bool, typer.Option("--all", help="Show every event; sum no routine up.")] = False,
@@ -53,11 +75,17 @@ def _facts(detail: dict[str, Any], now_ns: int) -> Any:
     elif detail["reasons"] and detail["state"] != "completed":
         table.add_row("last decision", text.reasons(detail["reasons"]))
     table.add_row("tenant", f"{detail['tenant']}, submitted by {detail['submitter']}")
-    table.add_row("priority", f"{detail['priority']}, isolation {detail['isolation']}, gang of {detail['gang_size']}")
+    if detail["asked"] or detail["held"]:
+        table.add_row("asked", _asked(detail, now_ns))
+    table.add_row("priority", f"{_priority(detail)}, isolation {detail['isolation']}, gang of {detail['gang_size']}")
+    if detail["time_limit_seconds"] is not None or detail["spec"]["time_limit_seconds"] is not None:
+        table.add_row("time limit", _limit(detail))
     table.add_row("age", _times(detail, now_ns))
     table.add_row("trace", detail["trace_id"])
     if detail["phase"] or detail["step"] is not None:
-        table.add_row("phase", f"{text.cell(detail['phase'])}, step {text.cell(detail['step'])}")
+        done = detail["progress_millis"]
+        progress = "" if done is None else f", {done / 10:g}% done"
+        table.add_row("phase", f"{text.cell(detail['phase'])}, step {text.cell(detail['step'])}{progress}")
     table.add_row("preempted", _preempted(detail))
     table.add_row("checkpoint", _checkpoint(detail))
     if detail["result"]:
@@ -67,6 +95,41 @@ def _facts(detail: dict[str, Any], now_ns: int) -> Any:
     if detail["state"] == "failed" and detail["attempt"]:
         table.add_row("look at", f"tidegate logs {detail['job_id']} --attempt {detail['attempt']} --tail 20")
     return table
+
+
+_ASKED = {
+    "HoldRequested": "held by",
+    "ReleaseRequested": "released by",
+    "SuspendRequested": "suspended by",
+    "ResumeRequested": "resumed by",
+    "RequeueRequested": "requeued by",
+}
+
+
+def _asked(detail: dict[str, Any], now_ns: int) -> str:
+    """Return what somebody asked last of the job, and whether it is held."""
+    last = detail["asked"]
+    said = "held" if detail["held"] else ""
+    if last is None:
+        return said
+    why = f": {last['note']}" if last["note"] else ""
+    words = f"{_ASKED.get(last['kind'], last['kind'])} {last['actor']} {text.since(last['at_ns'], now_ns)} ago{why}"
+    return f"{said}; {words}" if said and last["kind"] != "HoldRequested" else words
+
+
+def _priority(detail: dict[str, Any]) -> str:
+    submitted = detail["spec"]["priority"]
+    now = str(detail["priority"])
+    return now if detail["priority"] == submitted else f"{now} (submitted with {submitted})"
+
+
+def _limit(detail: dict[str, Any]) -> str:
+    now, submitted = (_span(value) for value in (detail["time_limit_seconds"], detail["spec"]["time_limit_seconds"]))
+    return now if now == submitted else f"{now} (submitted with {submitted})"
+
+
+def _span(seconds: int | None) -> str:
+    return "none" if seconds is None else text.span(seconds)
 
 
 def _why(why: dict[str, Any], now_ns: int) -> str:

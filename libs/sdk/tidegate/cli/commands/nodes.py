@@ -45,28 +45,60 @@ def nodes(
     elif not chosen:
         output.note(f"All {len(found)} nodes take jobs.")
     else:
-        output.show(_reasons_table(chosen) if reasons else _table(chosen))
+        now_ns = time.time_ns()
+        output.show(_reasons_table(chosen, now_ns) if reasons else _table(chosen, now_ns))
 
 
-def _reasons_table(found: list[dict[str, Any]]) -> Any:
+def _state(node: dict[str, Any]) -> Any:
+    """Return the state with what an operator, or the scheduler for its failures, said of it."""
+    said = ["draining" if node["sandboxes"] else "drained"] if node["drain"] else []
+    said += ["cordoned"] if node["cordoned"] else []
+    shown = styled(node["state"])
+    return shown.append(f", {', '.join(said)}", style="magenta") if said else shown
+
+
+def _why(node: dict[str, Any], now_ns: int) -> str:
+    """Return why the node takes no jobs; where it takes them, what maintenance lies ahead."""
+    if node["reason"] is None:
+        next_one = node["maintenance"][0] if node["maintenance"] else None
+        if next_one is None:
+            return text.NOTHING
+        return f"maintenance {next_one['name']} in {text.since(now_ns, next_one['start_ns'])}"
+    why, left = dict(node["reason"]), dict(node["reason"]["numbers"] or {})
+    for name, words in (("deadline_seconds", "its jobs leave within"), ("ends_seconds", "for another")):
+        if name in left:
+            why["detail"] = f"{why['detail']}; {words} {text.span(left.pop(name))}"
+    return text.reason({**why, "numbers": left})
+
+
+def _since_ns(node: dict[str, Any]) -> int:
+    """Return since when the node takes no jobs, as far as that is known."""
+    code = node["reason"]["code"]
+    if code == "NodeDrained":
+        return int(node["drain"]["since_ns"])
+    if code == "Maintenance":
+        return int(node["maintenance"][0]["start_ns"])
+    return int((node["cordoned_ns"] if code == "NodeCordoned" else None) or node["state_since_ns"])
+
+
+def _reasons_table(found: list[dict[str, Any]], now_ns: int) -> Any:
     table = output.table()
     table.add_column("REASON", overflow="fold")
     for name in ("SINCE", "FOR", "NODE", "STATE"):
         table.add_column(name, no_wrap=True)
-    now_ns = time.time_ns()
     for node in found:
-        since_ns = node["state_since_ns"]
+        since_ns = _since_ns(node)
         table.add_row(
-            text.reason(node["reason"]),
+            _why(node, now_ns),
             moments.date_and_time(since_ns),
             text.since(since_ns, now_ns),
             node["node"],
-            styled(node["state"]),
+            _state(node),
         )
     return table
 
 
-def _table(found: list[dict[str, Any]]) -> Any:
+def _table(found: list[dict[str, Any]], now_ns: int) -> Any:
     table = output.table()
     for name in ("NODE", "STATE"):
         table.add_column(name, no_wrap=True)
@@ -79,13 +111,13 @@ def _table(found: list[dict[str, Any]]) -> Any:
         has, taken = node["capacity"], node["allocated"]
         table.add_row(
             node["node"],
-            styled(node["state"]),
+            _state(node),
             f"{text.cpus(taken['cpu_millis'])}/{text.cpus(has['cpu_millis'])}",
             f"{text.mib(taken['memory_mib'])}/{text.mib(has['memory_mib'])}",
-            f"{taken['gpus']}/{has['gpus']}" if has["gpus"] else text.NOTHING,
+            f"{text.gpus(taken)}/{has['gpus']}" if has["gpus"] else text.NOTHING,
             ",".join(node["levels"]),
             text.cell(_sandboxes(node["sandboxes"])),
-            text.reason(node["reason"]) if node["reason"] else text.NOTHING,
+            _why(node, now_ns),
         )
     return table
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidegate.cli import exits, output, text
+from tidegate.cli import exits, output, text, verdict
 from tidegate.cli.connect import connect
 
 if TYPE_CHECKING:
@@ -24,6 +24,9 @@ def submit(  # noqa: PLR0917
         str | None, typer.Option(help="The same key gives the same job: safe to repeat from scripts.")
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end; exit with 1 unless it completed.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Submit nothing: say where and when it would start, displacing whom.")
+    ] = False,
     timeout: Annotated[float | None, typer.Option(min=0, help="Wait at most so many seconds.")] = None,
     as_json: output.JsonFlag = False,
 ) -> None:
@@ -32,14 +35,20 @@ def submit(  # noqa: PLR0917
     Left out of the working directory: .git, .venv, __pycache__. Git commit, digest of uncommitted changes and the
     command line are recorded; secrets are named in the file, never valued.
 
+    With --dry-run it exits with 1 where the job could never run here.
+
     \b
     Examples:
       tidegate submit job.json
       tidegate submit job.json --priority 80 --wait
+      tidegate submit job.json --priority 80 --dry-run
       tidegate submit job.json --tenant lab-a --idempotency-key nightly-17
       id=$(tidegate submit job.json --json | jq -r .job_id)
     """
     overrides = {name: value for name, value in (("tenant", tenant), ("priority", priority)) if value is not None}
+    if dry_run:
+        _ask(spec, workdir, overrides, as_json=as_json)
+        return
     with connect() as client:
         with output.Progress("Packing the working directory") as progress:
 
@@ -63,6 +72,18 @@ def submit(  # noqa: PLR0917
     elif end is not None:
         print(f"{end['job_id']}  {end['state']}  {text.amounts(end['result'])}".rstrip())
     if end is not None and end["state"] != "completed":
+        raise typer.Exit(exits.FAILED)
+
+
+def _ask(spec: Path, workdir: Path | None, overrides: dict[str, Any], *, as_json: bool) -> None:
+    """Say what would become of the job."""
+    with connect() as client, output.Progress("Asking the scheduler"):
+        found = client.dry_run(spec, workdir, overrides)
+    if as_json:
+        output.print_document(found)
+    else:
+        output.show(*verdict.render(found))
+    if found["verdict"] == "never":
         raise typer.Exit(exits.FAILED)
 
 

@@ -114,7 +114,7 @@ def _nodes(found: list[dict[str, Any]]) -> RenderableType:
             text.NOTHING if live["cpu_ratio"] is None else f"{live['cpu_ratio']:.0%}",
             _given(taken["memory_mib"], has["memory_mib"], text.mib),
             text.NOTHING if used_bytes is None else text.mib(int(used_bytes) >> 20),
-            f"{taken['gpus']}/{has['gpus']}" if has["gpus"] else text.NOTHING,
+            f"{text.gpus(taken)}/{has['gpus']}" if has["gpus"] else text.NOTHING,
             str(len(node["sandboxes"])),
             node["reason"]["code"] if node["reason"] else text.NOTHING,
         )
@@ -148,7 +148,7 @@ def _jobs(found: list[dict[str, Any]], now_ns: int) -> RenderableType:
             text.NOTHING if live["steps_per_second"] is None else f"{live['steps_per_second']:.4g}",
             _used(live["cpu_cores"], quotas["cpu_millis"], lambda cores: f"{cores:.2g}", text.cpus),
             _used(live["memory_bytes"], quotas["memory_mib"], lambda size: text.mib(int(size) >> 20), text.mib),
-            str(quotas["gpus"] or text.NOTHING),
+            text.gpus(quotas) if quotas["gpus"] or quotas.get("gpu_millis") else text.NOTHING,
             text.since(job["started_at_ns"], now_ns),
         )
     return table

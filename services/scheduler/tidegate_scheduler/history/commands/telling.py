@@ -16,8 +16,8 @@ from tidegate_scheduler.history.commands.looks import facts, plain, rows
 from tidegate_scheduler.history.point import Told, reach_known
 from tidegate_scheduler.history.shares import Share
 from tidegate_scheduler.history.source import Source
-from tidegate_scheduler.history.verdicts import Verdict
 from tidegate_scheduler.history.why import Why, why
+from tidegate_scheduler.policy.outlook import Verdict
 
 STORY_SHOWN_MAX = 30
 

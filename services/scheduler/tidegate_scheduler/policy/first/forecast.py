@@ -7,30 +7,17 @@ nothing declared is unknown, and whoever needs it is unknown too. Like everythin
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 from tidegate_events.resources import GpuDevice, Resources
 
-from tidegate_scheduler.policy import fit
+from tidegate_scheduler.policy.first import fit
+from tidegate_scheduler.policy.first.room import Space
+from tidegate_scheduler.policy.outlook import BASES, Start
 from tidegate_scheduler.policy.parameters import SECOND_NS
-from tidegate_scheduler.policy.room import Space
 from tidegate_scheduler.state import LEAVING_STAGES, Job, State
 
-JOBS_MAX = 50
 LOOKS_MAX = 20_000
 """Spaces worked out in one forecast: it runs beside decisions and must not delay them."""
-
-Basis = Literal["now", "backoff", "deadline", "expected", "limit"]
-_BASES: tuple[Basis, ...] = ("now", "backoff", "deadline", "expected", "limit")
-"""From the firmest to the weakest."""
-
-
-class Start(msgspec.Struct, frozen=True):
-    """The earliest start that is known, and the weakest thing that it rests on."""
-
-    at_ns: int
-    basis: Basis
 
 
 class _Hold(msgspec.Struct):
@@ -48,10 +35,10 @@ class _Exhausted(Exception):
 
 
 def forecast(state: State, in_line: list[Job], now_ns: int) -> dict[str, Start]:
-    """Return the known starts of the first JOBS_MAX jobs in line, by job; who is not in it is unknown."""
+    """Return the known starts of the jobs in line, by job; who is not in it is unknown."""
     plan = _Plan(state, now_ns)
     starts: dict[str, Start] = {}
-    for job in in_line[:JOBS_MAX]:
+    for job in in_line:
         try:
             start = plan.seat(job)
         except _Exhausted:
@@ -108,8 +95,8 @@ class _Plan:
         ends = {hold.end for name in names for hold in self._holds[name] if hold.end is not None}
         ends |= {until for name in names if (until := self._closed.get(name)) is not None}
         moments, basis = [earliest], earliest.basis
-        for end in sorted(ends, key=lambda end: (end.at_ns, _BASES.index(end.basis))):
-            basis = max(basis, end.basis, key=_BASES.index)
+        for end in sorted(ends, key=lambda end: (end.at_ns, BASES.index(end.basis))):
+            basis = max(basis, end.basis, key=BASES.index)
             if end.at_ns > earliest.at_ns:
                 moments.append(Start(end.at_ns, basis))
         return moments
@@ -134,7 +121,7 @@ class _Plan:
         length = self._length_of(job)
         end = None
         if length is not None:
-            basis = max(start.basis, length.basis, key=_BASES.index)
+            basis = max(start.basis, length.basis, key=BASES.index)
             end = Start(start.at_ns + length.at_ns, basis)
         for seat in seats:
             self._holds[seat.node].append(_Hold(job.id, self._state.floors[job.id], seat.gpu_indices, start.at_ns, end))

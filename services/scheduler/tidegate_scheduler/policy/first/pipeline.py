@@ -7,10 +7,11 @@ from tidegate_events import events as e
 from tidegate_events.spec import DEFAULT_PHASE
 
 from tidegate_scheduler.draft import Draft
-from tidegate_scheduler.policy import fit, queue, resize
+from tidegate_scheduler.policy import sharing
+from tidegate_scheduler.policy.first import fit, queue
+from tidegate_scheduler.policy.first.preempt import plan_preemption, plan_relief
+from tidegate_scheduler.policy.first.room import Room
 from tidegate_scheduler.policy.parameters import SECOND_NS
-from tidegate_scheduler.policy.preempt import plan_preemption, plan_relief
-from tidegate_scheduler.policy.room import Room
 from tidegate_scheduler.policy.settle import settle
 from tidegate_scheduler.state import LEAVING_STAGES, Job, Member, Node, State
 
@@ -200,7 +201,7 @@ def _resize(draft: Draft, placements: list[_Placement]) -> None:
             quotas = shares.get((job.id, member.rank)) if member.active else None
             if quotas is not None and quotas != member.quotas:
                 spec = draft.state.specs[job.id]
-                grows = resize.quota_millis(spec, quotas) > resize.quota_millis(spec, member.quotas)
+                grows = sharing.quota_millis(spec, quotas) > sharing.quota_millis(spec, member.quotas)
                 (more if grows else less).append((job, member, quotas))
     for change in less:
         if draft.full:
@@ -219,21 +220,25 @@ def _resize(draft: Draft, placements: list[_Placement]) -> None:
 def _shares(draft: Draft, placements: list[_Placement]) -> _Shares:
     state = draft.state
     shares: _Shares = {}
-    coming: dict[str, list[resize.Seated]] = {}
+    coming: dict[str, list[sharing.Seated]] = {}
     for job, seats in placements:
         for member_rank, seat in enumerate(seats):
-            coming.setdefault(seat.node, []).append(resize.seated(job, member_rank, DEFAULT_PHASE))
-    there: dict[str, list[resize.Seated]] = {}
+            coming.setdefault(seat.node, []).append(_seated(job, member_rank, DEFAULT_PHASE))
+    there: dict[str, list[sharing.Seated]] = {}
     for job in state.jobs.values():
         leaves = job.stage in LEAVING_STAGES or job.id in draft.leaving
         for member in job.members:
             if member.active:
-                entry = resize.seated(job, member.rank, member.phase, member.quotas if leaves else None)
+                entry = _seated(job, member.rank, member.phase, member.quotas if leaves else None)
                 there.setdefault(member.node, []).append(entry)
     for name, node in sorted(state.nodes.items()):
         members = there.get(name, []) + coming.get(name, [])
-        shares |= resize.share(state, node.capacity.cpu_millis, members)
+        shares |= sharing.share(state, node.capacity.cpu_millis, members)
     return shares
+
+
+def _seated(job: Job, member_rank: int, phase: str, has: tuple[e.Quota, ...] | None = None) -> sharing.Seated:
+    return sharing.Seated(job.id, member_rank, phase, queue.rank(job), has)
 
 
 def _add_quota(draft: Draft, change: _Change) -> None:

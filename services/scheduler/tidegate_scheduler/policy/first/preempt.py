@@ -11,8 +11,8 @@ from collections.abc import Callable
 import msgspec
 from tidegate_events.resources import Resources
 
-from tidegate_scheduler.policy.fit import Seat, seat_gang
-from tidegate_scheduler.policy.room import Room
+from tidegate_scheduler.policy.first.fit import Seat, seat_gang
+from tidegate_scheduler.policy.first.room import Room
 from tidegate_scheduler.state import Job, Member, Node, State
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 from tidegate_events.resources import GpuDevice, Resources
 
-from tidegate_scheduler.policy.room import Space
+from tidegate_scheduler.policy.first.room import Space
 from tidegate_scheduler.state import Job, Node, State
 
 

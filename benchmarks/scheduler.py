@@ -1,0 +1,234 @@
+"""What the elastic policy costs at scale: one JSON line for each size of the cluster and of its queue.
+
+A cluster of GPU nodes below switches is filled from a queue of some hundred shapes of jobs (twenty tenants, three
+priorities, gangs among them, half of the jobs elastic in their phases), and then kept full: before each pass some of
+those who run end. Passes are made as the service makes them, `decide` on the folded state and `evolve` of what it
+decided, and timed in CPU time, so that others beside it count less.
+
+- `placements_per_s`: jobs placed over the time of deciding and folding, while the cluster fills.
+- `pass_p50_ms`, `pass_p99_ms`: `decide` alone, of all passes with a full queue, each at most 250 decisions.
+- `settled_pass_p50_ms`: a pass in which nothing changed.
+- `pass_over_half_queue`: the median pass over that with half of the queue, of the same run: 1 where the queue's length
+  costs nothing.
+- `submissions_folded_per_s`: the largest of all events, folded on one core.
+
+Run: python benchmarks/scheduler.py [--nodes 1000 10000] [--queued 10000 100000]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import msgspec
+from tidegate_events import events as e
+from tidegate_events.resources import GpuDevice, Resources
+from tidegate_events.spec import Component, JobSpec, ResourceRange
+from tidegate_scheduler.decide import decide
+from tidegate_scheduler.evolve import evolve
+from tidegate_scheduler.heap import Heap
+from tidegate_scheduler.policy.parameters import Parameters, as_values
+from tidegate_scheduler.state import State
+
+from tests.support.framing import framed
+
+SECOND = 1_000_000_000
+BEGAN_NS = 1_700_000_000 * SECOND
+NODES_PER_SWITCH = 32
+GPUS_PER_NODE = 8
+TENANTS = 20
+ENDED_PER_PASS = 100
+STEADY_PASSES = 150
+SETTLED_PASSES = 20
+FILL_PASSES_MAX = 400
+POLICY = 2
+
+
+class Core:
+    """The pure core, driven as the shell drives it, timed."""
+
+    def __init__(self) -> None:
+        self.state = State()
+        self.now_ns = BEGAN_NS
+        self.deciding: list[float] = []
+        self.folding = 0.0
+        self._written: dict[str, int] = {}
+        self._say("scheduler", "s1", e.LeaderElected(id="1-leader", at_ns=BEGAN_NS, epoch=1, instance="s1"))
+        values = as_values(Parameters())
+        self._say("scheduler", "s1", e.PolicyChanged(id="1-policy", at_ns=BEGAN_NS, policy=POLICY, parameters=values))
+
+    def _say(self, service: str, instance: str, *events: e.AnyEvent) -> None:
+        number = self._written[instance] = self._written.get(instance, -1) + 1
+        recorded = framed(self.state.seq + 1, service, instance, number, events)
+        started = time.process_time()
+        evolve(self.state, recorded)
+        self.folding += time.process_time() - started
+
+    def join(self, number: int) -> None:
+        """Let a node join."""
+        gpus = tuple(GpuDevice(index, f"gpu-{number}-{index}", "H", 80_000) for index in range(GPUS_PER_NODE))
+        self._say(
+            "node",
+            f"n{number:05d}",
+            e.NodeJoined(
+                id=f"join-{number}",
+                at_ns=self.now_ns,
+                node=f"n{number:05d}",
+                incarnation=1,
+                capacity=Resources(96_000, 1_000_000, GPUS_PER_NODE, 80_000),
+                levels=("trusted",),
+                images={"host": "b3:00"},
+                gpus=gpus,
+                switch=f"switch-{number // NODES_PER_SWITCH:04d}",
+            ),
+        )
+
+    def submit(self, number: int) -> None:
+        """Let a job be submitted."""
+        spec = spec_of(number)
+        event = e.JobSubmitted(id=f"s-{number}", at_ns=self.now_ns, tenant=spec.tenant, job=f"j{number:07d}", spec=spec)
+        self._say("gateway", "g1", event)
+
+    def decide(self) -> list[e.AnyEvent]:
+        """Decide once and fold it."""
+        self.now_ns += SECOND // 20
+        started = time.process_time()
+        result = decide(self.state, self.now_ns)
+        self.deciding.append(time.process_time() - started)
+        if result.events:
+            self._say("scheduler", "s1", *result.events)
+        return list(result.events[1:])
+
+    def end(self, count: int) -> None:
+        """Let those who were placed longest ago complete, each by a frame of its node."""
+        holding = [job for job in self.state.jobs.values() if job.stage in ("placed", "running")][:count]
+        for job in holding:
+            for member in list(job.members):
+                about: dict[str, Any] = {
+                    "at_ns": self.now_ns,
+                    "tenant": job.tenant,
+                    "job": job.id,
+                    "attempt": job.attempt,
+                    "rank": member.rank,
+                    "node": member.node,
+                }
+                started = e.SandboxStarted(id=f"a-{job.id}-{member.rank}", level="trusted", **about)
+                exited = e.SandboxExited(id=f"x-{job.id}-{member.rank}", outcome="completed", **about)
+                self._say("node", member.node, started, exited)
+
+
+def spec_of(number: int) -> JobSpec:
+    """Return the job of that number; a few hundred shapes in all."""
+    gpus = (1, 1, 1, 2, 2, 4, 8, 0)[number % 8]
+    gang = 4 if number % 97 == 0 else 1
+    cpu = 1000 * (1 + (number * 7) % 12)
+    need = Resources(cpu, 1024 * (4 + number % 5), gpus)
+    ranges = {"default": ResourceRange(minimum=need)}
+    if number % 2:  # an agent that samples on more CPU than it is guaranteed, and learns on less
+        ranges["sampling"] = ResourceRange(minimum=need, maximum=msgspec.structs.replace(need, cpu_millis=2 * cpu))
+        ranges["learning"] = ResourceRange(minimum=msgspec.structs.replace(need, cpu_millis=cpu // 2))
+    component = Component(name="main", command=("true",), resources=ranges)
+    return JobSpec(
+        name="job",
+        tenant=f"lab-{number % TENANTS:02d}",
+        submitter="u",
+        components=(component,),
+        priority=(0, 0, 0, 5, 10)[number % 5],
+        gang_size=gang,
+        communication="intensive" if gang > 1 and number % 2 else "loose",
+        expected_seconds=600 * (1 + number % 6),
+    )
+
+
+def filled(nodes: int, queued: int) -> tuple[Core, dict[str, float]]:
+    """Return a full cluster with so many in its queue, and what filling it took."""
+    core = Core()
+    for number in range(nodes):
+        core.join(number)
+    core.folding = 0.0
+    submitted = queued + nodes * GPUS_PER_NODE * 2 // 3
+    for number in range(submitted):
+        core.submit(number)
+    took = {"submissions_folded_per_s": submitted / core.folding}
+    decide(core.state, core.now_ns)  # the tables are made once, when a scheduler starts
+    Heap(time.process_time())  # as the service does when it has folded what there is
+    core.deciding.clear()
+    core.folding, placed = 0.0, 0
+    for _ in range(FILL_PASSES_MAX):
+        decided = core.decide()
+        placed += sum(isinstance(event, e.JobPlaced) for event in decided)
+        if not decided or waiting(core.state) <= queued:
+            break
+    took["placed"] = placed
+    took["placements_per_s"] = placed / (sum(core.deciding) + core.folding)
+    return core, took
+
+
+def measure(nodes: int, queued: int) -> dict[str, Any]:
+    """Fill a cluster, keep it full, and say what passes cost."""
+    core, took = filled(nodes, queued)
+    both = list(core.deciding)
+    full = steady(core)
+    both = sorted(both + full)
+    left = waiting(core.state)
+    settled = settled_pass(core)
+    half = statistics.median(steady(filled(nodes, queued // 2)[0]))
+    return {
+        "nodes": nodes,
+        "queued": left,
+        "placements_per_s": round(took["placements_per_s"]),
+        "pass_p50_ms": round(statistics.median(both) * 1000, 3),
+        "pass_p99_ms": round(both[int(len(both) * 0.99)] * 1000, 3),
+        "steady_pass_p50_ms": round(statistics.median(full) * 1000, 3),
+        "settled_pass_p50_ms": round(settled * 1000, 3),
+        "pass_over_half_queue": round(statistics.median(full) / half, 3),
+        "submissions_folded_per_s": round(took["submissions_folded_per_s"]),
+        "rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+    }
+
+
+def steady(core: Core) -> list[float]:
+    """Return the seconds of passes in which some end and others take their room."""
+    core.deciding.clear()
+    for _ in range(STEADY_PASSES):
+        core.end(ENDED_PER_PASS)
+        core.decide()
+    return list(core.deciding)
+
+
+def settled_pass(core: Core) -> float:
+    """Return the median seconds of a pass in which nothing changed."""
+    while core.decide():
+        pass
+    core.deciding.clear()
+    for _ in range(SETTLED_PASSES):
+        core.decide()
+    return statistics.median(core.deciding)
+
+
+def waiting(state: State) -> int:
+    """Return how many jobs wait."""
+    return sum(job.waiting for job in state.jobs.values())
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description="What the elastic policy costs at scale, as lines of JSON.")
+    parser.add_argument("--nodes", type=int, nargs="+", default=[1000, 10_000])
+    parser.add_argument("--queued", type=int, nargs="+", default=[10_000, 100_000])
+    arguments = parser.parse_args()
+    for nodes in arguments.nodes:
+        for queued in arguments.queued:
+            print(json.dumps(measure(nodes, queued)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

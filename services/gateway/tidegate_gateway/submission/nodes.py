@@ -1,0 +1,79 @@
+"""How many members of a job known nodes could hold when they are empty: each, below one switch, and all together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from tidegate_events.resources import GpuDevice, Resources
+
+from tidegate_gateway.view.model import Node
+
+WHOLE_MILLIS = 1000
+"""A device, in the thousandths in which shares of one are counted."""
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """What one member needs of its node."""
+
+    level: str
+    image: str
+    floor: Resources
+    gpu_models: tuple[str, ...] = ()
+
+
+def has_image(node: Node, image: str) -> bool:
+    """Say whether the node has an image of this name or of this digest."""
+    return image in node.images or image in node.images.values()
+
+
+def devices(node: Node, models: tuple[str, ...] = ()) -> list[GpuDevice]:
+    """Return the GPUs of the node, of these models where some are named; one that was only counted has no name."""
+    if not node.gpus and not models:
+        return [GpuDevice(index, "", "", node.capacity.gpu_memory_mib) for index in range(node.capacity.gpus)]
+    return [gpu for gpu in node.gpus if not models or gpu.model in models]
+
+
+def devices_with(node: Node, memory_mib: int, models: tuple[str, ...] = ()) -> int:
+    """Return how many GPUs of the node have at least this much memory."""
+    return sum(gpu.memory_mib >= memory_mib for gpu in devices(node, models))
+
+
+def memory_of_each(node: Node, count: int, models: tuple[str, ...] = ()) -> int:
+    """Return the most memory that each of `count` GPUs of the node has at least; 0 where there are fewer."""
+    memories = sorted((gpu.memory_mib for gpu in devices(node, models)), reverse=True)
+    return memories[count - 1] if len(memories) >= count else 0
+
+
+def members_on(node: Node, wanted: Wanted, most: int) -> int:
+    """Return how many members the empty node could hold, `most` at the most."""
+    if wanted.level not in node.levels or not has_image(node, wanted.image):
+        return 0
+    need, fits = wanted.floor, most
+    if need.cpu_millis:
+        fits = min(fits, node.capacity.cpu_millis // need.cpu_millis)
+    if need.memory_mib:
+        fits = min(fits, node.capacity.memory_mib // need.memory_mib)
+    if need.gpus or need.gpu_millis:
+        usable = devices_with(node, need.gpu_memory_mib, wanted.gpu_models)
+        fits = min(fits, usable // need.gpus if need.gpus else usable * (WHOLE_MILLIS // need.gpu_millis))
+    return max(0, fits)
+
+
+def members_together(nodes: Sequence[Node], wanted: Wanted, most: int) -> int:
+    """Return how many members all the nodes could hold, `most` at the most."""
+    room = 0
+    for node in nodes:
+        room += members_on(node, wanted, most - room)
+        if room >= most:
+            break
+    return room
+
+
+def members_below_one_switch(nodes: Sequence[Node], wanted: Wanted, most: int) -> int:
+    """Return the same for the best switch; a node that names none shares one with no other."""
+    below: dict[tuple[str, str], int] = {}
+    for node in nodes:
+        domain = ("switch", node.switch) if node.switch else ("node", node.name)
+        below[domain] = below.get(domain, 0) + members_on(node, wanted, most)
+    return min(most, max(below.values(), default=0))

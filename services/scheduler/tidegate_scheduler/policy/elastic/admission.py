@@ -1,0 +1,38 @@
+"""Who is not placed although there may be room: a tenant at its ceiling, a job that the cluster can never hold."""
+
+from __future__ import annotations
+
+from tidegate_events import events as e
+
+from tidegate_scheduler.draft import Draft
+from tidegate_scheduler.policy.elastic.fit import could_hold
+from tidegate_scheduler.policy.elastic.queue import Line, Share, amounts
+from tidegate_scheduler.policy.elastic.shapes import Fit
+from tidegate_scheduler.policy.parameters import SECOND_NS
+from tidegate_scheduler.state import Job
+
+
+def ceiling_reached(share: Share, line: Line) -> e.Reason | None:
+    """Return why a line's tenant may not hold one job more of it, None where it may."""
+    whole = amounts(line.key.shape.need, line.key.shape.gang_size)
+    if share.ceiling is None or share.within(whole, share.ceiling):
+        return None
+    names = ("cpu_millis", "memory_mib", "gpu_millis")
+    numbers = {f"{name}_used": used for name, used in zip(names, share.used, strict=True)}
+    numbers |= {f"{name}_ceiling": most for name, most in zip(names, share.ceiling, strict=True) if most}
+    return e.Reason(code="QuotaReached", detail=f"the ceiling of {line.key.tenant}", numbers=numbers)
+
+
+def reject(draft: Draft, job: Job, fit: Fit) -> bool:
+    """Reject a job that the cluster cannot hold, once it has waited for other nodes; say whether it was."""
+    if not draft.state.nodes or job.attempt > 0 or could_hold(fit, up_only=False):
+        return False
+    due_ns = job.submitted_ns + draft.parameters.inadmissible_after_seconds * SECOND_NS
+    if draft.now_ns < due_ns:
+        draft.wake_by(due_ns)
+        return False
+    need = fit.shape.need
+    numbers = {"cpu_millis": need.cpu_millis, "memory_mib": need.memory_mib, "gpus": need.gpus}
+    detail = "larger than the cluster, or no node offers its isolation level, image or devices"
+    draft.add(e.JobRejected, job, e.Reason(code="Inadmissible", detail=detail, numbers=numbers))
+    return True

@@ -1,0 +1,235 @@
+"""Moves: jobs leave with a checkpoint and resume elsewhere, so that a gang fits that only fragmentation keeps out.
+
+Only for a job that has room reserved already and names its expected time: what is gained is at most its time on its
+devices, and no more than it would wait for that room. That must be more than what is lost: of each job that moves the
+time since its checkpoint and its restart, on its devices. Every one of them must find room elsewhere now, beside the
+others and outside the nodes of the gang, and moves are budgeted by the hour.
+
+Who moves is of no higher priority than the gang, has saved a checkpoint before, and is nobody who is protected, in its
+cool-down or past its budget of preemptions: a move counts into that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import msgspec
+import numpy as np
+
+from tidegate_scheduler.draft import Draft
+from tidegate_scheduler.policy.elastic.entries import Seat
+from tidegate_scheduler.policy.elastic.fit import Rows, rows_in, seats
+from tidegate_scheduler.policy.elastic.index import Index
+from tidegate_scheduler.policy.elastic.queue import Line
+from tidegate_scheduler.policy.elastic.shapes import Fit
+from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY, WHOLE_MILLIS
+from tidegate_scheduler.policy.elastic.victims import Victims
+from tidegate_scheduler.policy.parameters import SECOND_NS
+from tidegate_scheduler.state import MOVED_WITHIN_NS, Job
+
+TRIED_MAX = 2
+"""Gangs for which one pass works moves out."""
+
+NODES_LOOKED_AT_MAX = 32
+GAINED_SECONDS_MAX = 24 * 3600
+
+Barred = Callable[[Job], frozenset[int]]
+
+
+class Moves(msgspec.Struct, frozen=True):
+    """The rows of the gang's room, one for each member, who moves for it, and what is gained and lost (GPU-seconds)."""
+
+    rows: Rows
+    jobs: tuple[str, ...]
+    gained_gpu_seconds: int
+    lost_gpu_seconds: int
+
+
+class _Offer(msgspec.Struct, frozen=True):
+    """A row that holds so many `members`, `gain` more than now, once these have moved."""
+
+    row: int
+    members: int
+    gain: int
+    lost: int
+    jobs: tuple[Job, ...]
+
+
+class Defragmentation:
+    """Works moves out for one pass."""
+
+    def __init__(self, draft: Draft, index: Index, victims: Victims, barred: Barred) -> None:
+        """Take `barred` as the rows that a job may not move to."""
+        self._draft = draft
+        self._index = index
+        self._victims = victims
+        self._barred = barred
+        self._left = TRIED_MAX
+
+    def plan(self, job: Job, line: Line, barred: frozenset[int]) -> Moves | None:
+        """Return which jobs move so that `job` fits, None where that is not possible or not worth it."""
+        gained = self._gained(job, line.fit)
+        if gained <= 0 or self._left <= 0 or not _fragmented(line.fit, barred):
+            return None
+        budget = self._budget()
+        if budget <= 0:
+            return None
+        self._left -= 1
+        for offers in self._choices(job, line.fit, barred):
+            moves = self._moves(line.fit, barred, offers)
+            if moves is None or len(moves[1]) > budget or not self._draft.has_room_for(len(moves[1]) + 1):
+                continue
+            lost = sum(self._lost(each) for each in moves[1])
+            if lost < gained and self._find_room(moves[0], moves[1]):
+                names = tuple(each.id for each in moves[1])
+                return Moves(moves[0], names, gained // WHOLE_MILLIS, lost // WHOLE_MILLIS)
+        return None
+
+    # ---- what it is worth ----
+
+    def _gained(self, job: Job, fit: Fit) -> int:
+        """Return what is gained at most, in thousandths of a GPU-second."""
+        spec, devices = self._draft.state.specs[job.id], fit.shape.need.gpus * fit.shape.gang_size
+        if devices < 2 or not spec.expected_seconds or not job.reserved_nodes:
+            return 0
+        seconds = min(spec.expected_seconds - job.ran_ns // SECOND_NS, GAINED_SECONDS_MAX)
+        if job.reserved_start_ns:
+            seconds = min(seconds, (job.reserved_start_ns - self._draft.now_ns) // SECOND_NS)
+        return seconds * devices * WHOLE_MILLIS
+
+    def _lost(self, job: Job) -> int:
+        """Return what a move costs, in thousandths of a GPU-second; a job without devices counts as if it had one."""
+        spec, need = self._draft.state.specs[job.id], self._draft.state.floors[job.id]
+        since_ns = max(job.started_ns, job.saved_ns)
+        seconds = max(0, self._draft.now_ns - since_ns) // SECOND_NS + spec.preemption.restart_seconds
+        return seconds * spec.gang_size * ((need.gpus * WHOLE_MILLIS + need.gpu_millis) or WHOLE_MILLIS)
+
+    def _budget(self) -> int:
+        """Return how many may still move within this hour; where none may, ask to be woken when one may again."""
+        most, moved = self._draft.parameters.defragmentations_per_hour, self._draft.state.header.moved_ns
+        recent = [at_ns for at_ns in moved if at_ns > self._draft.now_ns - MOVED_WITHIN_NS]
+        if most and len(recent) >= most:
+            self._draft.wake_by(recent[-most] + MOVED_WITHIN_NS)
+        return most - len(recent)
+
+    # ---- who would have to move ----
+
+    def _choices(self, job: Job, fit: Fit, barred: frozenset[int]) -> list[list[_Offer]]:
+        """Return the ways to make room, the cheapest first: on one node, or on several (below one switch)."""
+        table, rows = self._index.table, np.arange(len(self._index.table))
+        holds = fit.members(table.later, rows)
+        holds[list(barred)] = 0
+        able = rows[fit.suits(rows) & ~np.isin(rows, list(barred))]
+        order = np.lexsort((table.place[able], -table.later[CPU, able], -table.later[GPUS, able]))
+        domains: dict[int, list[_Offer]] = {}
+        choices: list[list[_Offer]] = []
+        for row in able[order][:NODES_LOOKED_AT_MAX].tolist():
+            offers = list(self._offers(fit, row, job))
+            if offers and offers[-1].members >= fit.shape.gang_size:
+                choices.append([offers[-1]])
+            domains.setdefault(int(table.switch[row]) if fit.shape.intensive else 0, []).extend(offers[:1])
+        for domain, offers in domains.items():
+            inside = table.switch[rows] == domain if fit.shape.intensive else np.ones(len(rows), np.bool_)
+            missing, taken = fit.shape.gang_size - int(holds[inside].sum()), list[_Offer]()
+            for offer in sorted(offers, key=lambda each: (each.lost // each.gain, table.names[each.row])):
+                if sum(each.gain for each in taken) < missing:
+                    taken.append(offer)
+            if taken and sum(each.gain for each in taken) >= missing:
+                choices.append(taken)
+        return sorted(choices, key=lambda offers: (sum(each.lost for each in offers), table.names[offers[0].row]))
+
+    def _movable(self, row: int, job: Job) -> Iterator[Job]:
+        for name in self._index.on_row.get(row, ()):
+            other = self._draft.state.jobs[name]
+            if other.priority <= job.priority and self._may_move(other):
+                yield other
+
+    def _may_move(self, job: Job) -> bool:
+        if job.stage != "running" or job.id in self._draft.leaving or job.newest_checkpoint is None:
+            return False
+        if job.held or job.suspend_requested or job.requeue_requested or self._index.share(job.tenant).stopped:
+            return False
+        return not self._victims.spared(job)
+
+    def _offers(self, fit: Fit, row: int, job: Job) -> Iterator[_Offer]:
+        """Yield what the row holds more as one after the other leaves it, the cheapest first; the last is the most."""
+        gone: list[Job] = []
+        before = members = _members_without(self._index, fit, row, gone)
+        for other in sorted(self._movable(row, job), key=lambda each: (self._lost(each), each.id)):
+            if members >= fit.shape.gang_size:
+                return
+            gone.append(other)
+            held = _members_without(self._index, fit, row, gone)
+            if held > members:
+                members = held
+                yield _Offer(row, members, members - before, sum(self._lost(each) for each in gone), tuple(gone))
+
+    def _moves(self, fit: Fit, barred: frozenset[int], offers: list[_Offer]) -> tuple[Rows, list[Job]] | None:
+        """Return the gang's rows and who moves for them, without those who need not."""
+        table = self._index.table
+        needed = list({job.id: job for offer in offers for job in offer.jobs}.values())
+        for job in sorted(needed, key=lambda each: (-self._lost(each), each.id)):
+            rest = [other for other in needed if other is not job]
+            with _without(self._index, rest):
+                if rest and rows_in(fit, table.later, barred) is not None:
+                    needed = rest
+        with _without(self._index, needed):
+            rows = rows_in(fit, table.later, barred)
+        return None if rows is None else (rows, needed)
+
+    def _find_room(self, rows: Rows, moving: list[Job]) -> bool:
+        """Say whether all of them fit elsewhere now, one beside the other."""
+        index, taken = self._index, list[tuple[Job, Seat]]()
+        try:
+            for job in moving:
+                fit = index.fit(index.line_key(job).shape)
+                found = rows_in(fit, index.table.now, self._barred(job) | frozenset(rows))
+                if found is None:
+                    return False
+                for seat in seats(index, fit, found):
+                    index.table.occupy(seat.row, fit.shape.need, seat.gpu_indices)
+                    taken.append((job, seat))
+            return True
+        finally:
+            for job, seat in reversed(taken):
+                index.table.vacate(seat.row, self._draft.state.floors[job.id], seat.gpu_indices)
+
+
+def _fragmented(fit: Fit, barred: frozenset[int]) -> bool:
+    """Say whether the nodes that suit the gang have as many free devices as it needs, on too many of them."""
+    table, rows = fit.table, np.arange(len(fit.table))
+    free = np.where(fit.suits(rows), np.maximum(table.now[GPUS, rows], 0), 0)
+    free[list(barred)] = 0
+    return int(free.sum()) >= fit.shape.need.gpus * fit.shape.gang_size
+
+
+def _members_without(index: Index, fit: Fit, row: int, gone: list[Job]) -> int:
+    """Return how many members the row holds once these have left too."""
+    held = [(index.state.floors[job.id], seat) for job in gone for seat in index.seats_of(job.id) if seat.row == row]
+    if row in index.table.mixed or any(floor.gpu_millis for floor, _ in held):
+        with _without(index, gone):
+            return int(fit.members(index.table.later, np.array([row], np.int64))[0])
+    later, need = index.table.later_on(row), fit.shape.need
+    members = fit.shape.gang_size
+    for have, freed, each in (
+        (later[CPU], sum(floor.cpu_millis for floor, _ in held), need.cpu_millis),
+        (later[MEMORY], sum(floor.memory_mib for floor, _ in held), need.memory_mib),
+        (later[GPUS], sum(floor.gpus for floor, _ in held), need.gpus),
+    ):
+        if each:
+            members = min(members, max(0, have + freed) // each)
+    return members
+
+
+@contextmanager
+def _without(index: Index, gone: list[Job]) -> Iterator[None]:
+    """Let the table's `later` be what there will be once these have left too."""
+    held = [(seat, index.state.floors[job.id]) for job in gone for seat in index.seats_of(job.id)]
+    for seat, need in held:
+        index.table.leave(seat.row, need, seat.gpu_indices)
+    try:
+        yield
+    finally:
+        for seat, need in held:
+            index.table.stay(seat.row, need, seat.gpu_indices)

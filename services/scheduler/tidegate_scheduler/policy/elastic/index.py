@@ -1,0 +1,394 @@
+"""What the policy needs of the state, kept up with it by what changed since the last pass: a cache, never a source.
+
+An index that was kept up and one that is made anew from the same state give the same decisions; tests hold them
+together. Nothing here depends on the order in which things became known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heappop, heappush
+from typing import TypeVar
+
+from sortedcontainers import SortedList
+
+from tidegate_scheduler.policy.elastic.accounts import Accounts
+from tidegate_scheduler.policy.elastic.entries import Entry, Seat
+from tidegate_scheduler.policy.elastic.held import Held, has_more
+from tidegate_scheduler.policy.elastic.lines import line_key
+from tidegate_scheduler.policy.elastic.queue import Amounts, Line, LineKey, Share, Waiter, amounts, plus
+from tidegate_scheduler.policy.elastic.shapes import Fit, Shape
+from tidegate_scheduler.policy.elastic.table import Kind, NodeTable
+from tidegate_scheduler.policy.sharing import is_fixed
+from tidegate_scheduler.state import LEAVING_STAGES, Job, Node, State
+
+_Key = TypeVar("_Key")
+FITS_MAX = 4096
+"""Shapes that are remembered without a line; beyond, those are forgotten."""
+
+
+class Index:
+    """Tables over one state. `refresh` brings them up to date; a pass may try things on `table` and takes them back."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.table = NodeTable()
+        self.lines: dict[LineKey, Line] = {}
+        self._accounts = Accounts()
+        self._unsettled: SortedList[tuple[int, str]] = SortedList()
+        self._unsettled_as: dict[str, tuple[int, str]] = {}
+        self.unsettled_nodes: dict[str, None] = {}
+        self.judged_by: tuple[int, int] | None = None
+        """The parameters by which the nodes that are settled were judged."""
+
+        self.up: dict[str, None] = {}
+        self.cordoned: dict[str, None] = {}
+        """Of the nodes that are up, those that are cordoned."""
+
+        self.held: dict[int, Held] = {}
+        self.left: dict[int, int] = {}
+        """How many members are leaving each row."""
+
+        self.unshared: dict[int, None] = {}
+        self.scaled: dict[int, dict[str, None]] = {}
+        """By row the jobs that have more simulators there than they are guaranteed, or had."""
+
+        self.unreachable: dict[str, None] = {}
+        self.clearing: dict[str, None] = {}
+        self.overfull: dict[int, None] = {}
+        self.reserving: dict[str, None] = {}
+        self.aside: dict[str, None] = {}
+        """The jobs that wait and stand in no line: held, in back-off, or about to be cancelled."""
+
+        self.on_row: dict[int, dict[str, None]] = {}
+        self._due: list[tuple[int, str]] = []
+        self._due_at: dict[str, int] = {}
+        self._elastic: dict[str, bool] = {}
+        self._elastic_on: dict[int, int] = {}
+        self._resting: list[tuple[int, str]] = []
+        self._woken: list[tuple[int, str]] = []
+        self._promised_on: dict[int, dict[str, None]] = {}
+        self._entries: dict[str, Entry] = {}
+        self._fits: dict[Shape, Fit] = {}
+        self._ranked = -1
+        self._pending: dict[str, None] = {}
+        for name in state.nodes:
+            self._pending[f"node/{name}"] = None
+        for tenant in state.queues:
+            self._pending[f"queue/{tenant}"] = None
+        for job in state.jobs:
+            self._pending[f"job/{job}"] = None
+        state.watch(self._pending)
+
+    # ---- keeping up ----
+
+    def refresh(self, now_ns: int) -> None:
+        """Take in what changed, and what time has brought due."""
+        changed = list(self._pending)
+        self._pending.clear()
+        jobs: dict[str, None] = {}
+        nodes: list[str] = []
+        for key in changed:
+            kind, _, name = key.partition("/")
+            if kind == "job":
+                jobs[name] = None
+            elif kind == "node":
+                nodes.append(name)
+            elif kind == "queue":
+                self._accounts.set_queue(name, self.state.queues.get(name))
+        for name in nodes:
+            row = self.table.rows.get(name)
+            if row is not None:
+                jobs |= self.on_row.get(row, {}) | self._promised_on.get(row, {})
+        for job in jobs:
+            self._leave(job)
+        for name in nodes:
+            self._put_node(self.state.nodes[name])
+        if self._ranked != self.table.renamed:
+            self.table.rank_names()
+            self._ranked = self.table.renamed
+        for job in jobs:
+            self._enter(job)
+        self._rest_again(now_ns)
+        self._wake(now_ns)
+
+    def _wake(self, now_ns: int) -> None:
+        while self._due and self._due[0][0] <= now_ns:
+            at_ns, name = heappop(self._due)
+            if self._due_at.get(name) == at_ns:
+                del self._due_at[name]
+                self._unsettle(name)
+        while self._resting and self._resting[0][0] <= now_ns:
+            at_ns, name = heappop(self._resting)
+            if self._rests(name, at_ns):
+                self._stand(self.state.jobs[name], self._entries[name])
+                self._woken.append((at_ns, name))
+
+    def _rest_again(self, now_ns: int) -> None:
+        """Put back who was woken for a look at a later time: explanations ask about any time."""
+        woken, self._woken = self._woken, []
+        for at_ns, name in woken:
+            job, entry = self.state.jobs.get(name), self._entries.get(name)
+            if job is None or entry is None or job.not_before_ns != at_ns or at_ns <= self.state.header.now_ns:
+                continue
+            if at_ns <= now_ns:
+                self._woken.append((at_ns, name))
+            elif entry.line is not None:
+                self._step_out(entry)
+                self.aside[name] = None
+                heappush(self._resting, (at_ns, name))
+
+    def _rests(self, name: str, until_ns: int) -> bool:
+        """Say whether the job is in back-off until then and will stand in line after that."""
+        job = self.state.jobs.get(name)
+        if job is None or not self._stands(job) or job.not_before_ns != until_ns:
+            return False
+        return self._entries[name].line is None
+
+    def unsettled(self) -> Iterator[Job]:
+        """Yield the jobs that something happened to since they were settled, in the order of submission."""
+        position = 0
+        while position < len(self._unsettled):
+            key = self._unsettled[position]
+            yield self.state.jobs[key[1]]
+            if position < len(self._unsettled) and self._unsettled[position] == key:
+                position += 1
+
+    def settled(self, job: str) -> None:
+        """Count a job as settled until it changes or falls due."""
+        key = self._unsettled_as.pop(job, None)
+        if key is not None:
+            self._unsettled.remove(key)
+
+    def _unsettle(self, name: str) -> None:
+        job = self.state.jobs.get(name)
+        if job is not None and name not in self._unsettled_as:
+            key = self._unsettled_as[name] = (job.submitted_seq, name)
+            self._unsettled.add(key)
+
+    def look_again(self, job: str, at_ns: int) -> None:
+        """Count a job as settled until `at_ns`."""
+        if self._due_at.get(job) != at_ns:
+            self._due_at[job] = at_ns
+            heappush(self._due, (at_ns, job))
+
+    @property
+    def next_ns(self) -> int | None:
+        """Return when time alone changes something next, None where nothing is known to be due."""
+        while self._due and self._due_at.get(self._due[0][1]) != self._due[0][0]:
+            heappop(self._due)
+        while self._resting and not self._rests(self._resting[0][1], self._resting[0][0]):
+            heappop(self._resting)
+        first = [heap[0][0] for heap in (self._due, self._resting) if heap]
+        return min(first, default=None)
+
+    # ---- nodes ----
+
+    def _put_node(self, node: Node) -> None:
+        self._accounts.count(node)
+        kind = Kind(
+            cpu_millis=node.capacity.cpu_millis,
+            memory_mib=node.capacity.memory_mib,
+            levels=node.levels,
+            images=tuple(sorted(node.images.items())),
+            devices=tuple(sorted((gpu.model, gpu.memory_mib) for gpu in node.gpus)),
+            cpu_model=node.cpu_model,
+        )
+        is_open = node.status == "up" and not node.zombies and not node.cordoned and not node.drain_deadline_ns
+        row = self.table.put(node.name, kind, node.gpus, switch=node.switch, is_open=is_open)
+        self.unshared[row] = None
+        self.unsettled_nodes[node.name] = None
+        _keep(self.up, node.name, node.status == "up")
+        _keep(self.cordoned, node.name, node.status == "up" and node.cordoned)
+        _keep(self.unreachable, node.name, node.status == "unreachable")
+        _keep(self.clearing, node.name, bool(node.drain_deadline_ns) and node.status != "lost")
+
+    # ---- tenants ----
+
+    @property
+    def shares(self) -> dict[str, Share]:
+        """Return the accounts of the tenants that are known."""
+        return self._accounts.shares
+
+    @property
+    def total(self) -> Amounts:
+        """Return the whole of the cluster, of which tenants have their shares."""
+        return self._accounts.total
+
+    def share(self, tenant: str) -> Share:
+        """Return the tenant's account."""
+        return self._accounts.share(tenant)
+
+    # ---- jobs ----
+
+    def _leave(self, name: str) -> None:
+        entry = self._entries.pop(name, None)
+        if entry is None:
+            return
+        for seat in entry.seats:
+            self.table.vacate(seat.row, entry.need, seat.gpu_indices, leaving=entry.leaving)
+            self._mark(seat.row)
+            self.on_row[seat.row].pop(name, None)
+            if name in self.scaled.get(seat.row, {}):
+                del self.scaled[seat.row][name]
+                if not self.scaled[seat.row]:
+                    del self.scaled[seat.row]
+        if entry.seats:
+            self._use(entry, -1)
+        for row in entry.promised:
+            self.table.release(row, entry.need)
+            self._promised_on[row].pop(name, None)
+            self.unshared[row] = None
+        self.reserving.pop(name, None)
+        self.aside.pop(name, None)
+        self._step_out(entry)
+
+    def _step_out(self, entry: Entry) -> None:
+        if entry.line is not None:
+            entry.line.waiters.remove(entry.waiter)
+            if not entry.line.waiters:
+                del self.lines[entry.line.key]
+            entry.line = None
+
+    def _enter(self, name: str) -> None:
+        job = self.state.jobs.get(name)
+        if job is None:
+            self.settled(name)
+            self._due_at.pop(name, None)
+            self._elastic.pop(name, None)
+            return
+        self._unsettle(name)
+        self._due_at.pop(name, None)
+        entry = Entry(job.tenant, job.priority, self.state.floors[name], self._is_elastic(name))
+        self._entries[name] = entry
+        if job.waiting:
+            self.aside[name] = None
+            self._promise(job, entry)
+            if self._stands(job):
+                if job.not_before_ns > self.state.header.now_ns:
+                    heappush(self._resting, (job.not_before_ns, name))
+                else:
+                    self._stand(job, entry)
+            return
+        self._seat(job, entry)
+
+    def _seat(self, job: Job, entry: Entry) -> None:
+        rows = self.table.rows
+        entry.leaving = job.stage in LEAVING_STAGES
+        entry.seats = tuple(
+            Seat(rows[member.node], member.gpu_indices)
+            for member in job.members
+            if member.active and member.node in rows
+        )
+        for seat in entry.seats:
+            self.table.occupy(seat.row, entry.need, seat.gpu_indices, leaving=entry.leaving)
+            self._mark(seat.row)
+            self.on_row.setdefault(seat.row, {})[job.id] = None
+        for member in job.members:
+            if member.active and member.node in rows and (member.returns_mib or has_more(member)):
+                self.scaled.setdefault(rows[member.node], {})[job.id] = None
+        if entry.seats:
+            self._use(entry, 1)
+
+    def _is_elastic(self, job: str) -> bool:
+        if job not in self._elastic:
+            self._elastic[job] = not is_fixed(self.state.specs[job])
+        return self._elastic[job]
+
+    def _use(self, entry: Entry, sign: int) -> None:
+        """Count what the job holds for its tenant, and that somebody of its priority holds something."""
+        share = self.share(entry.tenant)
+        share.used = plus(share.used, amounts(entry.need, len(entry.seats)), sign)
+        if entry.elastic:
+            for seat in entry.seats:
+                self._elastic_on[seat.row] = self._elastic_on.get(seat.row, 0) + sign
+        if entry.leaving:
+            for seat in entry.seats:
+                self.left[seat.row] = self.left.get(seat.row, 0) + sign
+                if not self.left[seat.row]:
+                    del self.left[seat.row]
+            return
+        held = self.held.get(entry.priority)
+        if held is None:
+            held = self.held[entry.priority] = Held()
+        held.count(entry.need, [seat.row for seat in entry.seats], sign)
+        if not held.members:
+            del self.held[entry.priority]
+
+    def elastic(self, job: str) -> bool:
+        """Say whether the job's CPU may differ from phase to phase, or be lent."""
+        entry = self._entries.get(job)
+        return entry is None or entry.elastic
+
+    def elastic_on(self, row: int) -> bool:
+        """Say whether a member on the row is one of an elastic job."""
+        return self._elastic_on.get(row, 0) > 0
+
+    def seats_of(self, job: str) -> tuple[Seat, ...]:
+        """Return where the job's members are."""
+        entry = self._entries.get(job)
+        return entry.seats if entry is not None else ()
+
+    def kept_on(self, rows: tuple[int, ...]) -> list[str]:
+        """Return the jobs that room on the rows is kept for, by id."""
+        return sorted({job for row in rows for job in self._promised_on.get(row, ())})
+
+    def leaving(self, job: str) -> bool:
+        """Say whether the job is leaving already."""
+        entry = self._entries.get(job)
+        return entry is not None and entry.leaving
+
+    def _mark(self, row: int) -> None:
+        self.unshared[row] = None
+        _keep(self.overfull, row, self.table.overfull(row))
+
+    def _promise(self, job: Job, entry: Entry) -> None:
+        rows = self.table.rows
+        entry.promised = tuple(rows[name] for name in job.reserved_nodes if name in rows)
+        for row in entry.promised:
+            self.table.promise(row, entry.need)
+            self._promised_on.setdefault(row, {})[job.id] = None
+            self.unshared[row] = None
+        if job.reserved_nodes:
+            self.reserving[job.id] = None
+
+    @staticmethod
+    def _stands(job: Job) -> bool:
+        return job.waiting and not (job.held or job.cancel_requested)
+
+    def _stand(self, job: Job, entry: Entry) -> None:
+        key = self.line_key(job)
+        line = self.lines.get(key)
+        if line is None:
+            line = self.lines[key] = Line(key, self.fit(key.shape))
+        entry.line, entry.waiter = line, Waiter(job.submitted_seq, job.id, max(job.submitted_ns, job.suspended_ns))
+        line.waiters.add(entry.waiter)
+        self.aside.pop(job.id, None)
+
+    def standing(self, job: str) -> tuple[Line, Waiter] | None:
+        """Return the line that the job stands in and its part of it, None where it stands aside."""
+        entry = self._entries.get(job)
+        if entry is None or entry.line is None or entry.waiter is None:
+            return None
+        return entry.line, entry.waiter
+
+    def line_key(self, job: Job) -> LineKey:
+        """Return which line the job stands in while it waits."""
+        return line_key(job, self.state.specs[job.id], self.state.floors[job.id])
+
+    def fit(self, shape: Shape) -> Fit:
+        """Return where the shape fits."""
+        found = self._fits.get(shape)
+        if found is None:
+            if len(self._fits) >= FITS_MAX:
+                standing = {line.key.shape for line in self.lines.values()}
+                self._fits = {each: fit for each, fit in self._fits.items() if each in standing}
+            found = self._fits[shape] = Fit(shape, self.table)
+        return found
+
+
+def _keep(among: dict[_Key, None], key: _Key, yes: bool) -> None:
+    if yes:
+        among[key] = None
+    else:
+        among.pop(key, None)

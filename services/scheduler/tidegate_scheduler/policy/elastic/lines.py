@@ -1,0 +1,52 @@
+"""Which jobs are alike: the line that a job stands in while it waits."""
+
+from __future__ import annotations
+
+from tidegate_events.resources import Resources
+from tidegate_events.spec import JobSpec
+
+from tidegate_scheduler.policy.elastic.queue import LineKey
+from tidegate_scheduler.policy.elastic.shapes import Shape
+from tidegate_scheduler.policy.limits import time_limit_seconds
+from tidegate_scheduler.policy.parameters import SECOND_NS
+from tidegate_scheduler.state import Job
+
+WORK_UNIT_SECONDS = 60
+
+
+def line_key(job: Job, spec: JobSpec, need: Resources) -> LineKey:
+    """Return which line a job that needs so much for each member stands in."""
+    shape = Shape(
+        isolation=spec.isolation,
+        image=spec.image,
+        need=need,
+        gang_size=spec.gang_size,
+        intensive=spec.communication == "intensive" and spec.gang_size > 1,
+        gpu_models=spec.gpu_models,
+        cpu_model=job.cpu_model,
+    )
+    alone = job.id if job.excluded_nodes or job.reserved_nodes else ""
+    limit = time_limit_seconds(job, spec)
+    return LineKey(
+        job.tenant,
+        job.priority,
+        shape,
+        work_left(job, spec),
+        alone,
+        limit - job.ran_ns // SECOND_NS if limit is not None else None,
+        spec.locality_wait_seconds if shape.intensive else 0,
+    )
+
+
+def work_left(job: Job, spec: JobSpec) -> int:
+    """Return about how much work is left, in steps that double: what is expected, else what it has had already.
+
+    Progress shortens what is expected by half at most, so that reporting it buys little.
+    """
+    ran_seconds = job.ran_ns // SECOND_NS
+    seconds = ran_seconds
+    if spec.expected_seconds is not None:
+        seconds = max(0, spec.expected_seconds - ran_seconds)
+        by_progress = spec.expected_seconds * (1000 - job.progress_millis) // 1000
+        seconds = min(seconds, max(by_progress, seconds // 2))
+    return (seconds // WORK_UNIT_SECONDS).bit_length()

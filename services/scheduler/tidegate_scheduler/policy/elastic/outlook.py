@@ -1,0 +1,129 @@
+"""What explanations ask of policy 2, answered from the tables that it decides by."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import msgspec
+from tidegate_events.events import Reason
+
+from tidegate_scheduler.draft import Draft
+from tidegate_scheduler.policy.elastic.causes import Causes, queue_stopped
+from tidegate_scheduler.policy.elastic.fit import could_hold
+from tidegate_scheduler.policy.elastic.forecast import forecast
+from tidegate_scheduler.policy.elastic.order import Order
+from tidegate_scheduler.policy.elastic.pipeline import index_of
+from tidegate_scheduler.policy.elastic.queue import Line, LineKey, Share, amounts
+from tidegate_scheduler.policy.elastic.reasons import HELD, Waiting
+from tidegate_scheduler.policy.elastic.verdicts import verdicts
+from tidegate_scheduler.policy.outlook import NOT_CONSIDERED, Counts, Start, Verdict
+from tidegate_scheduler.policy.parameters import as_parameters
+from tidegate_scheduler.state import Job, State
+
+
+class ElasticOutlook:
+    """The answers of policy 2 about `state` at `now_ns`."""
+
+    def __init__(self, state: State, now_ns: int) -> None:
+        self._state = state
+        self._now_ns = now_ns
+        self._index = index_of(state)
+        self._index.refresh(now_ns)
+        parameters = as_parameters(state.header.parameters)
+        self._order = Order(self._index, now_ns, parameters)
+        self._causes = Causes(self._index, self._order, now_ns, parameters)
+
+    @property
+    def total(self) -> int:
+        """Return how many jobs wait."""
+        return self._order.total
+
+    def in_line(self, at_most: int) -> list[Job]:
+        """Return the first jobs in line."""
+        return [self._state.jobs[name] for name in self._order.first(at_most)]
+
+    def position(self, job: Job) -> int:
+        """Return the job's place in line, from 1."""
+        return self._order.position(job.id)
+
+    def reasons(self, job: Job, waiting: Mapping[str, Reason]) -> tuple[Reason, ...]:
+        """Return why the job waits: the dominant reason first, then what else is in its way."""
+        key = self._key(job)
+        dominant = self._causes.dominant(job, key, self._said(job, key, waiting))
+        others = self._causes.others(job, key, dominant)
+        if dominant.code == "Reserved" and job.reserved_start_ns:
+            numbers = {**dominant.numbers, "start_by_ns": job.reserved_start_ns}
+            dominant = msgspec.structs.replace(dominant, numbers=numbers)
+        return (dominant, *others)
+
+    def _key(self, job: Job) -> LineKey:
+        standing = self._index.standing(job.id)
+        return self._index.line_key(job) if standing is None else standing[0].key
+
+    def _said(self, job: Job, key: LineKey, waiting: Mapping[str, Reason]) -> Reason:
+        """Return the reason of the last pass, but for what an operator or a failure has said since."""
+        if job.held:
+            return HELD
+        if job.not_before_ns > self._now_ns:
+            return Reason(code="BackOff", numbers={"wait_ms": (job.not_before_ns - self._now_ns) // 1_000_000})
+        if self._index.share(job.tenant).stopped:
+            return queue_stopped(job.tenant)
+        if not isinstance(waiting, Waiting):
+            return waiting.get(job.id, NOT_CONSIDERED)
+        return waiting.own(job.id) or self._of_line(key, waiting)
+
+    def _of_line(self, key: LineKey, waiting: Waiting) -> Reason:
+        try:
+            return waiting.of(key) or self._causes.short(key.shape)
+        except KeyError:
+            return NOT_CONSIDERED
+
+    def counts(self, waiting: Mapping[str, Reason]) -> Counts:
+        """Return how many jobs wait, by tenant and reason; by lines, as there are many more jobs than lines."""
+        jobs, counts = self._state.jobs, Counts()
+        if not isinstance(waiting, Waiting):
+            return Counter((job.tenant, self._code(job, waiting)) for job in jobs.values() if job.waiting)
+        for line in self._index.lines.values():
+            counts[line.key.tenant, self._code_of(line, waiting)] += len(line.waiters)
+        for name in self._index.aside:
+            counts[jobs[name].tenant, self._code(jobs[name], waiting)] += 1
+        return counts
+
+    def _code_of(self, line: Line, waiting: Waiting) -> str:
+        """Return the code that dominates for a line, judged by its first job; a shortage without its numbers."""
+        first = self._state.jobs[line.waiters[0].job]
+        said_of_all = not self._index.share(line.key.tenant).stopped and waiting.own(first.id) is None
+        if said_of_all and waiting.only_short(line.key) and not self._state.maintenance:
+            return self._causes.short_code(line.key.shape)
+        return self._code(first, waiting)
+
+    def _code(self, job: Job, waiting: Mapping[str, Reason]) -> str:
+        key = self._key(job)
+        return self._causes.dominant(job, key, self._said(job, key, waiting)).code
+
+    def starts(self, at_most: int) -> dict[str, Start]:
+        """Return the earliest starts that are known."""
+        return forecast(self._index, self.in_line(at_most), self._now_ns)
+
+    def start(self, job: Job) -> Start | None:
+        """Return the end of the job's pause, or when the room that is kept for it is free by time limits."""
+        if job.held or self._index.share(job.tenant).stopped:
+            return None
+        if job.not_before_ns > self._now_ns:
+            return Start(job.not_before_ns, "backoff")
+        return Start(max(job.reserved_start_ns, self._now_ns), "limit") if job.reserved_start_ns else None
+
+    def never(self, job: Job) -> Reason | None:
+        """Return that the job is larger than its tenant's ceiling, or that no nodes could hold it."""
+        key = self._index.line_key(job)
+        share = self._index.share(job.tenant)
+        if not Share().within(amounts(key.shape.need, key.shape.gang_size), share.ceiling):
+            return Reason(code="QuotaReached", detail=f"larger than the ceiling of {job.tenant}")
+        if not self._state.nodes or could_hold(self._index.fit(key.shape), up_only=False):
+            return None
+        return self._causes.missing(key.shape)
+
+    def verdicts(self, job: Job) -> tuple[Verdict, ...]:
+        """Return what every node means for the job, by name."""
+        return verdicts(Draft(self._state, self._now_ns), self._index, job)

@@ -1,0 +1,397 @@
+"""Policy 2 as a whole: its stages in their order, on one draft."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+from tidegate_events import events as e
+
+from tidegate_scheduler.counting import DEFRAGMENTATION
+from tidegate_scheduler.draft import Draft
+from tidegate_scheduler.policy.elastic import admission, fit, leave, replicas, resize
+from tidegate_scheduler.policy.elastic.barred import barred_rows, unwanted_rows
+from tidegate_scheduler.policy.elastic.cordon import cordon
+from tidegate_scheduler.policy.elastic.defragment import Defragmentation, Moves
+from tidegate_scheduler.policy.elastic.entries import Seat
+from tidegate_scheduler.policy.elastic.index import Index
+from tidegate_scheduler.policy.elastic.nowhere import NO_LIMIT_SECONDS, Nowhere, Right
+from tidegate_scheduler.policy.elastic.preempt import Plan, plan_preemption
+from tidegate_scheduler.policy.elastic.prefetch import Prefetch
+from tidegate_scheduler.policy.elastic.queue import FairOrder, Line, Turn, Turns
+from tidegate_scheduler.policy.elastic.reasons import Waiting, shortage
+from tidegate_scheduler.policy.elastic.reserve import Reservation, may_use_until, reserve
+from tidegate_scheduler.policy.elastic.trial import Trial
+from tidegate_scheduler.policy.elastic.victims import Victims
+from tidegate_scheduler.policy.elastic.yielding import Yielding
+from tidegate_scheduler.policy.limits import time_limit_seconds
+from tidegate_scheduler.policy.parameters import SECOND_NS
+from tidegate_scheduler.policy.settle import settle_job, settle_node
+from tidegate_scheduler.state import Job, State
+
+PLANS_MAX = 16
+"""Preemptions and new reservations that one pass works out; who is blocked behind them waits for the next."""
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """A job and the seats of its members."""
+
+    job: Job
+    seats: tuple[Seat, ...]
+
+
+def index_of(state: State) -> Index:
+    """Return the index of the state, made when it is asked for first."""
+    if not isinstance(state.derived, Index):
+        state.derived = Index(state)
+    return state.derived
+
+
+def decide(draft: Draft) -> None:
+    """Fill the draft."""
+    index = index_of(draft.state)
+    index.refresh(draft.now_ns)
+    trial = Trial(index)
+    try:
+        elastic = _Pass(draft, trial)
+        elastic.settle()
+        placements = [] if cordon(draft, index) else elastic.place_waiting()
+        resize.resize(draft, trial, [(each.job, each.seats) for each in placements])
+    finally:
+        trial.undo()
+    for due_ns in (index.next_ns, elastic.victims.spared_until_ns):
+        if due_ns is not None:
+            draft.wake_by(due_ns)
+    # A pass that is just full counts as cut: what it would have looked at next depends on what the index has settled.
+    draft.has_room_for(1)
+
+
+class _Pass:
+    """One pass: what is tried so far, and who waits for what."""
+
+    def __init__(self, draft: Draft, trial: Trial) -> None:
+        self._draft = draft
+        self._trial = trial
+        self._index = trial.index
+        self._table = trial.index.table
+        self.victims = Victims(trial.index, draft.now_ns, draft.parameters, draft.leaving)
+        self._prefetch = Prefetch(draft, trial.index)
+        self._defragmentation = Defragmentation(
+            draft, trial.index, self.victims, partial(unwanted_rows, draft, trial.index.table)
+        )
+        self._plans_left = PLANS_MAX
+        self._nowhere = Nowhere()
+        self._waiting = draft.waiting = Waiting(trial.index, draft.now_ns)
+        self._placements: list[Placement] = []
+        self._yielding = Yielding(draft, trial)
+
+    # ---- what happened, and what operators and nodes ask ----
+
+    def settle(self) -> None:
+        """Decide what was seen, what operators asked for, and who leaves nodes that go away."""
+        draft, index = self._draft, self._index
+        for name in sorted(index.unreachable):
+            if not draft.full:
+                settle_node(draft, draft.state.nodes[name])
+        for job in index.unsettled():
+            if draft.full:
+                return
+            self._settle(job)
+        leave.relieve(draft, self._trial, self.victims)
+        leave.clear_nodes(draft, self._trial)
+
+    def _settle(self, job: Job) -> None:
+        """Decide about one job; where nothing is to be decided, it is settled until it changes or falls due."""
+        draft = self._draft
+        earlier, draft.wake_at_ns, decided = draft.wake_at_ns, None, len(draft.events)
+        settle_job(draft, job)
+        leave.asked_by_operator(draft, self._trial, job)
+        if job.waiting and job.held and job.reserved_nodes and job.id not in draft.leaving:
+            self._trial.withdraw(job)
+            self._release(job, "Held")
+        due_ns, draft.wake_at_ns = draft.wake_at_ns, earlier
+        if len(draft.events) > decided:
+            if job.id in draft.leaving:
+                self._trial.ask_to_leave(job)
+            return
+        self._index.settled(job.id)
+        if due_ns is not None:
+            self._index.look_again(job.id, due_ns)
+
+    # ---- who waits ----
+
+    def place_waiting(self) -> list[Placement]:
+        """Ask the waiting jobs in turn: each is placed, or gets room promised, or waits and says why."""
+        draft, index = self._draft, self._index
+        shares, weights = index.shares, [share.weight for share in index.shares.values()]
+        ageing_ns = draft.parameters.ageing_seconds * SECOND_NS
+        turns = Turns(shares, FairOrder(index.total, weights), draft.now_ns, ageing_ns)
+        stopped: list[Line] = []
+        for line in index.lines.values():
+            if index.share(line.key.tenant).stopped:
+                stopped.append(line)
+            else:
+                turns.enter(line)
+        for line in sorted(stopped, key=lambda line: line.waiters[0]):
+            self._stop(line)
+        for turn in turns:
+            if not draft.has_room_for(len(self._placements) + 1):
+                break
+            job = draft.state.jobs[turn.job]
+            if self._ask(job, turn):
+                turns.go_on(turn)
+        return self._placements
+
+    def _stop(self, line: Line) -> None:
+        """Let the jobs of a stopped queue wait, with nothing kept for them."""
+        self._waiting.of_line(line, e.Reason(code="QueueStopped", detail=f"the queue of {line.key.tenant}"))
+        if line.key.alone and self._trial.withdraw(job := self._draft.state.jobs[line.key.alone]):
+            self._release(job, "QueueStopped")
+
+    def _ask(self, job: Job, turn: Turn) -> bool:
+        """Place the job or let it wait; say whether the next one of its line is asked too."""
+        draft, line = self._draft, turn.line
+        if job.id in draft.leaving or job.not_before_ns > draft.now_ns:
+            return True
+        self._yielding.asked.add(job.id)
+        reserved = self._trial.withdraw(job)
+        if not self._within_ceiling(job, line):
+            self._release(job, "QuotaReached")
+            return False
+        if not reserved and self._nowhere.rules_out(line.key.shape, self._right(line)):
+            self._waiting.of_line(line, None)
+            return False
+        barred = barred_rows(draft, job, line.fit)
+        rows = self._rows(job, turn, reserved, barred)
+        if rows is not None:
+            rows = self._with_memory(job, turn, rows, barred)
+            if rows is not None:
+                seats = fit.seats(self._index, line.fit, rows)
+                self._trial.place(job, seats)
+                self._placements.append(Placement(job, seats))
+            return True
+        go_on = self._block(job, turn, reserved, barred)
+        if not go_on:
+            self._prefetch.hint(job, line, barred, kept=job.id in self._trial.promises)
+        return go_on
+
+    def _rows(self, job: Job, turn: Turn, reserved: fit.Rows, barred: frozenset[int]) -> fit.Rows | None:
+        """Return where the job fits at once: in free room, in room kept for lower ones, in room kept for later."""
+        line = turn.line
+        one_node = self._waits_for_one_node(job, line)
+        rows = fit.rows_now(line.fit, barred, one_node=one_node)
+        others = self._yielding.to(job, turn, reserved) if rows is None else []
+        if any(fit.is_roomy(line.fit, row) for other in others for row in self._trial.promises[other.id]):
+            rows = self._without(others, lambda: fit.rows_now(line.fit, barred, one_node=one_node))
+        return rows if rows is not None else self._borrowed(job, line, barred)
+
+    def _with_memory(self, job: Job, turn: Turn, rows: fit.Rows, barred: frozenset[int]) -> fit.Rows | None:
+        """Return the rows, or others, if no simulator holds their memory; else keep the room until that is back."""
+        draft, need = self._draft, turn.line.fit.shape.need
+        awaited = replicas.memory_awaited(self._index, need, rows, draft.now_ns)
+        if not awaited:
+            return rows
+        others = self._rows(job, turn, (), barred | awaited.keys())
+        if others is not None and not replicas.memory_awaited(self._index, need, others, draft.now_ns):
+            return others
+        for row in awaited:
+            more_mib = need.memory_mib * rows.count(row)
+            self._trial.awaited_mib[row] = self._trial.awaited_mib.get(row, 0) + more_mib
+        back_ns = max(awaited.values())
+        self._keep(job, turn.line, rows, back_ns)
+        draft.wake_by(back_ns)
+        return None
+
+    def _without(self, others: list[Job], find: Callable[[], fit.Rows | None]) -> fit.Rows | None:
+        """Return the rows that are found when nothing is promised to the others; whom they cost theirs, asks anew."""
+        kept = [(other, self._trial.withdraw(other)) for other in others]
+        rows = find()
+        for other, promised in kept:
+            if rows is None or not set(promised) & set(rows):
+                self._trial.promise(other, promised)
+        return rows
+
+    def _borrowed(self, job: Job, line: Line, barred: frozenset[int]) -> fit.Rows | None:
+        """Return where the job fits into room that is kept for others, if it has left before they come."""
+        limit = time_limit_seconds(job, self._draft.state.specs[job.id])
+        if limit is None:
+            return None
+        until_ns = self._draft.now_ns + (limit + self._draft.parameters.stop_grace_seconds_max) * SECOND_NS - job.ran_ns
+        usable = may_use_until(self._index, self._trial.promises, until_ns)
+        if not usable:
+            return None
+        return fit.rows_in(line.fit, self._table.free, barred, among=usable)
+
+    def _right(self, line: Line) -> Right:
+        key, guaranteed = line.key, self._index.share(line.key.tenant).guaranteed is not None
+        limit = NO_LIMIT_SECONDS if key.limit_seconds is None else key.limit_seconds
+        return Right(key.priority, limit, key.tenant if guaranteed else "")
+
+    def _waits_for_one_node(self, job: Job, line: Line) -> bool:
+        """Say whether an intensive gang still waits for one node, which could hold it when empty."""
+        if not line.key.shape.intensive:
+            return False
+        spec = self._draft.state.specs[job.id]
+        if int(line.fit.holds_empty().max(initial=0)) < spec.gang_size:
+            return False
+        until_ns = max(job.submitted_ns, job.suspended_ns) + spec.locality_wait_seconds * SECOND_NS
+        if self._draft.now_ns >= until_ns:
+            return False
+        self._draft.wake_by(until_ns)
+        return True
+
+    # ---- who is blocked ----
+
+    def _block(self, job: Job, turn: Turn, reserved: fit.Rows, barred: frozenset[int]) -> bool:
+        """Promise the job room that is being left, or that others leave for it, or that comes free; else it waits."""
+        line = turn.line
+        if admission.reject(self._draft, job, line.fit):
+            return True
+        if not fit.could_hold(line.fit, up_only=True):
+            self._release(job, "NoNode")
+            reason = e.Reason(code="NoNode", detail="the nodes that are open could not hold it, were they empty")
+            self._waiting.of_line(line, reason)
+            return False
+        rows = self._later(line, reserved, barred)
+        if rows is None and reserved and (behind := self._yielding.behind(job, reserved)):
+            rows = self._without(behind, lambda: self._later(line, reserved, barred))
+        if rows is not None:
+            self._keep(job, line, rows, self._left_by(rows, ()))
+            return True
+        if self._make_room(job, line, barred):
+            return True
+        if not barred and not self._waits_for_one_node(job, line):
+            self._nowhere.add(line.key.shape, self._right(line))
+        if reserved and all(self._table.open[row] for row in reserved) and self._may_keep():
+            self._waiting.for_room(job, reserved)
+            self._trial.promise(job, reserved)
+            return False
+        self._reserve(job, line, barred)
+        return False
+
+    def _make_room(self, job: Job, line: Line, barred: frozenset[int]) -> bool:
+        """Ask others to leave so that the job fits, or to move; say whether any are asked."""
+        plan = self._plan(job, line, barred)
+        if plan is not None:
+            self._keep(job, line, plan.rows, self._left_by(plan.rows, plan.victims))
+            self._preempt(job, plan)
+            return True
+        moves = self._defragmentation.plan(job, line, barred)
+        if moves is not None:
+            self._keep(job, line, moves.rows, self._left_by(moves.rows, moves.jobs))
+            self._move(job, moves)
+        return moves is not None
+
+    def _plan(self, job: Job, line: Line, barred: frozenset[int]) -> Plan | None:
+        if self._plans_left <= 0 or not self._may_preempt(job):
+            return None
+        self._plans_left -= 1
+        kept = [(other, self._trial.withdraw(other)) for other in self._yielding.borrowing(job)]
+        plan = plan_preemption(self._index, line, job, self.victims, barred)
+        for other, promised in kept:
+            if plan is None or not set(promised) & set(plan.rows):
+                self._trial.promise(other, promised)
+        return plan
+
+    def _reserve(self, job: Job, line: Line, barred: frozenset[int]) -> None:
+        """Keep room for the job where it comes free first, if that many may be kept."""
+        found = None
+        if self._plans_left > 0 and self._may_keep():
+            self._plans_left -= 1
+            found = reserve(self._index, line, barred, self._trial.asked) or self._after_all(line, barred)
+        if found is not None:
+            self._keep(job, line, found.rows, found.start_by_ns)
+            return
+        if job.reserved_nodes:
+            self._release(job, "NoNode")
+        self._waiting.of_line(line, None)
+
+    def _may_keep(self) -> bool:
+        """Say whether one more reservation is allowed: of those whose turn comes later, who has one may lose it."""
+        return self._yielding.kept < self._draft.parameters.reservations_max
+
+    def _after_all(self, line: Line, barred: frozenset[int]) -> Reservation | None:
+        """Return room that is kept for others too: nobody knows when it comes, but then whose turn is first has it."""
+        kept = [(other, self._trial.withdraw(other)) for other in self._yielding.others()]
+        found = reserve(self._index, line, barred, self._trial.asked) if kept else None
+        for other, promised in kept:
+            self._trial.promise(other, promised)
+        return Reservation(found.rows, 0) if found is not None else None
+
+    def _later(self, line: Line, reserved: fit.Rows, barred: frozenset[int]) -> fit.Rows | None:
+        """Return where the job fits once the leaving have left: where room was promised to it before all else."""
+        if not self._trial.left:
+            return None  # what will be free is free already
+        if line.fit.shape.gang_size == 1 and not reserved:
+            return fit.row_later(line.fit, sorted(self._trial.left - barred))
+        if reserved:
+            rows = fit.rows_in(line.fit, self._table.later, barred, among=set(reserved))
+            if rows is not None:
+                return rows
+        if not fit.may_hold_later(line.fit, self._trial.left):
+            return None
+        return fit.rows_in(line.fit, self._table.later, barred)
+
+    def _left_by(self, rows: fit.Rows, victims: tuple[str, ...]) -> int:
+        """Return when those who are leaving the rows, and the victims, have left at the latest."""
+        draft, on_row = self._draft, self._index.on_row
+        ends = [draft.now_ns]
+        for name in (*victims, *(each for row in rows for each in on_row.get(row, ()))):
+            if self._index.leaving(name):
+                ends.append(draft.state.jobs[name].deadline_ns)
+            elif name in victims or name in self._trial.asked:
+                ends.append(draft.now_ns + draft.state.specs[name].preemption.grace_seconds * SECOND_NS)
+        return max(ends)
+
+    def _may_preempt(self, job: Job) -> bool:
+        lowest = min(self._index.held, default=job.priority)
+        return lowest < job.priority or self._index.share(job.tenant).guaranteed is not None
+
+    def _keep(self, job: Job, line: Line, rows: fit.Rows, start_by_ns: int) -> None:
+        """Promise the rows to the job, and say so where that is new."""
+        nodes = tuple(self._table.names[row] for row in rows)
+        if nodes != job.reserved_nodes:
+            reason = shortage(self._index, line.fit)
+            self._draft.add(e.RoomReserved, job, reason, nodes=nodes, start_by_ns=start_by_ns)
+        self._waiting.for_room(job, rows)
+        self._trial.promise(job, rows)
+
+    def _preempt(self, job: Job, plan: Plan) -> None:
+        for name in plan.victims:
+            if self._draft.full:
+                return  # the next pass asks the others
+            victim = self._draft.state.jobs[name]
+            reason = e.Reason(
+                code="LeastCost" if victim.priority < job.priority else "QuotaReclaimed",
+                detail=f"{job.id} has priority {job.priority}, {name} has {victim.priority}",
+                numbers={
+                    "priority": victim.priority,
+                    "for_priority": job.priority,
+                    "lost_seconds": self.victims.cost(victim).lost_seconds,
+                    "candidates": plan.candidates,
+                },
+            )
+            leave.ask(self._draft, self._trial, victim, reason, for_job=job.id)
+
+    def _move(self, job: Job, moves: Moves) -> None:
+        numbers = {
+            "gained_gpu_seconds": moves.gained_gpu_seconds,
+            "lost_gpu_seconds": moves.lost_gpu_seconds,
+            "moves": len(moves.jobs),
+        }
+        reason = e.Reason(code=DEFRAGMENTATION, detail=f"fits elsewhere, and {job.id} fits then", numbers=numbers)
+        for name in moves.jobs:
+            leave.ask(self._draft, self._trial, self._draft.state.jobs[name], reason, for_job=job.id)
+
+    def _release(self, job: Job, why: str) -> None:
+        """Say that nothing is kept for the job any more, where something was."""
+        if job.reserved_nodes:
+            self._draft.add(e.RoomReserved, job, e.Reason(code="Released", detail=why), nodes=())
+
+    def _within_ceiling(self, job: Job, line: Line) -> bool:
+        """Say whether the tenant may hold the job too; where not, its line waits for that."""
+        reached = admission.ceiling_reached(self._index.share(job.tenant), line)
+        if reached is not None:
+            self._waiting.of_line(line, reached)
+        return reached is None

@@ -1,0 +1,195 @@
+"""Who has to leave so that a blocked job fits: the domain first, then the cheapest victims inside it.
+
+Nobody is asked to leave unless the job then fits, who is leaving already counts once, and every victim that turns out
+not to be needed stays. Shrinking comes before: a member holds no more than its floor here, and what it was lent above
+that is taken back by the sharing of CPU without anybody leaving.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+import numpy as np
+
+from tidegate_scheduler.policy.elastic.fit import Rows, could_hold_by, rows_in
+from tidegate_scheduler.policy.elastic.index import Index
+from tidegate_scheduler.policy.elastic.queue import Line
+from tidegate_scheduler.policy.elastic.shapes import Fit
+from tidegate_scheduler.policy.elastic.table import CPU, GPUS, SHARE, WHOLE_MILLIS, Ints
+from tidegate_scheduler.policy.elastic.victims import Cost, Victims
+from tidegate_scheduler.state import Job
+
+DOMAINS_MAX = 32
+LOOKED_AT_MAX = 256
+"""Nodes that are compared in one plan, and that are looked at for them; a job that finds none there waits."""
+
+VICTIMS_MAX = 64
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """The rows of the room to promise, one for each member, and who must leave for it, cheapest first."""
+
+    rows: Rows
+    victims: tuple[str, ...]
+    candidates: int
+
+
+class _Offer(msgspec.Struct, frozen=True):
+    """A node from which `victims` would have to leave to hold so many members."""
+
+    row: int
+    members: int
+    victims: tuple[Job, ...]
+    costs: tuple[Cost, ...]
+
+
+def plan_preemption(index: Index, line: Line, job: Job, victims: Victims, barred: frozenset[int]) -> Plan | None:
+    """Return who has to leave so that the job fits, None when not even all who may would do."""
+    offers = _offers(index, line.fit, job, victims, barred)
+    chosen = _chosen(index, line.fit, offers)
+    if chosen is None:
+        return None
+    candidates = {victim.id: victim for offer in chosen for victim in offer.victims}
+    if len(candidates) > VICTIMS_MAX:
+        return None
+    among = {offer.row for offer in chosen}
+
+    def seats_without(some: list[Job]) -> Rows | None:
+        with _without(index, some) as room:
+            return rows_in(line.fit, room, among=among)
+
+    needed = sorted(candidates.values(), key=victims.cost)
+    if seats_without(needed) is None:
+        return None
+    for victim in sorted(needed, key=victims.cost, reverse=True):
+        rest = [other for other in needed if other is not victim]
+        if rest and seats_without(rest) is not None:
+            needed = rest
+    seats = seats_without(needed)
+    assert seats is not None, "whoever is needed is kept"
+    return Plan(seats, tuple(victim.id for victim in needed), len(candidates))
+
+
+def _offers(index: Index, fit: Fit, job: Job, victims: Victims, barred: frozenset[int]) -> list[_Offer]:
+    """Return what each promising node could hold, and at what cost."""
+    found: list[_Offer] = []
+    for row in _promising(index, fit, job, barred):
+        offer = _offer(index, fit, row, victims.on_row(row, job), victims)
+        if offer is not None:
+            found.append(offer)
+            if len(found) >= DOMAINS_MAX:
+                break
+    return found
+
+
+def _promising(index: Index, fit: Fit, job: Job, barred: frozenset[int]) -> list[int]:
+    """Return the rows that could hold members if everybody left who may, those that need least to leave first.
+
+    Whoever is protected is counted in: which of these rows really do is then seen one by one.
+    """
+    table = index.table
+    rows = np.arange(len(table))
+    room = table.later.copy()
+    reclaims = index.share(job.tenant).guaranteed is not None
+    for priority, held in index.held.items():
+        if reclaims or priority < job.priority:
+            held.add_to(room)
+    room[SHARE] = np.where(room[GPUS] > 0, WHOLE_MILLIS, room[SHARE])
+    holds = fit.members(room, rows)
+    if barred:
+        holds[list(barred)] = 0
+    if not could_hold_by(fit, holds):
+        return []
+    able = np.flatnonzero(holds >= fit.shape.gang_size)
+    if not len(able):
+        able = np.flatnonzero(holds >= 1)
+    later = table.later
+    order = np.lexsort((table.place[able], -later[CPU, able], -later[GPUS, able]))
+    return [int(row) for row in able[order][:LOOKED_AT_MAX]]
+
+
+def _offer(index: Index, fit: Fit, row: int, candidates: list[Job], victims: Victims) -> _Offer | None:
+    """Return the cheapest way in which the node holds as many members as it can; None where it holds none."""
+    size = fit.shape.gang_size
+    taken: list[Job] = []
+    members = _members_without(index, fit, row, taken)
+    for candidate in candidates:
+        if members >= size:
+            break
+        taken.append(candidate)
+        members = max(members, _members_without(index, fit, row, taken))
+    if members == 0:
+        return None
+    for victim in sorted(taken, key=victims.cost, reverse=True):
+        rest = [other for other in taken if other is not victim]
+        if _members_without(index, fit, row, rest) >= members:
+            taken = rest
+    return _Offer(row, members, tuple(taken), tuple(victims.cost(victim) for victim in taken))
+
+
+def _members_without(index: Index, fit: Fit, row: int, gone: list[Job]) -> int:
+    """Return how many members the row holds once these have left too."""
+    need = fit.shape.need
+    if need.gpu_millis or row in index.table.mixed:
+        with _without(index, gone) as room:
+            return int(fit.members(room, np.array([row], np.int64))[0])
+    cpu_millis, memory_mib, gpus, _ = index.table.later_on(row)
+    for job in gone:
+        held = index.state.floors[job.id]
+        for seat in index.seats_of(job.id):
+            if seat.row == row:
+                cpu_millis += held.cpu_millis
+                memory_mib += held.memory_mib
+                gpus += held.gpus
+    holds = fit.shape.gang_size
+    for amount, each in ((cpu_millis, need.cpu_millis), (memory_mib, need.memory_mib), (gpus, need.gpus)):
+        if each:
+            holds = min(holds, max(0, amount) // each)
+    return holds
+
+
+def _chosen(index: Index, fit: Fit, offers: list[_Offer]) -> list[_Offer] | None:
+    """Return the offers that together hold the gang, of the domain that is cheapest."""
+    size = fit.shape.gang_size
+    whole = [offer for offer in offers if offer.members >= size]
+    if whole:
+        return [min(whole, key=lambda offer: _price(index, [offer]))]
+    domains: dict[int, list[_Offer]] = {}
+    for offer in offers:
+        domains.setdefault(int(index.table.switch[offer.row]) if fit.shape.intensive else 0, []).append(offer)
+    best: list[_Offer] | None = None
+    for domain in domains.values():
+        taken: list[_Offer] = []
+        for offer in sorted(domain, key=lambda each: _price(index, [each])):
+            taken.append(offer)
+            if sum(each.members for each in taken) >= size:
+                if best is None or _price(index, taken) < _price(index, best):
+                    best = taken
+                break
+    return best
+
+
+def _price(index: Index, offers: list[_Offer]) -> tuple[int, int, int, str]:
+    """Return what the offers cost: the highest priority that leaves, what is lost, how many leave, and a name."""
+    costs = {cost.job: cost for offer in offers for cost in offer.costs}
+    highest = max((cost.priority for cost in costs.values()), default=-(1 << 62))
+    lost = sum(cost.lost_seconds for cost in costs.values())
+    return (highest, lost, len(costs), index.table.names[offers[0].row])
+
+
+def _later_without(index: Index, gone: list[Job]) -> Iterator[Ints]:
+    """Give the room that there will be once these have left too."""
+    table, floors = index.table, index.state.floors
+    seats = [(seat, floors[job.id]) for job in gone for seat in index.seats_of(job.id)]
+    for seat, need in seats:
+        table.leave(seat.row, need, seat.gpu_indices)
+    try:
+        yield table.later
+    finally:
+        for seat, need in seats:
+            table.stay(seat.row, need, seat.gpu_indices)
+
+
+_without = contextmanager(_later_without)

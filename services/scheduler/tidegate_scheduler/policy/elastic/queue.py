@@ -1,0 +1,198 @@
+"""Who is asked first: classes of priority, raised by waiting; within one the tenant that has least of its fair share.
+
+Jobs that are alike (of one tenant, priority and shape, with about as much work left) stand in one line, in the order of
+submission, so a pass looks at lines and not at jobs. Ageing raises a line by one class for every
+`ageing_seconds` that its first job has waited, without bound, so whatever is submitted later is overtaken some day.
+
+Fair share is weighted dominant-resource fairness (Ghodsi et al., "Dominant Resource Fairness", NSDI 2011): the tenant
+whose largest share of any resource, over its weight, is smallest. Shares are compared as exact fractions over one
+common denominator, never as floats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heappop, heappush, heapreplace
+from math import lcm
+
+import msgspec
+from sortedcontainers import SortedList
+from tidegate_events.resources import Resources
+
+from tidegate_scheduler.policy.elastic.shapes import Fit, Shape
+
+Amounts = tuple[int, int, int]
+"""CPU in thousandths, memory in MiB, GPUs in thousandths."""
+
+NONE: Amounts = (0, 0, 0)
+
+
+class LineKey(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
+    """What the jobs of one line share; `alone` names a job that differs from all others.
+
+    Where the first does not fit, the others do not: so jobs that end sooner, for which more room may do, and intensive
+    gangs that wait less for one node, stand in lines of their own.
+    """
+
+    tenant: str
+    priority: int
+    shape: Shape
+    work: int
+    alone: str = ""
+    limit_seconds: int | None = None
+    locality_wait_seconds: int = 0
+
+
+class Waiter(msgspec.Struct, frozen=True, gc=False, order=True):
+    """One job in a line: whoever was submitted first stands in front."""
+
+    submitted_seq: int
+    job: str
+    since_ns: int
+
+
+class Line:
+    """Jobs that are alike; `fit` is where they fit."""
+
+    def __init__(self, key: LineKey, fit: Fit) -> None:
+        self.key = key
+        self.fit = fit
+        self.waiters: SortedList[Waiter] = SortedList()
+
+    def level(self, position: int, now_ns: int, ageing_ns: int) -> int:
+        """Return the class of the job at a position: its priority, and one more for each period that it waited."""
+        first: Waiter = self.waiters[position]
+        return aged(self.key.priority, first.since_ns, now_ns, ageing_ns)
+
+
+class Share(msgspec.Struct):
+    """What a tenant holds, and what it is entitled to: `guaranteed` and `ceiling` are None where nothing is set."""
+
+    used: Amounts = NONE
+    weight: int = 1
+    guaranteed: Amounts | None = None
+    ceiling: Amounts | None = None
+    stopped: bool = False
+
+    def owed(self) -> bool:
+        """Say whether the tenant has less than it was guaranteed, of everything that it was guaranteed."""
+        if self.guaranteed is None:
+            return False
+        pairs = [(used, least) for used, least in zip(self.used, self.guaranteed, strict=True) if least]
+        return bool(pairs) and all(used < least for used, least in pairs)
+
+    def within(self, more: Amounts, bound: Amounts | None) -> bool:
+        """Say whether `more` still lies within the bound; an amount of 0 in a bound bounds nothing."""
+        if bound is None:
+            return True
+        return all(not most or used + add <= most for used, add, most in zip(self.used, more, bound, strict=True))
+
+
+def aged(priority: int, since_ns: int, now_ns: int, ageing_ns: int) -> int:
+    """Return the class of a job that waits since then."""
+    return priority + (max(0, now_ns - since_ns) // ageing_ns if ageing_ns else 0)
+
+
+def amounts(need: Resources, members: int = 1) -> Amounts:
+    """Return what so many members hold, as fair share counts it."""
+    return (
+        need.cpu_millis * members,
+        need.memory_mib * members,
+        (need.gpus * 1000 + need.gpu_millis) * members,
+    )
+
+
+def plus(one: Amounts, other: Amounts, sign: int = 1) -> Amounts:
+    """Return the sum, or with `sign` -1 the difference."""
+    return (one[0] + sign * other[0], one[1] + sign * other[1], one[2] + sign * other[2])
+
+
+class FairOrder:
+    """Compares tenants by their weighted dominant shares of `total`, exactly."""
+
+    def __init__(self, total: Amounts, weights: list[int]) -> None:
+        sizes = [each for each in total if each]
+        common = lcm(*sizes) if sizes else 1
+        self._scales = [common // each if each else 0 for each in total]
+        self._weights = lcm(*weights) if weights else 1
+
+    def of(self, share: Share) -> int:
+        """Return the share as an integer: smaller is further below its fair part."""
+        dominant = max(used * scale for used, scale in zip(share.used, self._scales, strict=True))
+        return dominant * (self._weights // share.weight)
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """The job that is asked next: the one at `position` in `line`, in this class of priority."""
+
+    line: Line
+    position: int
+    level: int
+
+    @property
+    def job(self) -> str:
+        """Return the job's id."""
+        waiter: Waiter = self.line.waiters[self.position]
+        return waiter.job
+
+
+class Turns:
+    """Gives jobs in the order in which they are asked, while shares change as they are placed.
+
+    Who takes a turn says what becomes of the line: `go_on` asks its next job when its turn comes; else it is over.
+    """
+
+    def __init__(self, shares: dict[str, Share], fair: FairOrder, now_ns: int, ageing_ns: int) -> None:
+        self._shares = shares
+        self._fair = fair
+        self._now_ns = now_ns
+        self._ageing_ns = ageing_ns
+        self._lines: dict[int, dict[str, list[tuple[int, int, str, int, Line]]]] = {}
+        self._tenants: dict[int, list[tuple[tuple[bool, int], str]]] = {}
+        self._levels: list[int] = []
+
+    def enter(self, line: Line, position: int = 0) -> None:
+        """Let the job at `position` of the line be asked when its turn comes; nothing happens beyond the last."""
+        if position >= len(line.waiters):
+            return
+        level, first, tenant = (
+            line.level(position, self._now_ns, self._ageing_ns),
+            line.waiters[position],
+            line.key.tenant,
+        )
+        if level not in self._lines:
+            self._lines[level], self._tenants[level] = {}, []
+            heappush(self._levels, -level)
+        heap = self._lines[level].get(tenant)
+        if heap is None:
+            heap = self._lines[level][tenant] = []
+            heappush(self._tenants[level], (self._standing(tenant), tenant))
+        heappush(heap, (line.key.work, first.submitted_seq, first.job, position, line))
+
+    def go_on(self, turn: Turn) -> None:
+        """Ask the line's next job too."""
+        self.enter(turn.line, turn.position + 1)
+
+    def __iter__(self) -> Iterator[Turn]:
+        """Yield turns until no line is left."""
+        while self._levels:
+            level = -self._levels[0]
+            tenants, lines = self._tenants[level], self._lines[level]
+            if not tenants:
+                heappop(self._levels)
+                del self._tenants[level], self._lines[level]
+                continue
+            standing, tenant = tenants[0]
+            if standing != (actual := self._standing(tenant)):
+                heapreplace(tenants, (actual, tenant))  # it was placed in another class since
+                continue
+            heap = lines[tenant]
+            _, _, _, position, line = heappop(heap)
+            if not heap:
+                heappop(tenants)
+                del lines[tenant]
+            yield Turn(line, position, level)
+
+    def _standing(self, tenant: str) -> tuple[bool, int]:
+        share = self._shares[tenant]
+        return (not share.owed(), self._fair.of(share))

@@ -1,0 +1,165 @@
+"""Why each waiting job waits: said once for a line of jobs that are alike, and for a job that differs from its line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping
+
+import numpy as np
+from tidegate_events.events import Reason
+
+from tidegate_scheduler.policy.elastic.fit import Rows, rows_in
+from tidegate_scheduler.policy.elastic.index import Index
+from tidegate_scheduler.policy.elastic.queue import Line, LineKey
+from tidegate_scheduler.policy.elastic.shapes import Fit
+from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY, SHARE, WHOLE_MILLIS, Ints, NodeTable
+from tidegate_scheduler.state import Job
+
+HELD = Reason(code="Held", detail="an operator holds it")
+
+
+class Waiting(MutableMapping[str, Reason]):
+    """The reasons of a pass by job, worked out when one is asked for: there are many more jobs than lines."""
+
+    def __init__(self, index: Index, now_ns: int) -> None:
+        self._index = index
+        self._now_ns = now_ns
+        self._jobs: dict[str, Reason] = {}
+        self._kept: dict[str, Rows] = {}
+        self._lines: dict[LineKey, Reason | None] = {}
+
+    def __setitem__(self, job: str, reason: Reason) -> None:
+        """Say why one job waits."""
+        self._jobs[job] = reason
+
+    def __delitem__(self, job: str) -> None:
+        """Take back what was said of one job."""
+        del self._jobs[job]
+
+    def for_room(self, job: Job, rows: Rows) -> None:
+        """Say that the job waits for room on the rows, which is kept for it."""
+        self._kept[job.id] = rows
+        self._jobs.pop(job.id, None)
+
+    def of_line(self, line: Line, reason: Reason | None) -> None:
+        """Say why all jobs of a line wait that have no reason of their own; None: what is short says so."""
+        self._lines[line.key] = reason
+
+    def over(self, earlier: Mapping[str, Reason]) -> Waiting:
+        """Return these reasons, and for lines and jobs that this pass did not reach those of the one before."""
+        both = Waiting(self._index, self._now_ns)
+        both._lines, both._jobs, both._kept = dict(self._lines), dict(self._jobs), dict(self._kept)
+        if isinstance(earlier, Waiting):
+            both._lines = earlier._lines | self._lines
+            both._jobs = {job: reason for job, reason in earlier._jobs.items() if self._still_waits(job)} | self._jobs
+            both._kept = {job: rows for job, rows in earlier._kept.items() if self._still_waits(job)} | self._kept
+        return both
+
+    def _still_waits(self, job: str) -> bool:
+        known = self._index.state.jobs.get(job)
+        return known is not None and known.waiting
+
+    def _reserved(self, job: str) -> Reason:
+        """Return why a job waits that room is kept for."""
+        fit = self._index.fit(self._index.line_key(self._index.state.jobs[job]).shape)
+        nodes = ", ".join(sorted({self._index.table.names[row] for row in self._kept[job]}))
+        numbers = shortage(self._index, fit, self._index.table.free).numbers
+        return Reason(code="Reserved", detail=f"waits for room on {nodes}", numbers=numbers)
+
+    def of(self, key: LineKey) -> Reason | None:
+        """Return why the jobs of a line wait that have no reason of their own; None: what is short says so.
+
+        Raises KeyError where no pass has said so.
+        """
+        return self._lines[key]
+
+    def only_short(self, key: LineKey) -> bool:
+        """Say whether what is short is all that the pass said of a line."""
+        return key in self._lines and self._lines[key] is None
+
+    def own(self, job: str) -> Reason | None:
+        """Return a reason that was said of this job alone, None where there is none."""
+        found = self._jobs.get(job)
+        return self._reserved(job) if found is None and job in self._kept else found
+
+    def _line_reason(self, key: LineKey) -> Reason:
+        reason = self._lines[key]
+        return reason if reason is not None else shortage(self._index, self._index.fit(key.shape))
+
+    def __getitem__(self, job: str) -> Reason:
+        """Return why the job waits. Raises KeyError where no pass has said so."""
+        waiting = self._index.state.jobs[job]
+        if not waiting.waiting:
+            raise KeyError(job)
+        if waiting.held:
+            return HELD
+        if waiting.not_before_ns > self._now_ns:
+            return Reason(code="BackOff", numbers={"wait_ms": (waiting.not_before_ns - self._now_ns) // 1_000_000})
+        found = self.own(job)
+        return found if found is not None else self._line_reason(self._index.line_key(waiting))
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the jobs that have a reason."""
+        return (job for job in self._index.state.jobs if job in self)
+
+    def __contains__(self, job: object) -> bool:
+        """Say whether the job has a reason."""
+        return isinstance(job, str) and job in self._index.state.jobs and self.get(job) is not None
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def shortage(index: Index, fit: Fit, room: Ints | None = None) -> Reason:
+    """Say what is short on the node that comes nearest, or that there would be room, but for those in front.
+
+    `room` is what the job may take; where it is not given, what may be taken at once beside all that is kept.
+    """
+    table, need = index.table, fit.shape.need
+    numbers = {"cpu_millis_needed": need.cpu_millis, "memory_mib_needed": need.memory_mib}
+    rows = np.flatnonzero(fit.suits(np.arange(len(table))))
+    if not len(rows):
+        return Reason(code="Resources", numbers=numbers)
+    room = table.now if room is None else room
+    best = _nearest(table, room, rows)
+    now = room[:, best].tolist()
+    numbers |= {"cpu_millis_free": max(0, now[CPU]), "memory_mib_free": max(0, now[MEMORY])}
+    if need.gpus:
+        numbers |= {"gpus_needed": need.gpus, "gpus_free": max(0, now[GPUS])}
+    if need.gpu_millis:
+        free_millis = WHOLE_MILLIS if now[GPUS] > 0 else max(0, now[SHARE])
+        numbers |= {"gpu_millis_needed": need.gpu_millis, "gpu_millis_free": free_millis}
+    free = rows_behind(index, fit, kept_rows(index))
+    if free is not None:
+        front = ", ".join(index.kept_on(free)) or "one that is being placed"
+        return Reason(code="Priority", detail=f"the room is kept for {front}", numbers=numbers)
+    return Reason(code=_SHORT[fit.shape.intensive], numbers=numbers)
+
+
+_SHORT = {True: "GangTopology", False: "Resources"}
+
+
+def short_code(index: Index, fit: Fit, kept: list[int]) -> str:
+    """Return the code of `shortage` alone, given the `kept_rows`."""
+    return _SHORT[fit.shape.intensive] if rows_behind(index, fit, kept) is None else "Priority"
+
+
+def _nearest(table: NodeTable, room: Ints, rows: Ints) -> int:
+    """Return the row that has most devices left, then most CPU, then most memory, then the first by name."""
+    for amount in (GPUS, CPU, MEMORY):
+        left = room[amount, rows]
+        rows = rows[left == left.max()]
+    return int(rows[table.place[rows].argmin()])
+
+
+def rows_behind(index: Index, fit: Fit, kept: list[int]) -> Rows | None:
+    """Return the rows on which the gang would fit but for what is kept, given that it does not fit beside that."""
+    if not kept:
+        return None
+    return rows_in(fit, index.table.free, among=kept if fit.shape.gang_size == 1 else None)
+
+
+def kept_rows(index: Index) -> list[int]:
+    """Return the rows on which more is free than may be taken."""
+    table = index.table
+    differs = table.free[:3, : len(table)] != table.now[:3, : len(table)]
+    return np.flatnonzero(differs.any(axis=0)).tolist()

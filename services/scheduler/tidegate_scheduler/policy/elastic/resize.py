@@ -1,0 +1,161 @@
+"""How each node's CPU is shared among those who are there and those who come; only nodes on which something changed.
+
+Who gets less comes first, then who is placed, then who gets more: wherever a full pass is cut off, what was decided
+fits. Who needs more than it has for its phase gets it at once; what is merely lent is handed out at most once in
+`lend_interval_seconds`, so that quotas do not flap. Jobs that are slower than they must be are lent to first.
+"""
+
+from __future__ import annotations
+
+from tidegate_events import events as e
+from tidegate_events.spec import DEFAULT_PHASE
+
+from tidegate_scheduler.draft import Draft
+from tidegate_scheduler.policy import sharing
+from tidegate_scheduler.policy.elastic import replicas
+from tidegate_scheduler.policy.elastic.entries import Seat
+from tidegate_scheduler.policy.elastic.trial import Trial
+from tidegate_scheduler.policy.parameters import SECOND_NS
+from tidegate_scheduler.state import LEAVING_STAGES, Job, Member
+
+Placements = list[tuple[Job, tuple[Seat, ...]]]
+_Shares = dict[tuple[str, int], tuple[e.Quota, ...]]
+_Change = tuple[Job, Member, tuple[e.Quota, ...]]
+
+
+def resize(draft: Draft, trial: Trial, placements: Placements) -> None:
+    """Decide the placements with their quotas, and what changes for those who are there."""
+    shares: _Shares = {}
+    less: list[_Change] = []
+    more: list[_Change] = []
+    coming = _coming(placements)
+    index, tried = trial.index, trial.changed()
+    for row in sorted(index.unshared.keys() | tried, key=index.table.names.__getitem__):
+        new = coming.get(row, [])
+        if not index.elastic_on(row) and not any(index.elastic(job.id) for job, _ in new):
+            # Nobody here can have more or less than it was placed with.
+            shares |= {(job.id, rank): sharing.fixed(draft.state.specs[job.id]) for job, rank in new}
+            index.unshared.pop(row, None)
+            continue
+        there = _members(trial, row)
+        found = _shared(draft, trial, row, there, new)
+        shares |= found
+        changes = [
+            (job, member, quotas) for job, member in there if (quotas := found[job.id, member.rank]) != member.quotas
+        ]
+        if not _awaits_memory(draft, trial, row) and not changes and row not in tried:
+            index.unshared.pop(row, None)
+        for change in changes:
+            _sort(draft, change, less, more)
+    for change in less:
+        if draft.full:
+            return
+        _add_quota(draft, change)
+    for job, seats in placements:
+        if draft.full:
+            return
+        _add_placement(draft, trial, (job, seats), shares)
+    for change in more:
+        if draft.full:
+            return
+        _add_quota(draft, change)
+
+
+def _coming(placements: Placements) -> dict[int, list[tuple[Job, int]]]:
+    """Return who comes to which row."""
+    coming: dict[int, list[tuple[Job, int]]] = {}
+    for job, seats in placements:
+        for rank, seat in enumerate(seats):
+            coming.setdefault(seat.row, []).append((job, rank))
+    return coming
+
+
+def _awaits_memory(draft: Draft, trial: Trial, row: int) -> bool:
+    """Say whether memory comes back to the row, with which more simulators may be added then."""
+    back_ns = replicas.returning(trial.index, row, draft.now_ns)[1]
+    if back_ns:
+        draft.wake_by(back_ns)
+    return bool(back_ns)
+
+
+def _members(trial: Trial, row: int) -> list[tuple[Job, Member]]:
+    """Return who holds room on the row, in the order of their submission."""
+    index, name = trial.index, trial.index.table.names[row]
+    jobs = sorted(
+        (index.state.jobs[each] for each in index.on_row.get(row, ())), key=lambda job: (job.submitted_seq, job.id)
+    )
+    return [(job, member) for job in jobs for member in job.members if member.active and member.node == name]
+
+
+def _shared(
+    draft: Draft, trial: Trial, row: int, there: list[tuple[Job, Member]], coming: list[tuple[Job, int]]
+) -> _Shares:
+    state, capacity_millis = draft.state, trial.index.table.kinds[row].cpu_millis
+    room = replicas.room_on(trial, row)
+    members = [
+        sharing.Seated(
+            job.id,
+            member.rank,
+            member.phase,
+            _order(job),
+            member.quotas if _leaves(draft, job) else None,
+            replicas.kept(state.specs[job.id], member, room),
+        )
+        for job, member in sorted(there, key=lambda each: (not _leaves(draft, each[0]), _order(each[0]), each[1].rank))
+    ]
+    members += [sharing.Seated(job.id, rank, DEFAULT_PHASE, _order(job)) for job, rank in coming]
+    room.memory_mib = replicas.unused_mib(trial, row, draft.now_ns)
+    return replicas.grown(state, room, capacity_millis, members, sharing.share(state, capacity_millis, members))
+
+
+def _leaves(draft: Draft, job: Job) -> bool:
+    return job.stage in LEAVING_STAGES or job.id in draft.leaving
+
+
+def _order(job: Job) -> tuple[int, int, int, str]:
+    """Return in which order jobs are lent to."""
+    return (0 if job.slow else 1, -job.priority, job.submitted_seq, job.id)
+
+
+def _sort(draft: Draft, change: _Change, less: list[_Change], more: list[_Change]) -> None:
+    """Put a change where it belongs, unless it would lend again too soon: then it waits."""
+    job, member, quotas = change
+    spec = draft.state.specs[job.id]
+    has = sharing.quota_millis(spec, member.quotas)
+    if sharing.quota_millis(spec, quotas) <= has:
+        less.append(change)
+        return
+    due_ns = member.resized_ns + draft.parameters.lend_interval_seconds * SECOND_NS
+    if member.resized_ns and draft.now_ns < due_ns and not _in_need(draft, job, member):
+        draft.wake_by(due_ns)
+        return
+    more.append(change)
+
+
+def _in_need(draft: Draft, job: Job, member: Member) -> bool:
+    """Say whether a component has less than its phase is guaranteed."""
+    had = {quota.component: quota.cpu_millis for quota in member.quotas}
+    components = draft.state.specs[job.id].components
+    return any(had.get(each.name, 0) < each.range_in(member.phase).minimum.cpu_millis for each in components)
+
+
+def _add_quota(draft: Draft, change: _Change) -> None:
+    job, member, quotas = change
+    why = replicas.reasons(draft.state.specs[job.id], member.quotas, quotas)
+    draft.add(e.QuotaChanged, job, *why, attempt=job.attempt, rank=member.rank, quotas=quotas)
+
+
+def _add_placement(draft: Draft, trial: Trial, placement: tuple[Job, tuple[Seat, ...]], shares: _Shares) -> None:
+    (job, seats), names = placement, trial.index.table.names
+    members = tuple(
+        e.MemberPlacement(
+            rank=rank,
+            node=names[seat.row],
+            incarnation=draft.state.nodes[names[seat.row]].incarnation,
+            quotas=shares[job.id, rank],
+            gpu_indices=seat.gpu_indices,
+        )
+        for rank, seat in enumerate(seats)
+    )
+    reason = e.Reason(code="Fits", detail=f"first in line on {', '.join(sorted({names[seat.row] for seat in seats}))}")
+    draft.add(e.JobPlaced, job, reason, attempt=job.attempt + 1, members=members, resume=job.newest_checkpoint)

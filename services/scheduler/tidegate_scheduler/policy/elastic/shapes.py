@@ -1,0 +1,222 @@
+"""Jobs that are alike to every node, and where one of them fits: worked out once, then only for rows that changed."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+from tidegate_events.resources import GpuDevice, Resources
+
+from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY, SHARE, Flags, Ints, Kind, NodeTable, accepts
+
+NOWHERE = np.iinfo(np.int64).max
+PLACE_BITS, CPU_BITS, GPU_BITS = 20, 24, 12
+"""A score packs, from the highest bits down: whether a whole device is broken up, devices left, CPU left, place."""
+
+ROWS_LOOKED_AT_MAX = 2048
+ROWS_ONE_BY_ONE_MAX = 24
+"""When more rows changed, they are scored at once: that is cheaper then."""
+
+
+class Shape(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
+    """All that decides where a job fits; jobs of one shape are alike to the nodes."""
+
+    isolation: str
+    image: str
+    need: Resources
+    gang_size: int
+    intensive: bool = False
+    gpu_models: tuple[str, ...] = ()
+    cpu_model: str = ""
+
+
+class Fit:
+    """One shape against the table: which nodes suit it, and how tightly one member fits on each now."""
+
+    def __init__(self, shape: Shape, table: NodeTable) -> None:
+        self.shape = shape
+        self.table = table
+        self._score: Ints = np.zeros(0, np.int64)
+        self._seen = -1
+        self._holds_of: Ints = np.zeros(0, np.int64)
+        self._held_at = -1
+        self._renamed_held = -1
+        self._renamed = -1
+        self._kinds: list[int] = []
+        self._kind_holds: Ints = np.zeros(0, np.int64)
+        self._nowhere_at = -1
+        self.holds_gang: dict[bool, tuple[int, bool]] = {}
+        """Whether the gang would fit on empty nodes (those that are open: True, or all), and which nodes that was."""
+
+    # ---- what nodes of a kind can hold when empty ----
+
+    def holds_empty(self) -> Ints:
+        """Return, for every row, how many members it could hold when nothing ran there."""
+        return self._holds(np.arange(len(self.table)))
+
+    def suits(self, rows: Ints) -> Flags:
+        """Return which of the rows are open and could hold a member when empty."""
+        return (self._holds(rows) > 0) & self.table.open[rows]
+
+    def _holds(self, rows: Ints) -> Ints:
+        if len(self._kinds) < self.table.kind_count:
+            self._learn_kinds()
+        return self._kind_holds[self.table.kind[rows]]
+
+    def _learn_kinds(self) -> None:
+        self._kinds += [_holds_of_kind(self.shape, kind) for kind in self.table.kind_list()[len(self._kinds) :]]
+        self._kind_holds = np.array(self._kinds, np.int64)
+
+    # ---- how one more member fits now ----
+
+    def nowhere(self) -> bool:
+        """Say whether one member fits on no row now, where that is known from before and from few changed rows."""
+        table = self.table
+        if self._nowhere_at < table.trimmed or self._renamed != table.renamed:
+            return False
+        changed = table.changed[self._nowhere_at - table.trimmed :]
+        if len(changed) > ROWS_LOOKED_AT_MAX or any(self._score_of(row) != NOWHERE for row in self._roomy(changed)):
+            return False
+        self._nowhere_at = table.position
+        return True
+
+    def _roomy(self, rows: list[int]) -> list[int]:
+        """Return those of the rows, each once, on which there is enough of each amount."""
+        if not rows:
+            return []
+        need, among = self.shape.need, np.array(rows, np.int64)
+        now = self.table.now[:, among]
+        enough = (now[GPUS] >= need.gpus) & (now[CPU] >= need.cpu_millis) & (now[MEMORY] >= need.memory_mib)
+        return sorted(set(among[enough].tolist())) if enough.any() else []
+
+    def found_nowhere(self) -> None:
+        """Remember that one member fits on no row of the table as it is."""
+        self._nowhere_at = self.table.position
+
+    def _score_of(self, row: int) -> int:
+        """Return what `_scored` does, for one row: most changes are of few."""
+        table, need = self.table, self.shape.need
+        cpu_millis, memory_mib, gpus, share = table.now_on(row)
+        cpu_left, gpus_left, broken = cpu_millis - need.cpu_millis, gpus - need.gpus, 0
+        if cpu_left < 0 or memory_mib < need.memory_mib or gpus_left < 0:
+            return NOWHERE
+        if not table.is_open[row] or self._holds_kind(table.kind_on(row)) <= 0:
+            return NOWHERE
+        if need.gpu_millis and share < need.gpu_millis:
+            if gpus_left < 1:
+                return NOWHERE
+            broken = 1
+        if row in table.mixed and (need.gpus or need.gpu_millis) and self._mixed_members(row, table.now) <= 0:
+            return NOWHERE
+        packed = (broken << GPU_BITS) | min(gpus_left, (1 << GPU_BITS) - 1)
+        packed = (packed << CPU_BITS) | min(cpu_left, (1 << CPU_BITS) - 1)
+        return (packed << PLACE_BITS) | int(table.place[row])
+
+    def _holds_kind(self, kind: int) -> int:
+        if kind >= len(self._kinds):
+            self._learn_kinds()
+        return self._kinds[kind]
+
+    def score(self) -> Ints:
+        """Return how tightly one member fits on each row now, smaller is tighter; NOWHERE where it does not."""
+        table = self.table
+        fresh = self._seen >= table.trimmed and self._renamed == table.renamed
+        changed = set(table.changed[self._seen - table.trimmed :]) if fresh else set()
+        if not fresh:
+            self._score = self._scored(np.arange(len(table)))
+        elif len(changed) > ROWS_ONE_BY_ONE_MAX:
+            rows = np.fromiter(changed, np.int64, len(changed))
+            self._score[rows] = self._scored(rows)
+        else:
+            for row in changed:
+                self._score[row] = self._score_of(row)
+        self._seen, self._renamed = table.position, table.renamed
+        return self._score
+
+    def holds_now(self) -> Ints:
+        """Return how many members may be placed on each row now; to be looked at only."""
+        table = self.table
+        fresh = self._held_at >= table.trimmed and self._renamed_held == table.renamed
+        changed = set(table.changed[self._held_at - table.trimmed :]) if fresh else set()
+        if not fresh:
+            self._holds_of = self.members(table.now, np.arange(len(table)))
+        elif changed:
+            rows = np.fromiter(changed, np.int64, len(changed))
+            self._holds_of[rows] = self.members(table.now, rows)
+        self._held_at, self._renamed_held = table.position, table.renamed
+        return self._holds_of
+
+    def members(self, room: Ints, rows: Ints) -> Ints:
+        """Return how many members fit into `room` (as the table's amounts) on each of the rows."""
+        need = self.shape.need
+        count = np.full(len(rows), self.shape.gang_size, np.int64)
+        for amount, each in ((CPU, need.cpu_millis), (MEMORY, need.memory_mib), (GPUS, need.gpus)):
+            if each:
+                count = np.minimum(count, np.maximum(room[amount, rows], 0) // each)
+        if need.gpu_millis:
+            parts = room[SHARE, rows] // need.gpu_millis
+            count = np.minimum(count, parts + np.maximum(room[GPUS, rows], 0) * (1000 // need.gpu_millis))
+        count[~self.suits(rows)] = 0
+        for position in self._mixed_among(rows):
+            if count[position]:
+                count[position] = min(count[position], self._mixed_members(int(rows[position]), room))
+        return count
+
+    def _scored(self, rows: Ints) -> Ints:
+        table, need = self.table, self.shape.need
+        room = table.now
+        cpu_left = room[CPU, rows] - need.cpu_millis
+        gpus_left = room[GPUS, rows] - need.gpus
+        fits = (cpu_left >= 0) & (room[MEMORY, rows] >= need.memory_mib) & (gpus_left >= 0)
+        fits &= self.suits(rows)
+        broken = np.zeros(len(rows), np.int64)
+        if need.gpu_millis:
+            broken = (room[SHARE, rows] < need.gpu_millis).astype(np.int64)
+            fits &= (broken == 0) | (gpus_left >= 1)
+        for position in self._mixed_among(rows):
+            if fits[position]:
+                fits[position] = self._mixed_members(int(rows[position]), room) > 0
+        packed = (broken << GPU_BITS) | np.minimum(np.maximum(gpus_left, 0), (1 << GPU_BITS) - 1)
+        packed = (packed << CPU_BITS) | np.minimum(np.maximum(cpu_left, 0), (1 << CPU_BITS) - 1)
+        packed = (packed << PLACE_BITS) | table.place[rows]
+        return np.where(fits, packed, NOWHERE)
+
+    def _mixed_among(self, rows: Ints) -> list[int]:
+        """Return the positions in `rows` of nodes whose devices differ, where devices matter."""
+        need = self.shape.need
+        if not self.table.mixed or not (need.gpus or need.gpu_millis):
+            return []
+        return [int(position) for position in np.flatnonzero(np.isin(rows, list(self.table.mixed)))]
+
+    def _mixed_members(self, row: int, room: Ints) -> int:
+        """Return how many members find devices they accept on a node whose devices differ."""
+        need, devices = self.shape.need, self.table.devices[row]
+        whole = min(len(devices.fitting(need, self.shape.gpu_models)), max(0, int(room[GPUS, row])))
+        if need.gpus:
+            return whole // need.gpus
+        parts = sum(
+            (1000 - used) // need.gpu_millis
+            for index, used in devices.used_millis.items()
+            if index in devices.all and accepts(devices.all[index], need, self.shape.gpu_models)
+        )
+        return parts + whole * (1000 // need.gpu_millis)
+
+
+def _holds_of_kind(shape: Shape, kind: Kind) -> int:
+    """Return how many members an empty node of the kind holds; more than the gang has is not counted."""
+    need = shape.need
+    known = {name for name, _ in kind.images} | {digest for _, digest in kind.images}
+    if shape.isolation not in kind.levels or shape.image not in known:
+        return 0
+    if shape.cpu_model and kind.cpu_model != shape.cpu_model:
+        return 0
+    fits = [shape.gang_size]
+    if need.cpu_millis:
+        fits.append(kind.cpu_millis // need.cpu_millis)
+    if need.memory_mib:
+        fits.append(kind.memory_mib // need.memory_mib)
+    if need.gpus or need.gpu_millis:
+        accepted = sum(
+            accepts(GpuDevice(0, "", model, memory_mib), need, shape.gpu_models) for model, memory_mib in kind.devices
+        )
+        fits.append(accepted // need.gpus if need.gpus else accepted * (1000 // need.gpu_millis))
+    return max(0, min(fits))

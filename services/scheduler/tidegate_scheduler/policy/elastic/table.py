@@ -1,0 +1,290 @@
+"""The room of every node as numpy columns: what is free, what will be, and what may be taken at once.
+
+`free` is what nobody holds. `later` is what will be free when all who are leaving have left, less what is promised: so
+room that is being left is counted once, and for whom it was freed. What may be taken now is the smaller of the two.
+
+Rows are numbered in the order in which nodes became known, which no decision may depend on: ties are broken by `place`,
+the position of the node's name among all names.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from tidegate_events.resources import GpuDevice, Resources
+
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+CPU, MEMORY, GPUS, SHARE = 0, 1, 2, 3
+"""Rows of the amounts. SHARE is the largest part of one device, in thousandths, that is free beside others' parts."""
+
+WHOLE_MILLIS = 1000
+ROWS_FIRST = 64
+LOG_ROWS_MAX = 1 << 17
+
+
+class Kind(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
+    """All of a node that decides whether a job could ever run there; nodes of one kind are alike to every job."""
+
+    cpu_millis: int
+    memory_mib: int
+    levels: tuple[str, ...]
+    images: tuple[tuple[str, str], ...]
+    devices: tuple[tuple[str, int], ...]
+    cpu_model: str
+
+
+class Devices(msgspec.Struct):
+    """One node's devices: those that are wholly free, smallest first, and what is used of the others.
+
+    `staying_millis` is what is used without those who are leaving, `promised` the number that is kept for somebody, and
+    `missing` the number that members hold and the node has no more. `parted`: a part of one was given away before.
+    """
+
+    all: dict[int, GpuDevice]
+    free: list[GpuDevice]
+    used_millis: dict[int, int] = {}
+    staying_millis: dict[int, int] = {}
+    promised: int = 0
+    missing: int = 0
+    parted: bool = False
+
+    def fitting(self, need: Resources, models: tuple[str, ...]) -> list[GpuDevice]:
+        """Return the wholly free devices that a member with `need` may have, those that waste least first."""
+        return [gpu for gpu in self.free if accepts(gpu, need, models)]
+
+
+def accepts(gpu: GpuDevice, need: Resources, models: tuple[str, ...]) -> bool:
+    """Say whether the device is one that the job may have."""
+    return gpu.memory_mib >= need.gpu_memory_mib and (not models or gpu.model in models)
+
+
+class NodeTable:
+    """Columns over nodes; `changed` is the log of rows whose room changed, for those who keep what they worked out."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.rows: dict[str, int] = {}
+        self.devices: list[Devices] = []
+        self.kinds: list[Kind] = []
+        self.changed: list[int] = []
+        self.trimmed = 0
+        self.renamed = 0
+        self.nodes_changed = 0
+        self.mixed: dict[int, None] = {}
+        self.free: Ints = np.zeros((4, ROWS_FIRST), np.int64)
+        self.later: Ints = np.zeros((4, ROWS_FIRST), np.int64)
+        self.now: Ints = np.zeros((4, ROWS_FIRST), np.int64)
+        self._free: list[list[int]] = []  # the same amounts as Python's integers: most changes are of one row
+        self._later: list[list[int]] = []
+        self._now: list[list[int]] = []
+        self._kind: list[int] = []
+        self.is_open: list[bool] = []
+        self.open: Flags = np.zeros(ROWS_FIRST, np.bool_)
+        self.kind: Ints = np.zeros(ROWS_FIRST, np.int64)
+        self.switch: Ints = np.zeros(ROWS_FIRST, np.int64)
+        self.place: Ints = np.zeros(ROWS_FIRST, np.int64)
+        self.switches: list[str] = []
+        self._kind_ids: dict[Kind, int] = {}
+        self._switch_ids: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def position(self) -> int:
+        """Return the end of the log of changes, as a number that only grows."""
+        return self.trimmed + len(self.changed)
+
+    # ---- nodes ----
+
+    def put(self, name: str, kind: Kind, gpus: tuple[GpuDevice, ...], *, switch: str, is_open: bool) -> int:
+        """Enter a node, or what became of it, as if nothing ran there; return its row."""
+        row = self.rows.get(name)
+        if row is None:
+            row = self._append(name)
+        devices = sorted(gpus, key=lambda gpu: (gpu.memory_mib, gpu.index))
+        self.devices[row] = Devices({gpu.index: gpu for gpu in gpus}, devices)
+        if len(set(kind.devices)) > 1:
+            self.mixed[row] = None
+        else:
+            self.mixed.pop(row, None)
+        self.kinds[row] = kind
+        self.kind[row] = self._kind[row] = self._kind_ids.setdefault(kind, len(self._kind_ids))
+        domain = switch or f"node {name}"  # a node that names no switch is below one of its own
+        if domain not in self._switch_ids:
+            self._switch_ids[domain] = len(self.switches)
+            self.switches.append(domain)
+        self.switch[row] = self._switch_ids[domain]
+        self.open[row] = self.is_open[row] = is_open
+        for amounts in (self._free, self._later):
+            amounts[row] = [kind.cpu_millis, kind.memory_mib, len(gpus), 0]
+        self.nodes_changed += 1
+        self.settle(row)
+        return row
+
+    @property
+    def kind_count(self) -> int:
+        """Return how many kinds of nodes were ever known."""
+        return len(self._kind_ids)
+
+    def kind_list(self) -> list[Kind]:
+        """Return the kinds by their numbers in the column `kind`."""
+        return list(self._kind_ids)
+
+    def rank_names(self) -> None:
+        """Work out `place` anew, after new nodes became known."""
+        count = len(self.names)
+        self.place[np.array(sorted(range(count), key=self.names.__getitem__), np.int64)] = np.arange(count)
+
+    def _append(self, name: str) -> int:
+        row = len(self.names)
+        if row == len(self.open):
+            for each in ("free", "later", "now"):
+                column = getattr(self, each)
+                setattr(self, each, np.concatenate([column, np.zeros_like(column)], axis=1))
+            for each in ("open", "kind", "switch", "place"):
+                column = getattr(self, each)
+                setattr(self, each, np.concatenate([column, np.zeros_like(column)]))
+        self.names.append(name)
+        self.rows[name] = row
+        self.devices.append(Devices({}, []))
+        self.kinds.append(Kind(0, 0, (), (), (), ""))
+        self._free.append([0, 0, 0, 0])
+        self._later.append([0, 0, 0, 0])
+        self._now.append([0, 0, 0, 0])
+        self._kind.append(0)
+        self.is_open.append(False)
+        self.renamed += 1
+        return row
+
+    # ---- room ----
+
+    def occupy(self, row: int, need: Resources, indices: tuple[int, ...], *, leaving: bool = False) -> None:
+        """Let a member hold room; that of one who is `leaving` will be free."""
+        self._move(row, need, indices, -1)
+        if not leaving:
+            self._stay(row, need, indices, -1)
+        self.settle(row)
+
+    def vacate(self, row: int, need: Resources, indices: tuple[int, ...], *, leaving: bool = False) -> None:
+        """Take back what `occupy` did with the same arguments."""
+        self._move(row, need, indices, 1)
+        if not leaving:
+            self._stay(row, need, indices, 1)
+        self.settle(row)
+
+    def leave(self, row: int, need: Resources, indices: tuple[int, ...]) -> None:
+        """Count the room of a member that stayed until now as free later."""
+        self._stay(row, need, indices, 1)
+        self.settle(row)
+
+    def stay(self, row: int, need: Resources, indices: tuple[int, ...]) -> None:
+        """Take back what `leave` did."""
+        self._stay(row, need, indices, -1)
+        self.settle(row)
+
+    def promise(self, row: int, need: Resources) -> None:
+        """Keep room for one member from all others.
+
+        A promised part of a device keeps a whole one: which part will be free is not known before.
+        """
+        self._promise(row, need, 1)
+
+    def release(self, row: int, need: Resources) -> None:
+        """Take back what `promise` did."""
+        self._promise(row, need, -1)
+
+    def take(self, row: int, need: Resources, models: tuple[str, ...]) -> tuple[int, ...]:
+        """Return the devices that one more member gets, those that waste least; `occupy` takes them."""
+        devices = self.devices[row]
+        if need.gpu_millis:
+            parts = [
+                (WHOLE_MILLIS - used, index)
+                for index, used in devices.used_millis.items()
+                if index in devices.all
+                and WHOLE_MILLIS - used >= need.gpu_millis
+                and accepts(devices.all[index], need, models)
+            ]
+            return (min(parts)[1],) if parts else (devices.fitting(need, models)[0].index,)
+        return tuple(gpu.index for gpu in devices.fitting(need, models)[: need.gpus]) if need.gpus else ()
+
+    def overfull(self, row: int) -> bool:
+        """Say whether members hold more than there is: the node came back smaller."""
+        return self._free[row][CPU] < 0 or self._free[row][MEMORY] < 0 or self.devices[row].missing > 0
+
+    def now_on(self, row: int) -> list[int]:
+        """Return the amounts that may be taken on one row."""
+        return self._now[row]
+
+    def kind_on(self, row: int) -> int:
+        """Return the number of one row's kind."""
+        return self._kind[row]
+
+    def free_on(self, row: int) -> list[int]:
+        """Return the amounts that nobody holds on one row."""
+        return self._free[row]
+
+    def later_on(self, row: int) -> list[int]:
+        """Return the amounts that will be free on one row."""
+        return self._later[row]
+
+    def settle(self, row: int) -> None:
+        """Bring what follows from a row's room up to date, and log that it changed."""
+        devices, free, later = self.devices[row], self._free[row], self._later[row]
+        free[GPUS] = len(devices.free)
+        later[GPUS] = len(devices.all) - len(devices.staying_millis) - devices.promised
+        if devices.parted:
+            parts = (WHOLE_MILLIS - used for used in devices.used_millis.values())
+            free[SHARE] = later[SHARE] = max(parts, default=0)
+        now = [mine if mine < other else other for mine, other in zip(free, later, strict=True)]
+        self.free[:, row] = free
+        self.later[:, row] = later
+        self.now[:, row] = self._now[row] = now
+        if len(self.changed) >= LOG_ROWS_MAX:
+            self.trimmed += len(self.changed)
+            self.changed.clear()
+        self.changed.append(row)
+
+    def _move(self, row: int, need: Resources, indices: tuple[int, ...], sign: int) -> None:
+        free = self._free[row]
+        free[CPU] += sign * need.cpu_millis
+        free[MEMORY] += sign * need.memory_mib
+        if indices:
+            devices = self.devices[row]
+            devices.parted = devices.parted or bool(need.gpu_millis)
+            devices.missing -= sign * sum(index not in devices.all for index in indices)
+            _use(devices.used_millis, devices, need, indices, -sign)
+            devices.free = sorted(
+                (gpu for index, gpu in devices.all.items() if index not in devices.used_millis),
+                key=lambda gpu: (gpu.memory_mib, gpu.index),
+            )
+
+    def _stay(self, row: int, need: Resources, indices: tuple[int, ...], sign: int) -> None:
+        later = self._later[row]
+        later[CPU] += sign * need.cpu_millis
+        later[MEMORY] += sign * need.memory_mib
+        if indices:
+            devices = self.devices[row]
+            _use(devices.staying_millis, devices, need, indices, -sign)
+
+    def _promise(self, row: int, need: Resources, sign: int) -> None:
+        later = self._later[row]
+        later[CPU] -= sign * need.cpu_millis
+        later[MEMORY] -= sign * need.memory_mib
+        self.devices[row].promised += sign * (need.gpus or (1 if need.gpu_millis else 0))
+        self.settle(row)
+
+
+def _use(used: dict[int, int], devices: Devices, need: Resources, indices: tuple[int, ...], sign: int) -> None:
+    """Add to what is used of each device, or take it away; one that the node has no more is not counted."""
+    millis = WHOLE_MILLIS if need.gpus else need.gpu_millis
+    for index in indices:
+        if index in devices.all:
+            left = used.get(index, 0) + sign * millis
+            if left > 0:
+                used[index] = left
+            else:
+                used.pop(index, None)

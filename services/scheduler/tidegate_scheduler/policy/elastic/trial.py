@@ -1,0 +1,118 @@
+"""What a pass tries on the tables, so that each of its decisions sees the earlier ones; taken back at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tidegate_events.resources import Resources
+
+from tidegate_scheduler.policy.elastic.entries import Seat
+from tidegate_scheduler.policy.elastic.index import Index
+from tidegate_scheduler.policy.elastic.queue import amounts, plus
+from tidegate_scheduler.state import Job
+
+
+class Trial:
+    """Changes of one pass to an index; `undo` takes all of them back, the last one first."""
+
+    def __init__(self, index: Index) -> None:
+        self.index = index
+        self.touched: dict[int, None] = {}
+        self._undo: list[Callable[[], None]] = []
+        self.asked: set[str] = set()
+        self.left: set[int] = set(index.left)
+        """The rows that somebody leaves."""
+
+        self.awaited_mib: dict[int, int] = {}
+        """By row the memory that simulators shall give back to jobs which would be placed there but for that."""
+
+        self.promises: dict[str, tuple[int, ...]] = {}
+        """The rows of the room that is promised, one for each member, by job."""
+
+        for name in index.reserving:
+            job = index.state.jobs[name]
+            rows = index.table.rows
+            self.promises[name] = tuple(rows[node] for node in job.reserved_nodes if node in rows)
+        self._promised = dict(self.promises)
+
+    def undo(self) -> None:
+        """Take everything back."""
+        while self._undo:
+            self._undo.pop()()
+
+    def place(self, job: Job, seats: tuple[Seat, ...]) -> None:
+        """Let the members of the job have their seats."""
+        need = self.index.state.floors[job.id]
+        for seat in seats:
+            self._occupy(seat, need)
+            self.touched[seat.row] = None
+        share = self.index.share(job.tenant)
+        used = share.used
+        share.used = plus(used, amounts(need, len(seats)))
+        self._undo.append(lambda: setattr(share, "used", used))
+
+    def _occupy(self, seat: Seat, need: Resources) -> None:
+        table = self.index.table
+        table.occupy(seat.row, need, seat.gpu_indices)
+        self._undo.append(lambda: table.vacate(seat.row, need, seat.gpu_indices))
+
+    def ask_to_leave(self, job: Job) -> None:
+        """Count the room of the job as free later, once."""
+        if job.id in self.asked or self.index.leaving(job.id):
+            return
+        self.asked.add(job.id)
+        need = self.index.state.floors[job.id]
+        for seat in self.index.seats_of(job.id):
+            self._let_leave(seat.row, need, seat.gpu_indices)
+            self.left.add(seat.row)
+            self.touched[seat.row] = None
+
+    def _let_leave(self, row: int, need: Resources, indices: tuple[int, ...]) -> None:
+        table = self.index.table
+        table.leave(row, need, indices)
+        self._undo.append(lambda: table.stay(row, need, indices))
+
+    # ---- promises ----
+
+    def promise(self, job: Job, rows: tuple[int, ...]) -> None:
+        """Promise the job room for one member on each of the rows."""
+        need = self.index.state.floors[job.id]
+        for row in rows:
+            self._keep(row, need)
+        self._remember(job.id, rows)
+
+    def withdraw(self, job: Job) -> tuple[int, ...]:
+        """Promise the job nothing more; return the rows of what was promised."""
+        need, rows = self.index.state.floors[job.id], self.promises.get(job.id, ())
+        for row in rows:
+            self._release(row, need)
+        self._remember(job.id, ())
+        return rows
+
+    def promised(self) -> list[Job]:
+        """Return the jobs that room is promised to, in a total order."""
+        jobs = [self.index.state.jobs[name] for name in self.promises]
+        return sorted(jobs, key=lambda job: (job.submitted_seq, job.id))
+
+    def changed(self) -> set[int]:
+        """Return the rows on which this pass changed who is there or what is promised."""
+        rows = set(self.touched) | self.awaited_mib.keys()
+        for job in self.promises.keys() | self._promised.keys():
+            now, before = self.promises.get(job, ()), self._promised.get(job, ())
+            if now != before:
+                rows.update(now, before)
+        return rows
+
+    def _remember(self, job: str, rows: tuple[int, ...]) -> None:
+        if rows:
+            self.promises[job] = rows
+        else:
+            self.promises.pop(job, None)
+
+    def _keep(self, row: int, need: Resources) -> None:
+        self.index.table.promise(row, need)
+        self._undo.append(lambda: self.index.table.release(row, need))
+
+    def _release(self, row: int, need: Resources) -> None:
+        self.index.table.release(row, need)
+        self._undo.append(lambda: self.index.table.promise(row, need))

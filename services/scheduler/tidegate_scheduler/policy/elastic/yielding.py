@@ -1,0 +1,97 @@
+"""Whose room a job may have that is kept for others: of those below it, of those whose room comes free only later, and
+of those whose turn comes after its own."""
+
+from __future__ import annotations
+
+from tidegate_scheduler.draft import Draft
+from tidegate_scheduler.policy.elastic.fit import Rows
+from tidegate_scheduler.policy.elastic.queue import Turn, aged, amounts
+from tidegate_scheduler.policy.elastic.reserve import NEVER
+from tidegate_scheduler.policy.elastic.trial import Trial
+from tidegate_scheduler.policy.parameters import SECOND_NS
+from tidegate_scheduler.state import Job, State
+
+
+class Yielding:
+    """Judges what is promised in one pass; `asked` are the jobs whose turn has come."""
+
+    def __init__(self, draft: Draft, trial: Trial) -> None:
+        self._draft = draft
+        self._trial = trial
+        self.asked: set[str] = set()
+
+    def to(self, job: Job, turn: Turn, reserved: Rows) -> list[Job]:
+        """Return those whose room the job may have, in a total order."""
+        promises, jobs = self._trial.promises, self._draft.state.jobs
+        if not promises:
+            return []
+        rows, need = set(reserved), _whole(self._draft.state, job)
+        found = [
+            other
+            for name in promises
+            if self._lower(other := jobs[name], job, turn)
+            or self._later_in_turn(other, need)
+            or (rows and self._behind(other, job, rows))
+        ]
+        return sorted(found, key=lambda other: (other.submitted_seq, other.id))
+
+    def behind(self, job: Job, reserved: Rows) -> list[Job]:
+        """Return those whose room on the same rows comes free after that of the job: theirs is what is left then."""
+        rows = set(reserved)
+        return [other for other in self._trial.promised() if self._behind(other, job, rows)] if rows else []
+
+    def _behind(self, other: Job, job: Job, rows: set[int]) -> bool:
+        mine, theirs = job.reserved_start_ns or NEVER, other.reserved_start_ns or NEVER
+        if theirs < mine or (theirs == mine and other.id in self.asked):
+            return False
+        return not rows.isdisjoint(self._trial.promises[other.id])
+
+    def others(self) -> list[Job]:
+        """Return all that room is promised to."""
+        return self._trial.promised()
+
+    @property
+    def kept(self) -> int:
+        """Return for how many of those whose turn has come room is kept."""
+        return sum(name in self.asked for name in self._trial.promises)
+
+    def borrowing(self, job: Job) -> list[Job]:
+        """Return those whose room the job may have others leave for, as its tenant was guaranteed it and theirs not."""
+        if not self._entitled(job):
+            return []
+        return [
+            other
+            for other in self._trial.promised()
+            if other.tenant != job.tenant and not other.reserved_start_ns and not self._entitled(other)
+        ]
+
+    def _entitled(self, job: Job) -> bool:
+        """Say whether the job lies within what its tenant was guaranteed."""
+        share, state = self._trial.index.share(job.tenant), self._draft.state
+        if share.guaranteed is None:
+            return False
+        return share.within(amounts(state.floors[job.id], state.specs[job.id].gang_size), share.guaranteed)
+
+    def _lower(self, other: Job, job: Job, turn: Turn) -> bool:
+        """Say whether it is below the job by priority, and has not aged beyond it, nor is owed what the job takes."""
+        if other.priority >= job.priority:
+            return False
+        ageing_ns, now_ns = self._draft.parameters.ageing_seconds * SECOND_NS, self._draft.now_ns
+        if aged(other.priority, max(other.submitted_ns, other.suspended_ns), now_ns, ageing_ns) >= turn.level:
+            return False
+        return other.tenant == job.tenant or not self._entitled(other) or self._entitled(job)
+
+    def _later_in_turn(self, other: Job, need: tuple[int, ...]) -> bool:
+        """Say whether its turn comes after that of the job, it needs no more, and its room comes at no known time.
+
+        Room is kept so that smaller jobs do not pass by; who is first among equals is for the order of turns to say.
+        """
+        if other.id in self.asked or other.reserved_start_ns:
+            return False
+        return all(mine >= theirs for mine, theirs in zip(need, _whole(self._draft.state, other), strict=True))
+
+
+def _whole(state: State, job: Job) -> tuple[int, ...]:
+    """Return all that the job needs: for one member, and for all of them."""
+    size = state.specs[job.id].gang_size
+    return (*amounts(state.floors[job.id]), *amounts(state.floors[job.id], size))

@@ -1,0 +1,1 @@
+"""Policy 1: settle, queue, fit, preempt, resize; kept as it decided, so that histories that name it verify."""

@@ -1,0 +1,153 @@
+"""Policy 2 under anything: the worse world of policy 1's machine, with tenants, topology, estimates and operators.
+
+After every step a pass on the index that was kept up says what a pass on a state folded anew says, in whatever order
+the tables of that one stand; and asking at any other time in between changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, precondition, rule
+from tidegate_events import events as e
+from tidegate_events.resources import GpuDevice, Resources
+from tidegate_scheduler.decide import decide
+from tidegate_scheduler.policy.elastic.pipeline import index_of
+from tidegate_scheduler.policy.parameters import Parameters
+
+from tests.scheduler.elastic.world import CheckedCluster, answers, assert_balanced, tables, told_anew
+from tests.scheduler.test_machine import NODES
+from tests.scheduler.test_snapshot import RestartedMachine
+from tests.support.cluster import SECOND, spec
+
+TENANTS = ["t", "a", "b"]
+SWITCHES = {"n1": "s1", "n2": "s1", "n3": "s2"}
+MIXED = (
+    GpuDevice(0, "g0", "H", 80_000),
+    GpuDevice(1, "g1", "H", 80_000),
+    GpuDevice(2, "g2", "L", 24_000),
+    GpuDevice(3, "g3", "L", 24_000),
+)
+PARAMETERS = Parameters(
+    ageing_seconds=300,
+    preemptions_max=3,
+    preemption_cooldown_seconds=20,
+    reservations_max=3,
+    lend_interval_seconds=5,
+    infrastructure_failures_max=3,
+)
+ODD_SECONDS = [-86_400, -61, 0, 1, 19, 45, 299, 3600, 1_000_000]
+
+
+class ElasticMachine(RestartedMachine):
+    """More that can happen, and more that must hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cluster = CheckedCluster(PARAMETERS)
+
+    def _join(self, name: str, held: list[e.HeldSandbox]) -> None:
+        self.incarnations[name] += 1
+        cpu, gpus = NODES[name]
+        more: dict[str, Any] = {"devices": MIXED} if name == "n3" else {"gpus": gpus}
+        number = self.incarnations[name]
+        self.cluster.node(name, cpu, incarnation=number, held=held, switch=SWITCHES[name], cpu_model="c", **more)
+
+    @rule(
+        tenant=st.sampled_from(TENANTS),
+        cpu=st.integers(1, 30),
+        priority=st.integers(0, 3),
+        gang=st.integers(1, 3),
+        devices=st.sampled_from([(0, 0), (1, 0), (2, 0), (0, 300), (0, 600)]),
+        models=st.sampled_from([(), ("H",), ("L", "H")]),
+        seconds=st.sampled_from([None, 50, 500]),
+        intensive=st.sampled_from([None, 0, 90]),
+    )
+    def a_tenant_submits(self, *, cpu: int, devices: tuple[int, int], **asked: Any) -> None:
+        more: dict[str, Any] = {}
+        if asked["intensive"] is not None:
+            more = {"communication": "intensive", "locality_wait_seconds": asked["intensive"]}
+        if any(devices):
+            more["gpu_models"] = asked["models"]
+        seconds = asked["seconds"]
+        job = spec(
+            cpu * 100,
+            gpus=devices[0],
+            gpu_millis=devices[1],
+            tenant=asked["tenant"],
+            priority=asked["priority"],
+            gang=asked["gang"],
+            attempts=2,
+            expected_seconds=seconds,
+            time_limit_seconds=seconds * 3 if seconds else None,
+            **more,
+        )
+        self.cluster.submit(job)
+
+    @rule(
+        tenant=st.sampled_from(TENANTS),
+        weight=st.integers(1, 3),
+        guaranteed=st.sampled_from([None, 1000, 3000]),
+        ceiling=st.sampled_from([None, 2000, 6000]),
+        stopped=st.sampled_from([False, False, True]),
+    )
+    def a_queue_is_set(
+        self, *, tenant: str, weight: int, guaranteed: int | None, ceiling: int | None, stopped: bool
+    ) -> None:
+        self._ask(
+            e.QueueChanged,
+            tenant=tenant,
+            weight=weight,
+            guaranteed=Resources(guaranteed) if guaranteed else None,
+            ceiling=Resources(ceiling, 1 << 20, 4) if ceiling else None,
+            stopped=stopped,
+        )
+
+    @precondition(lambda self: self._jobs())
+    @rule(data=st.data(), slow=st.booleans())
+    def the_rate_of_a_job_changes(self, data: st.DataObject, slow: bool) -> None:
+        job = self.cluster.job(data.draw(st.sampled_from(self._jobs())))
+        about: dict[str, Any] = {"id": f"rate-{len(self.cluster.frames)}", "at_ns": self.cluster.now, "tenant": "t"}
+        about |= {"job": job.id, "attempt": job.attempt, "rate_millis": 1, "target_millis": 2, "window_seconds": 3}
+        event = e.StepRateLow(**about) if slow else e.StepRateRecovered(**about)
+        self.cluster.append("metrics", "m1", event)
+
+    @rule(seconds=st.lists(st.sampled_from(ODD_SECONDS), min_size=1, max_size=3))
+    def somebody_asks_about_other_times(self, seconds: list[int]) -> None:
+        before = answers(self.cluster.state, self.cluster.now)
+        for each in seconds:
+            decide(self.cluster.state, self.cluster.now + each * SECOND)
+        assert answers(self.cluster.state, self.cluster.now) == before, "asking changed the answer"
+
+    @invariant()
+    def what_was_kept_up_says_what_is_known_anew(self) -> None:
+        now = self.cluster.now
+        kept = answers(self.cluster.state, now)
+        known = tables(index_of(self.cluster.state))
+        for turned in (False, True):
+            anew = told_anew(self.cluster.frames, turned=turned)
+            assert kept == answers(anew, now)
+            assert known == tables(index_of(anew))
+
+    def _raced(self, data: st.DataObject, happen: object) -> None:
+        """As in the machine below, but not judged: the state moved on after the pass."""
+        self.cluster.raced = True
+        try:
+            super()._raced(data, happen)
+        finally:
+            self.cluster.raced = False
+
+    def _operators_let_go(self) -> None:
+        super()._operators_let_go()
+        for tenant in TENANTS:
+            self._ask(e.QueueChanged, tenant=tenant)
+
+    def _let_everything_end(self) -> None:
+        super()._let_everything_end()
+        assert_balanced(self.cluster)
+
+
+ElasticMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=35, deadline=None)
+TestElastic = ElasticMachine.TestCase

@@ -1,0 +1,114 @@
+"""Which image should be on which node next: for whom it is hinted, where, and how often."""
+
+from __future__ import annotations
+
+import pytest
+from tidegate_events import events as e
+from tidegate_events.resources import Resources
+from tidegate_events.spec import JobSpec
+from tidegate_scheduler import snapshot
+from tidegate_scheduler.decide import decide
+
+from tests.support.cluster import SECOND, Cluster, spec
+
+
+def join(cluster: Cluster, name: str, *images: str, cpu: int = 2000, incarnation: int = 1) -> None:
+    joined = e.NodeJoined(
+        id=f"join-{name}-{incarnation}",
+        at_ns=cluster.now,
+        node=name,
+        incarnation=incarnation,
+        capacity=Resources(cpu, 8192),
+        levels=("trusted",),
+        images={image: f"b3:{image}" for image in images},
+    )
+    cluster.append("node", name, joined)
+
+
+def run(cluster: Cluster, name: str, job: JobSpec) -> None:
+    cluster.submit(job, name)
+    cluster.settle()
+    cluster.start(name)
+    assert cluster.stage(name) == "running"
+
+
+def hints(decided: list[e.AnyEvent]) -> list[tuple[str, str]]:
+    return [(event.node, event.image) for event in decided if isinstance(event, e.ImagePrefetchHinted)]
+
+
+def a_busy_node(*others: str, limit: int | None = None, cpu: int = 2000) -> Cluster:
+    """The only node with the image `sim` is taken; the others have another one."""
+    cluster = Cluster()
+    join(cluster, "n1", "sim")
+    run(cluster, "first", spec(2000, image="sim", time_limit_seconds=limit))
+    for name in others:
+        join(cluster, name, "base", cpu=cpu)
+    cluster.settle()
+    return cluster
+
+
+@pytest.mark.parametrize("image", ["sim", "b3:sim"])
+def test_it_is_hinted_on_as_many_nodes_as_the_first_in_line_needs_and_once(image: str) -> None:
+    cluster = a_busy_node("n2", "n3")
+    cluster.submit(spec(2000, image=image), "second")
+    cluster.submit(spec(2000, image=image), "third")
+    assert hints(cluster.settle()) == [("n2", image)]
+    assert not cluster.advance(100)
+    gang = a_busy_node("n2", "n3", "n4")
+    gang.submit(spec(2000, image=image, gang=2), "second")
+    assert hints(gang.settle()) == [("n2", image), ("n3", image)]
+
+
+def test_the_agent_may_join_with_the_image_and_the_job_is_placed_there() -> None:
+    cluster = a_busy_node("n2")
+    cluster.submit(spec(2000, image="sim"), "second")
+    cluster.settle()
+    join(cluster, "n2", "base", "sim", incarnation=2)
+    cluster.settle()
+    assert cluster.members("second")[0].node == "n2"
+    assert cluster.state.nodes["n2"].hinted == []
+
+
+@pytest.mark.parametrize(("limit", "hinted"), [(500, False), (2000, True)])
+def test_it_is_not_needed_where_room_is_free_soon(limit: int, hinted: bool) -> None:
+    cluster = a_busy_node("n2", limit=limit)
+    cluster.submit(spec(2000, image="sim"), "second")
+    assert bool(hints(cluster.settle())) == hinted
+
+
+def test_a_node_without_room_or_that_would_not_take_the_job_is_not_told() -> None:
+    cluster = a_busy_node("n2", cpu=1000)
+    cluster.submit(spec(2000, image="sim"), "second")
+    assert not hints(cluster.settle())
+
+
+def test_it_is_hinted_where_no_open_node_has_it() -> None:
+    cluster = a_busy_node("n2")
+    cluster.exit("first", "completed")
+    drained = e.NodeDrainRequested(id="d", at_ns=cluster.now, actor="ada", node="n1", deadline_ns=cluster.now + SECOND)
+    cluster.append("gateway", "g1", drained)
+    cluster.submit(spec(2000, image="sim"), "second")
+    assert hints(cluster.settle()) == [("n2", "sim")]
+
+
+def test_no_more_than_a_node_remembers() -> None:
+    cluster = Cluster()
+    images = [f"i{number:02}" for number in range(12)]
+    join(cluster, "n1", *images)
+    run(cluster, "first", spec(2000, image="i00"))
+    join(cluster, "n2", "base")
+    for image in images:
+        cluster.submit(spec(2000, image=image))
+    assert len(hints(cluster.settle())) == 8, "and it comes to rest"
+
+
+def test_a_new_index_decides_the_same() -> None:
+    cluster = a_busy_node("n2", "n3")
+    cluster.submit(spec(2000, image="sim"), "second")
+    for _ in range(4):
+        fresh = snapshot.decode_snapshot(snapshot.encode_snapshot(cluster.state))
+        kept = decide(cluster.state, cluster.now).events
+        assert kept == decide(fresh, cluster.now).events
+        if kept:
+            cluster.append("scheduler", cluster.leader, *kept)
+    assert cluster.state.nodes["n2"].hinted == ["sim"]

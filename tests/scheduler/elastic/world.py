@@ -1,0 +1,184 @@
+"""A cluster under policy 2 that checks each pass: who is asked to leave and for whom, and where who is placed."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+from tidegate_events import events as e
+from tidegate_events.journal.base import Recorded
+from tidegate_scheduler.decide import Pass, decide
+from tidegate_scheduler.evolve import evolve
+from tidegate_scheduler.policy.elastic.held import Held
+from tidegate_scheduler.policy.elastic.index import Index
+from tidegate_scheduler.policy.elastic.queue import NONE, Share
+from tidegate_scheduler.policy.elastic.table import Devices
+from tidegate_scheduler.policy.parameters import Parameters, as_parameters
+from tidegate_scheduler.state import Job, Node, State
+
+from tests.scheduler.elastic.lab import looked_up
+from tests.support.cluster import SECOND, Cluster
+
+
+class CheckedCluster(Cluster):
+    """`raced` while the frame that is appended was decided on an older state than the one it meets."""
+
+    def __init__(self, parameters: Parameters | None = None) -> None:
+        self.raced = False
+        super().__init__(parameters, policy=2)
+
+    def append(self, service: str, instance: str, *events: e.AnyEvent, epoch: int | None = None) -> Recorded:
+        """Append one frame, with its decisions judged by the state that they were taken on."""
+        judged = service == "scheduler" and not self.raced and isinstance(events[0], e.DecisionPass)
+        if judged:
+            for event in events:
+                if isinstance(event, e.PreemptRequested) and event.for_job:
+                    self._judge_eviction(event)
+                elif isinstance(event, e.JobPlaced):
+                    self._judge_placement(event)
+        kept_before = {job.id: job.attempt for job in self.state.jobs.values() if job.reserved_nodes}
+        recorded = super().append(service, instance, *events, epoch=epoch)
+        said = {event.job for event in events if isinstance(event, e.RoomReserved)}
+        for job, attempt in kept_before.items():
+            known = self.state.jobs.get(job)
+            used = known is None or known.attempt > attempt or known.reserved_nodes
+            assert used or job in said, f"what was kept for {job} is gone, and nobody said so"
+        if judged:
+            for event in events:
+                if isinstance(event, e.PreemptRequested) and event.for_job:
+                    kept = set(self.job(event.for_job).reserved_nodes)
+                    assert kept & {member.node for member in self.members(event.job)}, f"for nothing: {event}"
+        return recorded
+
+    def settle(self) -> list[e.AnyEvent]:
+        """Settle, and hold that what is kept then is kept for somebody who can come."""
+        decided = super().settle()
+        for job in self.state.jobs.values():
+            if job.reserved_nodes:
+                queue = self.state.queues.get(job.tenant)
+                assert job.waiting, f"{job.id} is {job.stage} and has room kept"
+                assert not job.held, f"{job.id} is held and has room kept"
+                assert queue is None or not queue.stopped, f"the queue of {job.id} is stopped, and it has room kept"
+                shut = [name for name in job.reserved_nodes if not _open(self.state.nodes[name])]
+                assert not shut, f"room for {job.id} is kept on nodes that are closed: {shut}"
+        return decided
+
+    def _judge_eviction(self, event: e.PreemptRequested) -> None:
+        victim, winner = self.job(event.job), self.job(event.for_job)
+        parameters = as_parameters(self.state.header.parameters)
+        assert victim.id != winner.id
+        assert not self._close_to_its_end(victim, event.at_ns, parameters), f"protected: {event}"
+        assert victim.preemptions < parameters.preemptions_max, f"beyond its budget: {event}"
+        since = victim.started_ns or victim.placed_ns
+        rested = event.at_ns >= since + parameters.preemption_cooldown_seconds * SECOND
+        assert not victim.preemptions or rested, f"it began only now: {event}"
+        queue = self.state.queues.get(winner.tenant)
+        reclaims = winner.tenant != victim.tenant and queue is not None and queue.guaranteed is not None
+        assert victim.priority < winner.priority or reclaims, f"by what right: {event}"
+
+    def _close_to_its_end(self, job: Job, now_ns: int, parameters: Parameters) -> bool:
+        expected = self.state.specs[job.id].expected_seconds
+        if expected is None:
+            return False
+        ran = job.ran_ns + (now_ns - job.started_ns if job.started_ns else 0)
+        least, most = parameters.protection_permille, 1000 + parameters.overrun_permille
+        return expected * SECOND * least <= ran * 1000 <= expected * SECOND * most
+
+    def _judge_placement(self, event: e.JobPlaced) -> None:
+        spec, names = self.state.specs[event.job], {member.node for member in event.members}
+        assert not self.job(event.job).held, f"held: {event}"
+        assert all(_open(self.state.nodes[name]) for name in names), f"on a closed node: {event}"
+        for window in self.state.maintenance.values():
+            assert not (window.start_ns <= event.at_ns < window.end_ns and names & set(window.nodes)), f"{event}"
+        if spec.communication == "intensive" and len(names) > 1:
+            switches = {self.state.nodes[name].switch for name in names}
+            assert len(switches) == 1, f"too wide: {event}"
+            assert "" not in switches, f"too wide: {event}"
+        need = self.state.floors[event.job]
+        for member in event.members:
+            devices = {gpu.index: gpu for gpu in self.state.nodes[member.node].gpus}
+            for index in member.gpu_indices:
+                assert devices[index].memory_mib >= need.gpu_memory_mib, f"too small a device: {event}"
+                assert not spec.gpu_models or devices[index].model in spec.gpu_models, f"another model: {event}"
+
+
+def _open(node: Node) -> bool:
+    return node.status == "up" and not (node.zombies or node.cordoned or node.drain_deadline_ns)
+
+
+def told_anew(frames: list[Recorded], *, turned: bool = False) -> State:
+    """Return a state made by folding the frames; `turned`: with its tables in another order."""
+    state = State()
+    for recorded in frames:
+        evolve(state, recorded)
+    if turned:
+        for name in ("jobs", "nodes", "queues", "maintenance"):
+            table = getattr(state, name)
+            setattr(state, name, dict(reversed(table.items())))
+    return state
+
+
+def answers(state: State, now_ns: int) -> tuple[bytes, int | None, dict[str, e.Reason]]:
+    """Return all that a pass says."""
+    found: Pass = decide(state, now_ns)
+    wire = b"".join(msgspec.json.encode(event) for event in found.events)
+    return wire, found.wake_at_ns, {job: found.waiting[job] for job in sorted(found.waiting)}
+
+
+def assert_balanced(cluster: Cluster) -> None:
+    """Hold that nothing is counted any more where nobody is."""
+    assert not cluster.state.jobs
+    index = looked_up(cluster)
+    assert all(share.used == NONE for share in index.shares.values()), index.shares
+    assert (index.lines, index.held, index.reserving, index.on_row) == ({}, {}, {}, {row: {} for row in index.on_row})
+    for name, row in index.table.rows.items():
+        capacity = cluster.state.nodes[name].capacity
+        whole = [capacity.cpu_millis, capacity.memory_mib, len(cluster.state.nodes[name].gpus)]
+        assert index.table.free[:3, row].tolist() == whole, name
+        assert index.table.later[:3, row].tolist() == whole, name
+
+
+def tables(index: Index) -> dict[str, object]:
+    """Return all that an index knows of its state, by names and not by rows, which tell the order of learning."""
+    table = index.table
+    rows = {name: table.rows[name] for name in sorted(table.rows)}
+    amounts = {"free": table.free, "later": table.later, "now": table.now}
+    lines = {
+        key: [(waiter.job, waiter.submitted_seq, waiter.since_ns) for waiter in line.waiters]
+        for key, line in index.lines.items()
+    }
+    return {
+        **{what: {name: values[:, row].tolist() for name, row in rows.items()} for what, values in amounts.items()},
+        "open": {name: bool(table.open[row]) for name, row in rows.items()},
+        "kinds": {name: table.kinds[row] for name, row in rows.items()},
+        "switches": {name: table.switches[table.switch[row]] for name, row in rows.items()},
+        "places": [name for name, row in sorted(rows.items(), key=lambda item: int(table.place[item[1]]))],
+        "devices": {name: _devices(table.devices[row]) for name, row in rows.items()},
+        "mixed": sorted(table.names[row] for row in table.mixed),
+        "held": {priority: _held(index, held) for priority, held in sorted(index.held.items())},
+        "shares": {tenant: share for tenant, share in sorted(index.shares.items()) if share != Share()},
+        "lines": lines,
+        "on": {name: sorted(index.on_row[row]) for name, row in rows.items() if index.on_row.get(row)},
+        "left": {name: index.left[row] for name, row in rows.items() if index.left.get(row)},
+        "total": index.total,
+        "reserving": sorted(index.reserving),
+        "overfull": sorted(table.names[row] for row in index.overfull),
+        "unreachable": sorted(index.unreachable),
+        "clearing": sorted(index.clearing),
+        "aside": sorted(index.aside),
+        "up": sorted(index.up),
+        "cordoned": sorted(index.cordoned),
+    }
+
+
+def _devices(devices: Devices) -> tuple[object, ...]:
+    free = [gpu.index for gpu in devices.free]
+    used, staying = sorted(devices.used_millis.items()), sorted(devices.staying_millis.items())
+    return (sorted(devices.all), free, used, staying, devices.promised, devices.missing)
+
+
+def _held(index: Index, held: Held) -> tuple[int, dict[str, list[int]]]:
+    """Return what jobs of one priority hold, where they hold something."""
+    room = np.zeros((4, len(index.table)), np.int64)
+    held.add_to(room)
+    by_name = {name: room[:3, row].tolist() for name, row in index.table.rows.items() if room[:, row].any()}
+    return held.members, dict(sorted(by_name.items()))
