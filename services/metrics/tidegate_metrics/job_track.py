@@ -43,6 +43,9 @@ class JobTrack(msgspec.Struct):
     preempt_ns: int = 0
     rate_low: bool = False
     cancel_requested: bool = False
+    held: bool = False
+    suspend_requested: bool = False
+    requeue_requested: bool = False
 
     @property
     def gpus(self) -> int:

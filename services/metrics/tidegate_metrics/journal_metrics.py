@@ -15,6 +15,7 @@ from tidegate_events.contract import may_write
 from tidegate_events.journal.base import Recorded
 from tidegate_events.subjects import speaks_for
 
+from tidegate_metrics import asked
 from tidegate_metrics.catalogue import PREEMPTION_BUCKETS, WAIT_BUCKETS
 from tidegate_metrics.histogram import Histogram
 from tidegate_metrics.job_track import JobTrack, MemberTrack, NodeTrack, new_job
@@ -94,6 +95,11 @@ class JournalMetrics:
         if job is not None and not job.cancel_requested:
             job.cancel_requested = True
             job.revision += 1
+
+    def _on_asked(self, event: asked.Asking) -> None:
+        job = self.jobs.get(event.job)
+        if job is not None:
+            asked.apply(job, event)
 
     def _on_rejected_placement(self, event: e.PlacementRejected) -> None:
         self._member_goes(event, only="ordered")
@@ -201,8 +207,10 @@ class JournalMetrics:
         job = self._current(event)
         if job is not None and job.stage in ("placed", "running"):
             job.stage, job.preempt_ns = "preempting", event.at_ns
+            job.held = job.held or event.hold
             job.revision += 1
-            self.preemptions[job.tenant] += 1
+            if not event.hold:  # an operator's suspension is none
+                self.preemptions[job.tenant] += 1
 
     def _on_stop_requested(self, event: e.StopRequested) -> None:
         job = self._current(event)
@@ -219,6 +227,7 @@ class JournalMetrics:
             useful_until = max(job.saved_ns, job.started_ns or job.since_ns)
             self.lost_gpu_ns[job.tenant] += job.gpus * max(0, event.at_ns - useful_until)
         job.stage, job.since_ns, job.members = "waiting", event.at_ns, []
+        asked.back_in_queue(job)
         job.revision += 1
 
     def _on_ended(self, event: e.Decision) -> None:
@@ -254,6 +263,7 @@ _OUTCOMES: dict[type[e.Event], str] = {
 _RULES: dict[type[e.Event], Callable[[JournalMetrics, Any], None]] = {
     e.JobSubmitted: JournalMetrics._on_submitted,
     e.CancelRequested: JournalMetrics._on_cancel_requested,
+    **dict.fromkeys(asked.Asking.__args__, JournalMetrics._on_asked),
     e.PlacementRejected: JournalMetrics._on_rejected_placement,
     e.SandboxStarted: JournalMetrics._on_sandbox_started,
     e.SandboxExited: JournalMetrics._on_sandbox_exited,
