@@ -55,7 +55,7 @@ def test_the_demo_holds_all_that_it_claims(tmp_path: Path) -> None:
     assert outside(home) == before
 
 
-@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("ending", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 @pytest.mark.isolation
 def test_an_interrupted_demo_leaves_nothing(tmp_path: Path, ending: signal.Signals) -> None:
     home = tmp_path / "home"

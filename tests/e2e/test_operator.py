@@ -94,6 +94,7 @@ def test_the_database_is_killed(stack: RunningStack) -> None:
     assert after == {**restarts, "postgres": restarts["postgres"] + 1}, "the others waited for it"
 
 
+@pytest.mark.long
 def test_a_squeezed_job_is_reported_and_then_recovers(stack: RunningStack) -> None:
     """The quota of its second phase is below what its declared rate costs; with the first one's it keeps it."""
     resources = {

@@ -52,6 +52,8 @@ def count_move(state: State, event: e.PreemptRequested) -> None:
 
 def count_returning(state: State, job: Job, member: Member, event: e.QuotaChanged) -> None:
     """Note the memory of simulators that are told to leave by new quotas, which they hold for a while."""
+    if not any(quota.replicas for quota in member.quotas):
+        return  # it never had more than the spec says
     spec, quotas, at_ns = state.specs[job.id], event.quotas, event.at_ns
     has = {quota.component: quota.replicas for quota in member.quotas}
     shall = {quota.component: quota.replicas for quota in quotas}

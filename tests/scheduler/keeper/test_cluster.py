@@ -39,6 +39,7 @@ async def until_done(act: Callable[[], Awaitable[T]]) -> T:
 TAKEN_BACK_SECONDS = 7.0
 
 
+@pytest.mark.long
 async def test_generations_roll_while_a_server_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The server is back long after the first roll, so ten waits of 10 s would show nothing; one is in the journal's own
     # test on three servers.
