@@ -259,8 +259,9 @@ def _on_preempt_requested(state: State, event: e.PreemptRequested, at: str) -> N
         count_move(state, event)
         if event.hold:
             job.held = True
-        else:
-            job.preemptions += 1  # an operator's suspension is none: it uses up no budget
+        elif event.for_job or not state.elastic:
+            # Leaving for nobody (a drain, a requeue, a move) is no preemption: it would use up the budget of those.
+            job.preemptions += 1
         moved(state, job, at)
 
 

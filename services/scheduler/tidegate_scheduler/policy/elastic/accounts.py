@@ -34,7 +34,7 @@ class Accounts:
         """Take in what an operator set of the tenant's queue, None: nothing any more."""
         share = self.share(tenant)
         if queue is None:
-            self.shares[tenant] = Share(used=share.used)
+            self.shares[tenant] = Share(used=share.used, leaving=share.leaving)
             return
         share.weight = queue.weight
         share.guaranteed = amounts(queue.guaranteed) if queue.guaranteed is not None else None

@@ -7,7 +7,7 @@ together. Nothing here depends on the order in which things became known.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import TypeVar
 
 from sortedcontainers import SortedList
@@ -25,6 +25,8 @@ from tidegate_scheduler.state import LEAVING_STAGES, Job, Node, State
 _Key = TypeVar("_Key")
 FITS_MAX = 4096
 """Shapes that are remembered without a line; beyond, those are forgotten."""
+
+DUE_SPARE = 1024
 
 
 class Index:
@@ -171,6 +173,9 @@ class Index:
         if self._due_at.get(job) != at_ns:
             self._due_at[job] = at_ns
             heappush(self._due, (at_ns, job))
+            if len(self._due) > DUE_SPARE + 2 * len(self._due_at):  # jobs change more often than they fall due
+                self._due = [(each_ns, name) for name, each_ns in self._due_at.items()]
+                heapify(self._due)
 
     @property
     def next_ns(self) -> int | None:
@@ -299,6 +304,8 @@ class Index:
         """Count what the job holds for its tenant, and that somebody of its priority holds something."""
         share = self.share(entry.tenant)
         share.used = plus(share.used, amounts(entry.need, len(entry.seats)), sign)
+        if entry.leaving:
+            share.leaving = plus(share.leaving, amounts(entry.need, len(entry.seats)), sign)
         if entry.elastic:
             for seat in entry.seats:
                 self._elastic_on[seat.row] = self._elastic_on.get(seat.row, 0) + sign

@@ -81,6 +81,8 @@ class _Pass:
             draft, trial.index, self.victims, partial(unwanted_rows, draft, trial.index.table)
         )
         self._plans_left = PLANS_MAX
+        self._plans_wanted = 0
+        self._untried = False
         self._nowhere = Nowhere()
         self._waiting = draft.waiting = Waiting(trial.index, draft.now_ns)
         self._placements: list[Placement] = []
@@ -261,7 +263,7 @@ class _Pass:
             return True
         if self._make_room(job, line, barred):
             return True
-        if not barred and not self._waits_for_one_node(job, line):
+        if not barred and not self._untried and not self._waits_for_one_node(job, line):
             self._nowhere.add(line.key.shape, self._right(line))
         if reserved and all(self._table.open[row] for row in reserved) and self._may_keep():
             self._waiting.for_room(job, reserved)
@@ -284,9 +286,9 @@ class _Pass:
         return moves is not None
 
     def _plan(self, job: Job, line: Line, barred: frozenset[int]) -> Plan | None:
-        if self._plans_left <= 0 or not self._may_preempt(job):
+        self._untried = False
+        if not self._may_preempt(job) or not self._may_plan():
             return None
-        self._plans_left -= 1
         kept = [(other, self._trial.withdraw(other)) for other in self._yielding.borrowing(job)]
         plan = plan_preemption(self._index, line, job, self.victims, barred)
         for other, promised in kept:
@@ -294,11 +296,25 @@ class _Pass:
                 self._trial.promise(other, promised)
         return plan
 
+    def _may_plan(self) -> bool:
+        """Say whether one more plan may be worked out in this pass; half of them are for whoever is in front.
+
+        The other half goes round, second by second, so that those in front whom no plan helps keep nobody from theirs.
+        """
+        second, number = self._draft.now_ns // SECOND_NS, self._plans_wanted
+        self._plans_wanted += 1
+        rounds = max(1, 2 * len(self._index.lines) // PLANS_MAX)
+        if self._plans_left > PLANS_MAX // 2 or (self._plans_left > 0 and number % rounds == second % rounds):
+            self._plans_left -= 1
+            return True
+        self._untried = True
+        self._draft.wake_by((second + 1) * SECOND_NS)
+        return False
+
     def _reserve(self, job: Job, line: Line, barred: frozenset[int]) -> None:
         """Keep room for the job where it comes free first, if that many may be kept."""
         found = None
-        if self._plans_left > 0 and self._may_keep():
-            self._plans_left -= 1
+        if self._may_keep() and self._may_plan():
             found = reserve(self._index, line, barred, self._trial.asked) or self._after_all(line, barred)
         if found is not None:
             self._keep(job, line, found.rows, found.start_by_ns)

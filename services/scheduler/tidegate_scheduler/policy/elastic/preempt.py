@@ -67,6 +67,8 @@ def plan_preemption(index: Index, line: Line, job: Job, victims: Victims, barred
         rest = [other for other in needed if other is not victim]
         if rest and seats_without(rest) is not None:
             needed = rest
+    if not victims.jointly(needed, job):
+        return None
     seats = seats_without(needed)
     assert seats is not None, "whoever is needed is kept"
     return Plan(seats, tuple(victim.id for victim in needed), len(candidates))
@@ -76,7 +78,7 @@ def _offers(index: Index, fit: Fit, job: Job, victims: Victims, barred: frozense
     """Return what each promising node could hold, and at what cost."""
     found: list[_Offer] = []
     for row in _promising(index, fit, job, barred):
-        offer = _offer(index, fit, row, victims.on_row(row, job), victims)
+        offer = _offer(index, fit, row, job, victims)
         if offer is not None:
             found.append(offer)
             if len(found) >= DOMAINS_MAX:
@@ -110,14 +112,16 @@ def _promising(index: Index, fit: Fit, job: Job, barred: frozenset[int]) -> list
     return [int(row) for row in able[order][:LOOKED_AT_MAX]]
 
 
-def _offer(index: Index, fit: Fit, row: int, candidates: list[Job], victims: Victims) -> _Offer | None:
+def _offer(index: Index, fit: Fit, row: int, for_job: Job, victims: Victims) -> _Offer | None:
     """Return the cheapest way in which the node holds as many members as it can; None where it holds none."""
     size = fit.shape.gang_size
     taken: list[Job] = []
     members = _members_without(index, fit, row, taken)
-    for candidate in candidates:
+    for candidate in victims.on_row(row, for_job):
         if members >= size:
             break
+        if not victims.jointly([*taken, candidate], for_job):
+            continue
         taken.append(candidate)
         members = max(members, _members_without(index, fit, row, taken))
     if members == 0:

@@ -66,13 +66,17 @@ class Line:
 
 
 class Share(msgspec.Struct):
-    """What a tenant holds, and what it is entitled to: `guaranteed` and `ceiling` are None where nothing is set."""
+    """What a tenant holds, how much of that is being left, and what it is entitled to.
+
+    `guaranteed` and `ceiling` are None where nothing is set.
+    """
 
     used: Amounts = NONE
     weight: int = 1
     guaranteed: Amounts | None = None
     ceiling: Amounts | None = None
     stopped: bool = False
+    leaving: Amounts = NONE
 
     def owed(self) -> bool:
         """Say whether the tenant has less than it was guaranteed, of everything that it was guaranteed."""

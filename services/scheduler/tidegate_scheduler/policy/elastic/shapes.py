@@ -83,10 +83,21 @@ class Fit:
         """Return those of the rows, each once, on which there is enough of each amount."""
         if not rows:
             return []
-        need, among = self.shape.need, np.array(rows, np.int64)
-        now = self.table.now[:, among]
-        enough = (now[GPUS] >= need.gpus) & (now[CPU] >= need.cpu_millis) & (now[MEMORY] >= need.memory_mib)
+        among = np.array(rows, np.int64)
+        enough = self._enough(self.table.now[:, among])
         return sorted(set(among[enough].tolist())) if enough.any() else []
+
+    def _enough(self, room: Ints) -> Flags:
+        """Say where there is enough of each amount that is needed: of others there may be less than nothing.
+
+        What is promised behind those who hold it now leaves less than nothing, which is no matter to who needs none.
+        """
+        enough = np.ones(room.shape[1], np.bool_)
+        need = self.shape.need
+        for amount, each in ((CPU, need.cpu_millis), (MEMORY, need.memory_mib), (GPUS, need.gpus)):
+            if each:
+                enough &= room[amount] >= each
+        return enough
 
     def found_nowhere(self) -> None:
         """Remember that one member fits on no row of the table as it is."""
@@ -96,9 +107,10 @@ class Fit:
         """Return what `_scored` does, for one row: most changes are of few."""
         table, need = self.table, self.shape.need
         cpu_millis, memory_mib, gpus, share = table.now_on(row)
-        cpu_left, gpus_left, broken = cpu_millis - need.cpu_millis, gpus - need.gpus, 0
-        if cpu_left < 0 or memory_mib < need.memory_mib or gpus_left < 0:
-            return NOWHERE
+        for amount, each in ((cpu_millis, need.cpu_millis), (memory_mib, need.memory_mib), (gpus, need.gpus)):
+            if each and amount < each:
+                return NOWHERE
+        cpu_left, gpus_left, broken = max(0, cpu_millis - need.cpu_millis), max(0, gpus - need.gpus), 0
         if not table.is_open[row] or self._holds_kind(table.kind_on(row)) <= 0:
             return NOWHERE
         if need.gpu_millis and share < need.gpu_millis:
@@ -166,8 +178,7 @@ class Fit:
         room = table.now
         cpu_left = room[CPU, rows] - need.cpu_millis
         gpus_left = room[GPUS, rows] - need.gpus
-        fits = (cpu_left >= 0) & (room[MEMORY, rows] >= need.memory_mib) & (gpus_left >= 0)
-        fits &= self.suits(rows)
+        fits = self._enough(room[:, rows]) & self.suits(rows)
         broken = np.zeros(len(rows), np.int64)
         if need.gpu_millis:
             broken = (room[SHARE, rows] < need.gpu_millis).astype(np.int64)

@@ -61,8 +61,12 @@ class Trial:
         if job.id in self.asked or self.index.leaving(job.id):
             return
         self.asked.add(job.id)
-        need = self.index.state.floors[job.id]
-        for seat in self.index.seats_of(job.id):
+        need, seats = self.index.state.floors[job.id], self.index.seats_of(job.id)
+        share = self.index.share(job.tenant)
+        before = share.leaving
+        share.leaving = plus(before, amounts(need, len(seats)))
+        self._undo.append(lambda: setattr(share, "leaving", before))
+        for seat in seats:
             self._let_leave(seat.row, need, seat.gpu_indices)
             self.left.add(seat.row)
             self.touched[seat.row] = None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from tidegate_scheduler.policy.elastic.index import Index
-from tidegate_scheduler.policy.elastic.queue import Amounts, aged, amounts, plus
+from tidegate_scheduler.policy.elastic.queue import NONE, Amounts, Share, aged, amounts, plus
 from tidegate_scheduler.policy.parameters import SECOND_NS, Parameters
 from tidegate_scheduler.state import Job, State
 
@@ -94,9 +94,22 @@ class Victims:
             return False
         if not lender.within(self._whole(for_job), lender.guaranteed):
             return False
-        left = plus(borrower.used, self._whole(job), -1)
-        least = borrower.guaranteed or (0, 0, 0)
-        return all(have >= guaranteed for have, guaranteed in zip(left, least, strict=True))
+        return self._keeps_its_own(borrower, self._whole(job))
+
+    def jointly(self, jobs: list[Job], for_job: Job) -> bool:
+        """Say whether all of them together may leave: what each alone only borrows may together be a tenant's own."""
+        given: dict[str, Amounts] = {}
+        for job in jobs:
+            if self._standing(job) >= for_job.priority:
+                given[job.tenant] = plus(given.get(job.tenant, NONE), self._whole(job))
+        return all(self._keeps_its_own(self._index.share(tenant), whole) for tenant, whole in given.items())
+
+    @staticmethod
+    def _keeps_its_own(borrower: Share, whole: Amounts) -> bool:
+        """Say whether a tenant that gives so much still has what it was guaranteed, when all who leave have left."""
+        stays = plus(plus(borrower.used, borrower.leaving, -1), whole, -1)
+        least = borrower.guaranteed or NONE
+        return all(have >= guaranteed for have, guaranteed in zip(stays, least, strict=True))
 
     def _whole(self, job: Job) -> Amounts:
         state = self._index.state

@@ -1,0 +1,120 @@
+"""Room that is promised behind those who hold it: it is nothing to who needs none of it."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from tidegate_events import events as e
+from tidegate_events.resources import GpuDevice, Resources
+from tidegate_scheduler.policy.elastic.shapes import NOWHERE, Fit, Shape
+from tidegate_scheduler.policy.elastic.table import Kind, NodeTable
+from tidegate_scheduler.policy.parameters import Parameters
+
+from tests.support.cluster import Cluster, spec
+
+NEEDS = [
+    Resources(500, 100),
+    Resources(0, 100),
+    Resources(500, 100, 1),
+    Resources(500, 100, 2),
+    Resources(500, 0, gpu_millis=400),
+]
+
+
+def elastic(parameters: Parameters | None = None) -> Cluster:
+    return Cluster(parameters, policy=2)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["occupy", "leave", "promise"]), st.integers(0, 3), st.sampled_from(NEEDS))),
+    st.sampled_from(NEEDS),
+)
+def test_a_row_is_scored_just_where_a_member_fits(done: list[tuple[str, int, Resources]], need: Resources) -> None:
+    table = NodeTable()
+    devices = tuple(GpuDevice(index, f"g{index}", "H", 1000) for index in range(2))
+    for number in range(4):
+        kind = Kind(2000, 1000, ("trusted",), (("host", "b3"),), (("H", 1000),) * 2, "")
+        table.put(f"n{number}", kind, devices, switch="", is_open=True)
+    table.rank_names()
+    fit = Fit(Shape("trusted", "host", need, 1), table)
+    rows = np.arange(4)
+    for what, row, other in done:
+        whole = Fit(Shape("trusted", "host", other, 1), table)
+        if what == "promise":
+            table.promise(row, other)
+        elif whole.members(table.free, rows)[row]:
+            indices = table.take(row, other, ())
+            table.occupy(row, other, indices)
+            if what == "leave":
+                table.leave(row, other, indices)
+        scored = (fit.score() != NOWHERE).tolist()
+        assert scored == (fit.members(table.now, rows) > 0).tolist()
+        assert scored == [fit._score_of(row) != NOWHERE for row in range(4)]
+        assert not (fit.nowhere() and any(scored))
+        if not any(scored):
+            fit.found_nowhere()
+
+
+def test_a_job_without_gpus_starts_where_gpus_are_promised_behind_others() -> None:
+    cluster = elastic()
+    cluster.node("n1", 4000, gpus=1)
+    cluster.submit(spec(500, gpus=1, priority=9), "holder")
+    cluster.settle()
+    cluster.submit(spec(500, gpus=1, priority=9), "waits")
+    cluster.settle()
+    assert cluster.job("waits").reserved_nodes == ("n1",)
+    cluster.submit(spec(500), "sampler")
+    cluster.settle()
+    assert cluster.stage("sampler") == "placed"
+
+
+def test_whoever_no_plan_helps_keeps_nobody_behind_from_theirs() -> None:
+    cluster = elastic(Parameters(reservations_max=0))
+    cluster.node("big", 8000, gpus=8)
+    cluster.node("small", 1000)
+    cluster.submit(spec(8000, gpus=8, priority=20), "holder")
+    cluster.submit(spec(1000, priority=0), "victim")
+    cluster.settle()
+    assert cluster.members("victim")[0].node == "small"
+    for number in range(40):
+        cluster.submit(spec(100 + number, gpus=8, priority=10), f"hopeless-{number:02d}")
+    cluster.submit(spec(1000, priority=5), "preemptor")
+    cluster.settle()
+    for _ in range(30):
+        if cluster.stage("victim") == "preempting":
+            break
+        assert cluster.wake_at is not None, "somebody was not looked at, and nothing says when"
+        cluster.advance(max(0.0, (cluster.wake_at - cluster.now) / 1e9))
+    assert cluster.stage("victim") == "preempting"
+
+
+def test_a_tenant_gives_back_no_more_than_it_borrows_whoever_asks_and_how_often() -> None:
+    cluster = elastic()
+    cluster.node("n1", 12000, gpus=12)
+    for tenant in ("a", "b"):
+        cluster.ask(e.QueueChanged, tenant=tenant, guaranteed=Resources(gpus=4))
+    for number in range(3):
+        cluster.submit(spec(100, gpus=2, tenant="b"), f"b{number}")
+        cluster.submit(spec(100, gpus=2, tenant="c"), f"c{number}")
+    cluster.settle()
+    for number in range(2):
+        cluster.submit(spec(100, gpus=2, tenant="a"), f"a{number}")
+    cluster.settle()
+    leaving = [name for name in ("b0", "b1", "b2", "c0", "c1", "c2") if cluster.stage(name) == "preempting"]
+    assert len(leaving) == 2
+    assert sum(name.startswith("b") for name in leaving) <= 1, leaving
+
+
+def test_leaving_at_an_operators_word_uses_up_no_budget() -> None:
+    cluster = elastic(Parameters(preemption_cooldown_seconds=0))
+    cluster.node("n1", 1000)
+    cluster.submit(spec(1000), "j")
+    cluster.settle()
+    for _ in range(3):
+        cluster.start("j")
+        cluster.ask(e.RequeueRequested, "j")
+        cluster.settle()
+        cluster.exit("j", "suspended", acknowledged=True)
+        cluster.settle()
+    assert (cluster.stage("j"), cluster.job("j").preemptions) == ("placed", 0)
