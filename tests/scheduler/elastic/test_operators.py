@@ -177,6 +177,20 @@ def test_before_maintenance_only_what_ends_in_time_starts() -> None:
     assert {cluster.stage(job) for job in ("endless", "too-long", "tiny")} == {"placed"}, "it ends by itself"
 
 
+def test_long_before_maintenance_nobody_is_kept_from_its_nodes() -> None:
+    cluster = one_node()
+    start = plan(cluster, 30 * 24 * 3600, 500)
+    run(cluster, "endless", spec(100, grace=60))
+    assert cluster.stage("endless") == "running"
+    assert cluster.wake_at == start - 60 * SECOND, "it is asked to leave in time"
+    cluster.submit(spec(100), "late")
+    cluster.now = start - 3600 * SECOND
+    cluster.settle()
+    cluster.submit(spec(100), "too-late")
+    cluster.settle()
+    assert (cluster.stage("late"), cluster.stage("too-late")) == ("pending", "pending")
+
+
 def test_jobs_are_asked_to_leave_in_time_for_maintenance() -> None:
     cluster = one_node()
     run(cluster, "j", spec(1000, grace=60))

@@ -43,6 +43,7 @@ class Parameters(msgspec.Struct, frozen=True):
     preemption_penalty_seconds: Seconds = 60
     reservations_max: Count = 8
     lend_interval_seconds: Seconds = 1
+    maintenance_lead_seconds: Seconds = 3600
     cordon_failures: Count = 5
     cordon_window_seconds: Seconds = 600
     cordon_permille: Permille = 100

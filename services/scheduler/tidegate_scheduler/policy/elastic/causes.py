@@ -11,6 +11,7 @@ import numpy as np
 from tidegate_events.events import Reason
 from tidegate_events.resources import GpuDevice
 
+from tidegate_scheduler.policy.elastic.barred import closes
 from tidegate_scheduler.policy.elastic.fit import could_hold, could_hold_by
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.order import Order
@@ -19,8 +20,7 @@ from tidegate_scheduler.policy.elastic.reasons import kept_rows, short_code, sho
 from tidegate_scheduler.policy.elastic.shapes import Fit, Shape
 from tidegate_scheduler.policy.elastic.table import GPUS, SHARE, WHOLE_MILLIS, Kind, accepts
 from tidegate_scheduler.policy.elastic.victims import BUDGET, COOLDOWN, PROTECTED, Victims, overrun_ns
-from tidegate_scheduler.policy.limits import time_limit_seconds
-from tidegate_scheduler.policy.parameters import SECOND_NS, Parameters
+from tidegate_scheduler.policy.parameters import SECOND_NS, Parameters, as_parameters
 from tidegate_scheduler.state import Job, Maintenance, Node
 
 NAMED_MAX = 3
@@ -283,10 +283,9 @@ def closed_code(node: Node) -> str:
 
 def closing(index: Index, job: Job, now_ns: int) -> list[Maintenance]:
     """Return the windows that begin before the job, placed now, has certainly ended."""
-    limit = time_limit_seconds(job, index.state.specs[job.id])
-    ends_ns = None if limit is None else now_ns + limit * SECOND_NS - job.ran_ns
-    windows = index.state.maintenance.values()
-    return [each for each in windows if now_ns < each.end_ns and (ends_ns is None or ends_ns > each.start_ns)]
+    state = index.state
+    parameters, spec = as_parameters(state.header.parameters), state.specs[job.id]
+    return [each for each in state.maintenance.values() if closes(each, job, spec, now_ns, parameters)]
 
 
 def _devices(kind: Kind, shape: Shape) -> int:

@@ -320,7 +320,8 @@ class _Pass:
             self._keep(job, line, found.rows, found.start_by_ns)
             return
         if job.reserved_nodes:
-            self._release(job, "NoNode")
+            kept = self._draft.parameters.reservations_max
+            self._release(job, "NoNode" if self._may_keep() else f"room is kept for {kept} in front of it")
         self._waiting.of_line(line, None)
 
     def _may_keep(self) -> bool:
