@@ -5,7 +5,8 @@
   `publish_over_request` is the same over a bare request, whose answer is not even read. Near fsync: the server syncs
   each message before it answers. `publish_p50_ms` and `_p99_ms` are an append's answer, one at a time.
 - `journal_to_decision_*_ms`: from the answer to an appended submission to the answer to the frame that places the job,
-  with the whole scheduler in this process and nothing else to do. Two deliveries, a pass and one fsync; near fsync.
+  with the whole scheduler in this process and nothing else to do. Two deliveries, a pass and one fsync; near fsync:
+  `decision_append_*_ms` is the part of it that is the frame's own append, `decision_before_append_*_ms` all the rest.
 - `placements_per_s_through_journal`: that scheduler on a queue of jobs and a hundred nodes, from its first frame to its
   last: decided, appended with fsync, folded back, orders sent, pass after pass. Near one core of Python: fsync is paid
   once a pass, so it weighs little.
@@ -230,6 +231,7 @@ async def deciding(directory: Path) -> dict[str, float]:
         await write(client, history.take())
         journal = NatsJournal(client)
         took: list[float] = []
+        appending: list[float] = []
         async with scheduler_of(url) as scheduler:
             for number in range(DECISIONS):
                 event = JobSubmitted(id=f"g2-{number}", at_ns=1, tenant="lab-a", job=f"k-{number}", spec=SPEC)
@@ -238,10 +240,17 @@ async def deciding(directory: Path) -> dict[str, float]:
                 submitted = time.perf_counter()
                 async with asyncio.timeout(WAIT_SECONDS):
                     await scheduler.placed.wait()
-                took.append(scheduler.passes[-1][1] - submitted)
+                began, answered, _ = scheduler.passes[-1]
+                took.append(answered - submitted)
+                appending.append(answered - began)
                 await _end(journal, number)
                 await asyncio.sleep(0.02)
-    return _quantiles("journal_to_decision", took[1:])
+    before = [whole - append for whole, append in zip(took, appending, strict=True)]
+    return {
+        **_quantiles("journal_to_decision", took[1:]),
+        **_quantiles("decision_append", appending[1:]),
+        **_quantiles("decision_before_append", before[1:]),
+    }
 
 
 async def _end(journal: NatsJournal, number: int) -> None:
