@@ -15,6 +15,7 @@ from tidegate_events.spec import Component, JobSpec, ResourceRange
 from tidegate_gateway.view.projection import View
 from tidegate_scheduler.decide import decide
 from tidegate_scheduler.evolve import evolve
+from tidegate_scheduler.policy.limits import time_limit_seconds
 from tidegate_scheduler.state import State
 
 SECOND_NS = 1_000_000_000
@@ -207,7 +208,7 @@ class Both:
             assert seen.cancel_requested == job.cancel_requested
             got_asked = (seen.held, seen.suspend_requested, seen.requeue_requested, seen.priority)
             assert got_asked == (job.held, job.suspend_requested, job.requeue_requested, job.priority)
-            assert seen.time_limit_seconds == self.state.time_limit_seconds(job)
+            assert seen.time_limit_seconds == time_limit_seconds(job, self.state.specs[job.id])
             if job.members:
                 assert seen.latest is not None
                 got = [(m.placement.rank, m.placement.node, m.sandbox, m.phase) for m in seen.latest.members]

@@ -10,6 +10,7 @@ from tidegate_events.contract import CONTRACT, may_say
 from tidegate_events.frame import Writer
 from tidegate_events.resources import Resources
 from tidegate_scheduler import operations
+from tidegate_scheduler.policy.limits import time_limit_seconds
 from tidegate_scheduler.state import MAINTENANCE_MAX, Maintenance, Queue, State
 
 from tests.support.cluster import SECOND, Cluster, spec
@@ -201,7 +202,7 @@ def test_priority_and_limit_count_at_once_and_void_nothing(cluster: Cluster) -> 
     ask(cluster, e.JobLimitChanged, time_limit_seconds=90)
     job = cluster.job("j")
     assert (job.priority, job.revision) == (7, revision)
-    assert cluster.state.time_limit_seconds(job) == 90
+    assert time_limit_seconds(job, cluster.state.specs[job.id]) == 90
     assert job.cause == f"{len(cluster.frames)}.0"
 
 
@@ -209,11 +210,11 @@ def test_a_limit_can_be_set_and_taken_away_whatever_the_job_asked_for() -> None:
     cluster = Cluster()
     cluster.submit(spec(time_limit_seconds=60), "j")
     job = cluster.job("j")
-    assert cluster.state.time_limit_seconds(job) == 60
+    assert time_limit_seconds(job, cluster.state.specs[job.id]) == 60
     ask(cluster, e.JobLimitChanged, time_limit_seconds=None)
-    assert cluster.state.time_limit_seconds(job) is None
+    assert time_limit_seconds(job, cluster.state.specs[job.id]) is None
     ask(cluster, e.JobLimitChanged, time_limit_seconds=30)
-    assert cluster.state.time_limit_seconds(job) == 30
+    assert time_limit_seconds(job, cluster.state.specs[job.id]) == 30
 
 
 @pytest.mark.parametrize("kind", OF_A_JOB)

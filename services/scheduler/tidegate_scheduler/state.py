@@ -301,12 +301,6 @@ class State:
             "maintenance": self.maintenance,  # type: ignore[dict-item]
         }
 
-    def time_limit_seconds(self, job: Job) -> int | None:
-        """Return how long the job may run in all, None for as long as it likes: an operator's word before its own."""
-        if job.time_limit_seconds is None:
-            return self.specs[job.id].time_limit_seconds
-        return None if job.time_limit_seconds == NO_LIMIT else job.time_limit_seconds
-
     def remember_spec(self, job: str, spec: JobSpec) -> str:
         """Keep the job's specification and what is derived from it; return its digest."""
         self.specs[job] = spec

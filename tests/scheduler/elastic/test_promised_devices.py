@@ -11,7 +11,8 @@ from tidegate_scheduler.policy.elastic.shapes import NOWHERE, Fit, Shape
 from tidegate_scheduler.policy.elastic.table import Kind, NodeTable
 from tidegate_scheduler.policy.parameters import Parameters
 
-from tests.support.cluster import Cluster, spec
+from tests.scheduler.elastic.lab import elastic
+from tests.support.cluster import spec
 
 NEEDS = [
     Resources(500, 100),
@@ -20,10 +21,6 @@ NEEDS = [
     Resources(500, 100, 2),
     Resources(500, 0, gpu_millis=400),
 ]
-
-
-def elastic(parameters: Parameters | None = None) -> Cluster:
-    return Cluster(parameters, policy=2)
 
 
 @given(

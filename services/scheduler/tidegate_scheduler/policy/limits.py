@@ -5,14 +5,14 @@ from __future__ import annotations
 from tidegate_events.spec import JobSpec
 
 from tidegate_scheduler.policy.parameters import SECOND_NS
-from tidegate_scheduler.state import LEAVING_STAGES, Job
+from tidegate_scheduler.state import LEAVING_STAGES, NO_LIMIT, Job
 
 
 def time_limit_seconds(job: Job, spec: JobSpec) -> int | None:
-    """Return the job's time limit: what an operator set (-1: none), else what the job asked for."""
+    """Return the job's time limit: what an operator set (NO_LIMIT: none), else what the job asked for."""
     if job.time_limit_seconds is None:
         return spec.time_limit_seconds
-    return None if job.time_limit_seconds < 0 else job.time_limit_seconds
+    return None if job.time_limit_seconds == NO_LIMIT else job.time_limit_seconds
 
 
 def ends_by_ns(job: Job, spec: JobSpec) -> int | None:

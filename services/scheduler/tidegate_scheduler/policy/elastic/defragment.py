@@ -12,18 +12,18 @@ cool-down or past its budget of preemptions: a move counts into that.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import msgspec
 import numpy as np
 
 from tidegate_scheduler.draft import Draft
+from tidegate_scheduler.policy.elastic.departed import members_without, without
 from tidegate_scheduler.policy.elastic.entries import Seat
 from tidegate_scheduler.policy.elastic.fit import Rows, rows_in, seats
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.queue import Line
 from tidegate_scheduler.policy.elastic.shapes import Fit
-from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY, WHOLE_MILLIS
+from tidegate_scheduler.policy.elastic.table import CPU, GPUS, WHOLE_MILLIS
 from tidegate_scheduler.policy.elastic.victims import Victims
 from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.state import MOVED_WITHIN_NS, Job
@@ -155,12 +155,12 @@ class Defragmentation:
     def _offers(self, fit: Fit, row: int, job: Job) -> Iterator[_Offer]:
         """Yield what the row holds more as one after the other leaves it, the cheapest first; the last is the most."""
         gone: list[Job] = []
-        before = members = _members_without(self._index, fit, row, gone)
+        before = members = members_without(self._index, fit, row, gone)
         for other in sorted(self._movable(row, job), key=lambda each: (self._lost(each), each.id)):
             if members >= fit.shape.gang_size:
                 return
             gone.append(other)
-            held = _members_without(self._index, fit, row, gone)
+            held = members_without(self._index, fit, row, gone)
             if held > members:
                 members = held
                 yield _Offer(row, members, members - before, sum(self._lost(each) for each in gone), tuple(gone))
@@ -171,10 +171,10 @@ class Defragmentation:
         needed = list({job.id: job for offer in offers for job in offer.jobs}.values())
         for job in sorted(needed, key=lambda each: (-self._lost(each), each.id)):
             rest = [other for other in needed if other is not job]
-            with _without(self._index, rest):
+            with without(self._index, rest):
                 if rest and rows_in(fit, table.later, barred) is not None:
                     needed = rest
-        with _without(self._index, needed):
+        with without(self._index, needed):
             rows = rows_in(fit, table.later, barred)
         return None if rows is None else (rows, needed)
 
@@ -202,34 +202,3 @@ def _fragmented(fit: Fit, barred: frozenset[int]) -> bool:
     free = np.where(fit.suits(rows), np.maximum(table.now[GPUS, rows], 0), 0)
     free[list(barred)] = 0
     return int(free.sum()) >= fit.shape.need.gpus * fit.shape.gang_size
-
-
-def _members_without(index: Index, fit: Fit, row: int, gone: list[Job]) -> int:
-    """Return how many members the row holds once these have left too."""
-    held = [(index.state.floors[job.id], seat) for job in gone for seat in index.seats_of(job.id) if seat.row == row]
-    if row in index.table.mixed or any(floor.gpu_millis for floor, _ in held):
-        with _without(index, gone):
-            return int(fit.members(index.table.later, np.array([row], np.int64))[0])
-    later, need = index.table.later_on(row), fit.shape.need
-    members = fit.shape.gang_size
-    for have, freed, each in (
-        (later[CPU], sum(floor.cpu_millis for floor, _ in held), need.cpu_millis),
-        (later[MEMORY], sum(floor.memory_mib for floor, _ in held), need.memory_mib),
-        (later[GPUS], sum(floor.gpus for floor, _ in held), need.gpus),
-    ):
-        if each:
-            members = min(members, max(0, have + freed) // each)
-    return members
-
-
-@contextmanager
-def _without(index: Index, gone: list[Job]) -> Iterator[None]:
-    """Let the table's `later` be what there will be once these have left too."""
-    held = [(seat, index.state.floors[job.id]) for job in gone for seat in index.seats_of(job.id)]
-    for seat, need in held:
-        index.table.leave(seat.row, need, seat.gpu_indices)
-    try:
-        yield
-    finally:
-        for seat, need in held:
-            index.table.stay(seat.row, need, seat.gpu_indices)

@@ -7,17 +7,15 @@ that is taken back by the sharing of CPU without anybody leaving.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import msgspec
 import numpy as np
 
+from tidegate_scheduler.policy.elastic.departed import members_without, without
 from tidegate_scheduler.policy.elastic.fit import Rows, could_hold_by, rows_in
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.queue import Line
 from tidegate_scheduler.policy.elastic.shapes import Fit
-from tidegate_scheduler.policy.elastic.table import CPU, GPUS, SHARE, WHOLE_MILLIS, Ints
+from tidegate_scheduler.policy.elastic.table import CPU, GPUS, SHARE, WHOLE_MILLIS
 from tidegate_scheduler.policy.elastic.victims import Cost, Victims
 from tidegate_scheduler.state import Job
 
@@ -57,7 +55,7 @@ def plan_preemption(index: Index, line: Line, job: Job, victims: Victims, barred
     among = {offer.row for offer in chosen}
 
     def seats_without(some: list[Job]) -> Rows | None:
-        with _without(index, some) as room:
+        with without(index, some) as room:
             return rows_in(line.fit, room, among=among)
 
     needed = sorted(candidates.values(), key=victims.cost)
@@ -116,42 +114,21 @@ def _offer(index: Index, fit: Fit, row: int, for_job: Job, victims: Victims) -> 
     """Return the cheapest way in which the node holds as many members as it can; None where it holds none."""
     size = fit.shape.gang_size
     taken: list[Job] = []
-    members = _members_without(index, fit, row, taken)
+    members = members_without(index, fit, row, taken)
     for candidate in victims.on_row(row, for_job):
         if members >= size:
             break
         if not victims.jointly([*taken, candidate], for_job):
             continue
         taken.append(candidate)
-        members = max(members, _members_without(index, fit, row, taken))
+        members = max(members, members_without(index, fit, row, taken))
     if members == 0:
         return None
     for victim in sorted(taken, key=victims.cost, reverse=True):
         rest = [other for other in taken if other is not victim]
-        if _members_without(index, fit, row, rest) >= members:
+        if members_without(index, fit, row, rest) >= members:
             taken = rest
     return _Offer(row, members, tuple(taken), tuple(victims.cost(victim) for victim in taken))
-
-
-def _members_without(index: Index, fit: Fit, row: int, gone: list[Job]) -> int:
-    """Return how many members the row holds once these have left too."""
-    need = fit.shape.need
-    if need.gpu_millis or row in index.table.mixed:
-        with _without(index, gone) as room:
-            return int(fit.members(room, np.array([row], np.int64))[0])
-    cpu_millis, memory_mib, gpus, _ = index.table.later_on(row)
-    for job in gone:
-        held = index.state.floors[job.id]
-        for seat in index.seats_of(job.id):
-            if seat.row == row:
-                cpu_millis += held.cpu_millis
-                memory_mib += held.memory_mib
-                gpus += held.gpus
-    holds = fit.shape.gang_size
-    for amount, each in ((cpu_millis, need.cpu_millis), (memory_mib, need.memory_mib), (gpus, need.gpus)):
-        if each:
-            holds = min(holds, max(0, amount) // each)
-    return holds
 
 
 def _chosen(index: Index, fit: Fit, offers: list[_Offer]) -> list[_Offer] | None:
@@ -181,19 +158,3 @@ def _price(index: Index, offers: list[_Offer]) -> tuple[int, int, int, str]:
     highest = max((cost.priority for cost in costs.values()), default=-(1 << 62))
     lost = sum(cost.lost_seconds for cost in costs.values())
     return (highest, lost, len(costs), index.table.names[offers[0].row])
-
-
-def _later_without(index: Index, gone: list[Job]) -> Iterator[Ints]:
-    """Give the room that there will be once these have left too."""
-    table, floors = index.table, index.state.floors
-    seats = [(seat, floors[job.id]) for job in gone for seat in index.seats_of(job.id)]
-    for seat, need in seats:
-        table.leave(seat.row, need, seat.gpu_indices)
-    try:
-        yield table.later
-    finally:
-        for seat, need in seats:
-            table.stay(seat.row, need, seat.gpu_indices)
-
-
-_without = contextmanager(_later_without)
