@@ -205,6 +205,12 @@ def test_spans_are_read(given: str, seconds: int) -> None:
     assert moments.ahead(given, "--start", 5) == 5 + seconds * SECOND_NS
 
 
+def test_what_lies_ahead_is_not_said_to_be_a_time_before_now() -> None:
+    with pytest.raises(CommandError, match="no moment in time") as refused:
+        moments.ahead("soon", "--deadline", 5)
+    assert "a time span ahead" in str(refused.value.remedy)
+
+
 @pytest.mark.parametrize("given", ["", "soon", "1h 30m", "5", "-1h", "1w"])
 def test_what_is_no_span_is_refused(given: str) -> None:
     with pytest.raises(CommandError, match="no time span"):

@@ -22,12 +22,16 @@ def parse(given: str, option: str) -> int:
     span = _SPAN.fullmatch(given)
     if span is not None:
         return time.time_ns() - int(float(span[1]) * _UNIT_SECONDS[span[2]] * NS_PER_SECOND)
+    return _date(given, option, "a time span before now (90s, 10m, 2h, 1d)")
+
+
+def _date(given: str, option: str, or_else: str) -> int:
     try:
         moment = datetime.fromisoformat(given.replace("Z", "+00:00"))
         return int(moment.timestamp() * NS_PER_SECOND)
     except (ValueError, OverflowError, OSError):
         message = f"{option} {given!r} is no moment in time."
-        remedy = "Accepted are a time span before now (90s, 10m, 2h, 1d) and a date: 2026-11-29, '2026-11-29 03:00'."
+        remedy = f"Accepted are {or_else} and a date: 2026-11-29, '2026-11-29 03:00'."
         raise CommandError(message, remedy, exits.USAGE) from None
 
 
@@ -43,7 +47,7 @@ def ahead(given: str, option: str, from_ns: int) -> int:
     """Return a moment in Unix nanoseconds: a time span after `from_ns`, or a date and time. Raises CommandError."""
     if _SPAN.match(given):
         return from_ns + seconds(given, option) * NS_PER_SECOND
-    return from_ns if given == "now" else parse(given, option)
+    return from_ns if given == "now" else _date(given, option, "now, a time span ahead (90s, 30m, 2h, 1h30m)")
 
 
 def stamp(at_ns: int) -> str:
