@@ -16,6 +16,7 @@ from tidegate_events.subjects import DECISION, speaks_for
 
 from tidegate_scheduler import counting, lifecycle, operations
 from tidegate_scheduler.state import HINTS_KEPT, Node, State
+from tidegate_scheduler.strict import keep_model, keep_models
 
 
 def evolve(state: State, recorded: Recorded) -> None:
@@ -39,6 +40,7 @@ def evolve(state: State, recorded: Recorded) -> None:
     for index, event in enumerate(recorded.frame.events):
         if may_say(writer, event):
             _RULES[type(event)](state, event, f"{recorded.seq}.{index}")
+    state.seats.tidy()
 
 
 def _on_leader_elected(state: State, event: e.LeaderElected, _at: str) -> None:
@@ -57,6 +59,7 @@ def _on_policy_changed(state: State, event: e.PolicyChanged, _at: str) -> None:
     state.header.policy = event.policy
     state.header.parameters = dict(event.parameters)
     state.touch("header")
+    keep_models(state)
 
 
 def _on_decision_pass(state: State, event: e.DecisionPass, _at: str) -> None:
@@ -70,7 +73,7 @@ def _on_node_joined(state: State, event: e.NodeJoined, _at: str) -> None:
         return
     held = {(s.job, s.attempt, s.rank) for s in event.sandboxes}
     current: set[tuple[str, int, int]] = set()
-    for job in state.jobs.values():
+    for job in state.seats.on(event.node):
         for member in job.members:
             if member.node != event.node or not member.active:
                 continue
@@ -82,6 +85,8 @@ def _on_node_joined(state: State, event: e.NodeJoined, _at: str) -> None:
     node = _joined(state, event, [s for s in event.sandboxes if (s.job, s.attempt, s.rank) not in current])
     state.nodes[event.node] = node
     state.touch(f"node/{event.node}")
+    for job in state.seats.on(event.node):
+        keep_model(state, job)
     if known is None:
         return
     # An operator's word outlives a restart, and so does what the node is blamed for.
@@ -131,7 +136,7 @@ def _on_node_lost(state: State, event: e.NodeLost, _at: str) -> None:
     if node is None or node.incarnation != event.incarnation or node.status == "lost":
         return
     node.status = "lost"
-    for job in state.jobs.values():
+    for job in state.seats.on(node.name):
         for member in job.members:
             if member.node == node.name and member.active:
                 node.zombies.append(e.HeldSandbox(job=job.id, attempt=job.attempt, rank=member.rank))

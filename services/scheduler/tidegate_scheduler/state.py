@@ -22,6 +22,7 @@ from tidegate_events.resources import GpuDevice, Resources
 from tidegate_events.spec import JobSpec, member_floor
 
 from tidegate_scheduler.digest import StateDigest
+from tidegate_scheduler.seats import Seats, Zombies
 
 Stage = Literal["pending", "suspended", "placed", "running", "preempting", "stopping"]
 MemberStatus = Literal["ordered", "started", "completed", "suspended", "failed", "stopped", "lost", "rejected"]
@@ -232,7 +233,8 @@ class State:
         self.maintenance: dict[str, Maintenance] = {}
         self._digest = StateDigest()
         self._changed: dict[str, None] = {"header": None}
-        self._haunted: dict[str, None] = {}
+        self.seats = Seats(self)
+        self.zombies = Zombies()
         self._watchers: list[dict[str, None]] = []
         self.derived: object = None
         """What a policy keeps of this state between passes: a cache that `watch`es it, which it makes itself."""
@@ -245,19 +247,19 @@ class State:
         self._changed[key] = None
         for keys in self._watchers:
             keys[key] = None
-        if key.startswith("node/"):
-            self._note_zombies(key.removeprefix("node/"))
-
-    def _note_zombies(self, name: str) -> None:
-        node = self.nodes.get(name)
-        if node is not None and node.zombies:
-            self._haunted[name] = None
-        else:
-            self._haunted.pop(name, None)
+        kind, _, name = key.partition("/")
+        if kind == "job":
+            self.seats.note(name)
+        elif kind == "node":
+            self.zombies.note(name, self.nodes.get(name))
 
     def watch(self, keys: dict[str, None]) -> None:
         """Have the key of every entity that changes from now on put into `keys`, for whoever keeps an index of it."""
         self._watchers.append(keys)
+
+    def unwatch(self, keys: dict[str, None]) -> None:
+        """End `watch` for whoever keeps its index no longer."""
+        self._watchers = [each for each in self._watchers if each is not keys]
 
     @property
     def elastic(self) -> bool:
@@ -309,7 +311,7 @@ class State:
 
     def forget_spec(self, job: str) -> None:
         """Drop the specification of an ended job, unless a zombie of it must still be told to end."""
-        if job in self.jobs or any(z.job == job for name in self._haunted for z in self.nodes[name].zombies):
+        if job in self.jobs or self.zombies.nodes_with(job):
             return
         self.specs.pop(job, None)
         self.floors.pop(job, None)

@@ -1,0 +1,113 @@
+"""Who is on which node, and which nodes have zombies of which job: derived from the state, and not digested.
+
+Both follow the state by what it says of itself to have changed (`State.touch`), and are brought up to date when they
+are asked. So a fact about one node costs what is on that node, and not a look at all jobs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tidegate_scheduler.state import Job, Node, State
+
+UNSEATED_MAX = 20_000
+"""Jobs that may have changed before they are looked at, though nobody asks: replays of quiet histories stay small."""
+
+
+class Seats:
+    """By node the jobs whose current attempt has a member there, whether it is active still or not."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._changed: dict[str, None] = {}
+        self._nodes_of: dict[str, tuple[str, ...]] = {}
+        self._jobs_on: dict[str, dict[str, None]] = {}
+        self._newest_seq = -1
+        self._first = ""
+        self._numbered = 0
+        self._places: dict[str, int] = {}
+        """Of the jobs that were submitted in one frame, the places of all but the first."""
+
+    def note(self, job: str) -> None:
+        """Take note that the job changed, came or went."""
+        self._changed[job] = None
+
+    def tidy(self) -> None:
+        """Keep what is not looked at yet within bounds; called between events, when jobs are whole."""
+        if len(self._changed) > UNSEATED_MAX:
+            self._catch_up()
+
+    def on(self, node: str) -> list[Job]:
+        """Return the jobs on the node in the order of their submission, in which the state's table holds them."""
+        self._catch_up()
+        there = [self._state.jobs[name] for name in self._jobs_on.get(node, ())]
+        return sorted(there, key=lambda job: (job.submitted_seq, self._places.get(job.id, 0)))
+
+    def nodes_of(self, job: str) -> tuple[str, ...]:
+        """Return the nodes of the job's members, in the order of the members."""
+        self._catch_up()
+        return self._nodes_of.get(job, ())
+
+    def _catch_up(self) -> None:
+        if not self._changed:
+            return
+        changed, self._changed = self._changed, {}
+        for name in changed:
+            job = self._state.jobs.get(name)
+            if job is None:
+                self._places.pop(name, None)
+            else:
+                self._place(job)
+            self._seat(name, tuple(dict.fromkeys(member.node for member in job.members)) if job is not None else ())
+
+    def _place(self, job: Job) -> None:
+        """Number the jobs of one frame: they change for the first time in the order in which they were submitted."""
+        if job.submitted_seq > self._newest_seq:
+            self._newest_seq, self._first = job.submitted_seq, job.id
+        elif job.submitted_seq == self._newest_seq and job.id != self._first and job.id not in self._places:
+            self._numbered += 1
+            self._places[job.id] = self._numbered
+
+    def _seat(self, name: str, nodes: tuple[str, ...]) -> None:
+        before = self._nodes_of.get(name, ())
+        if nodes == before:
+            return
+        for node in before:
+            if node not in nodes:
+                jobs = self._jobs_on[node]
+                del jobs[name]
+                if not jobs:
+                    del self._jobs_on[node]
+        for node in nodes:
+            self._jobs_on.setdefault(node, {})[name] = None
+        if nodes:
+            self._nodes_of[name] = nodes
+        else:
+            del self._nodes_of[name]
+
+
+class Zombies:
+    """By job the nodes that have sandboxes of it which belong to no current attempt."""
+
+    def __init__(self) -> None:
+        self._jobs_of: dict[str, tuple[str, ...]] = {}
+        self._nodes_with: dict[str, dict[str, None]] = {}
+
+    def note(self, name: str, node: Node | None) -> None:
+        """Take note of what is on the node now; None: it is gone."""
+        jobs = tuple(dict.fromkeys(zombie.job for zombie in node.zombies)) if node is not None else ()
+        before = self._jobs_of.pop(name, ())
+        for job in before:
+            nodes = self._nodes_with[job]
+            del nodes[name]
+            if not nodes:
+                del self._nodes_with[job]
+        for job in jobs:
+            self._nodes_with.setdefault(job, {})[name] = None
+        if jobs:
+            self._jobs_of[name] = jobs
+
+    def nodes_with(self, job: str) -> tuple[str, ...]:
+        """Return the nodes that still have sandboxes of the job."""
+        return tuple(self._nodes_with.get(job, ()))
