@@ -17,6 +17,7 @@ from tidegate_scheduler.state import (
     Member,
     State,
 )
+from tidegate_scheduler.strict import keep_model
 
 PROGRESS_WHOLE = 1000
 
@@ -200,8 +201,7 @@ def _on_placed(state: State, event: e.JobPlaced, at: str) -> None:
     job.stop_reason = ""
     job.reserved_nodes = ()
     job.reserved_start_ns = 0
-    if state.elastic and not job.cpu_model and state.specs[job.id].determinism == "strict":
-        job.cpu_model = state.nodes[event.members[0].node].cpu_model
+    keep_model(state, job)
     if event.resume is None:
         job.progress_millis = job.progress_ns = 0
     moved(state, job, at)

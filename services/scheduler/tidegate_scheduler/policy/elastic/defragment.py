@@ -18,6 +18,7 @@ import numpy as np
 
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.elastic.departed import members_without, without
+from tidegate_scheduler.policy.elastic.domains import domains_of
 from tidegate_scheduler.policy.elastic.entries import Seat
 from tidegate_scheduler.policy.elastic.fit import Rows, rows_in, seats
 from tidegate_scheduler.policy.elastic.index import Index
@@ -122,16 +123,16 @@ class Defragmentation:
         holds[list(barred)] = 0
         able = rows[fit.suits(rows) & ~np.isin(rows, list(barred))]
         order = np.lexsort((table.place[able], -table.later[CPU, able], -table.later[GPUS, able]))
+        numbers = domains_of(fit.shape, table, rows).numbers
         domains: dict[int, list[_Offer]] = {}
         choices: list[list[_Offer]] = []
         for row in able[order][:NODES_LOOKED_AT_MAX].tolist():
             offers = list(self._offers(fit, row, job))
             if offers and offers[-1].members >= fit.shape.gang_size:
                 choices.append([offers[-1]])
-            domains.setdefault(int(table.switch[row]) if fit.shape.intensive else 0, []).extend(offers[:1])
+            domains.setdefault(int(numbers[row]), []).extend(offers[:1])
         for domain, offers in domains.items():
-            inside = table.switch[rows] == domain if fit.shape.intensive else np.ones(len(rows), np.bool_)
-            missing, taken = fit.shape.gang_size - int(holds[inside].sum()), list[_Offer]()
+            missing, taken = fit.shape.gang_size - int(holds[numbers == domain].sum()), list[_Offer]()
             for offer in sorted(offers, key=lambda each: (each.lost // each.gain, table.names[each.row])):
                 if sum(each.gain for each in taken) < missing:
                     taken.append(offer)

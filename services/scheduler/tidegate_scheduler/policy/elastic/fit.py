@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 import numpy as np
 
+from tidegate_scheduler.policy.elastic.domains import bounded, domains_of
 from tidegate_scheduler.policy.elastic.entries import Seat
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.shapes import NOWHERE, Fit
@@ -57,7 +58,8 @@ def rows_in(
 ) -> Rows | None:
     """Return the rows (of those `among`, where that is given) on which the gang fits into `room`, None where on none.
 
-    An intensive gang goes to one node, else (unless `one_node`) below one switch, that with the least left over.
+    An intensive gang goes to one node, else (unless `one_node`) below one switch, that with the least left over; a
+    strict one to nodes of one CPU model.
     """
     rows = np.arange(len(fit.table)) if among is None else np.array(sorted(among), np.int64)
     holds = fit.members(room, rows)
@@ -71,19 +73,20 @@ def _chosen(fit: Fit, room: Ints, rows: Ints, holds: Ints, *, one_node: bool) ->
     size = fit.shape.gang_size
     if int(holds.sum()) < size:
         return None
-    if not fit.shape.intensive:
+    if not bounded(fit.shape):
         return _filled(fit, room, rows, holds)
-    whole = rows[holds >= size]
-    if len(whole):
-        return (int(_tightest(fit, room, whole)[0]),) * size
-    if one_node:
-        return None
-    below = _per_switch(fit, rows, holds)
-    able = np.flatnonzero(below >= size).tolist()
+    if fit.shape.intensive:
+        whole = rows[holds >= size]
+        if len(whole):
+            return (int(_tightest(fit, room, whole)[0]),) * size
+        if one_node:
+            return None
+    domains = domains_of(fit.shape, fit.table, rows)
+    sums = domains.sums(holds)
+    able = np.flatnonzero(sums >= size).tolist()
     if not able:
         return None
-    switch = min(able, key=lambda number: (int(below[number]), fit.table.switches[number]))
-    inside = fit.table.switch[rows] == switch
+    inside = domains.numbers == min(able, key=lambda number: (int(sums[number]), domains.names[number]))
     return _filled(fit, room, rows[inside], holds[inside])
 
 
@@ -149,14 +152,7 @@ def could_hold(fit: Fit, *, up_only: bool, barred: frozenset[int] = frozenset())
 
 def could_hold_by(fit: Fit, holds: Ints) -> bool:
     """Say whether the gang fits where each row holds so many members."""
-    size = fit.shape.gang_size
-    if not fit.shape.intensive:
-        return int(holds.sum()) >= size
-    return bool(len(holds)) and int(_per_switch(fit, np.arange(len(holds)), holds).max()) >= size
-
-
-def _per_switch(fit: Fit, rows: Ints, holds: Ints) -> Ints:
-    """Return how many members fit below each switch."""
-    below = np.zeros(len(fit.table.switches), np.int64)
-    np.add.at(below, fit.table.switch[rows], holds)
-    return below
+    if not bounded(fit.shape):
+        return int(holds.sum()) >= fit.shape.gang_size
+    sums = domains_of(fit.shape, fit.table, np.arange(len(holds))).sums(holds)
+    return int(sums.max(initial=0)) >= fit.shape.gang_size

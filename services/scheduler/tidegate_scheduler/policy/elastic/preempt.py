@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from tidegate_scheduler.policy.elastic.departed import members_without, without
+from tidegate_scheduler.policy.elastic.domains import domains_of
 from tidegate_scheduler.policy.elastic.fit import Rows, could_hold_by, rows_in
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.queue import Line
@@ -138,8 +139,9 @@ def _chosen(index: Index, fit: Fit, offers: list[_Offer]) -> list[_Offer] | None
     if whole:
         return [min(whole, key=lambda offer: _price(index, [offer]))]
     domains: dict[int, list[_Offer]] = {}
-    for offer in offers:
-        domains.setdefault(int(index.table.switch[offer.row]) if fit.shape.intensive else 0, []).append(offer)
+    numbers = domains_of(fit.shape, index.table, np.array([offer.row for offer in offers], np.int64)).numbers
+    for offer, number in zip(offers, numbers.tolist(), strict=True):
+        domains.setdefault(number, []).append(offer)
     best: list[_Offer] | None = None
     for domain in domains.values():
         taken: list[_Offer] = []

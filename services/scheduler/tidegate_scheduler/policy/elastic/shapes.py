@@ -18,7 +18,10 @@ ROWS_ONE_BY_ONE_MAX = 24
 
 
 class Shape(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
-    """All that decides where a job fits; jobs of one shape are alike to the nodes."""
+    """All that decides where a job fits; jobs of one shape are alike to the nodes.
+
+    `alike`: a strict gang that has no CPU model yet, all of whose members go to nodes of one, whichever that is.
+    """
 
     isolation: str
     image: str
@@ -27,6 +30,7 @@ class Shape(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
     intensive: bool = False
     gpu_models: tuple[str, ...] = ()
     cpu_model: str = ""
+    alike: bool = False
 
 
 class Fit:
