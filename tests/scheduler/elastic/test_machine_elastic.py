@@ -24,6 +24,7 @@ from tests.support.cluster import SECOND, spec
 
 TENANTS = ["t", "a", "b"]
 SWITCHES = {"n1": "s1", "n2": "s1", "n3": "s2"}
+MODELS = {"n1": "EPYC", "n2": "Xeon", "n3": "EPYC"}
 MIXED = (
     GpuDevice(0, "g0", "H", 80_000),
     GpuDevice(1, "g1", "H", 80_000),
@@ -53,7 +54,9 @@ class ElasticMachine(RestartedMachine):
         cpu, gpus = NODES[name]
         more: dict[str, Any] = {"devices": MIXED} if name == "n3" else {"gpus": gpus}
         number = self.incarnations[name]
-        self.cluster.node(name, cpu, incarnation=number, held=held, switch=SWITCHES[name], cpu_model="c", **more)
+        self.cluster.node(
+            name, cpu, incarnation=number, held=held, switch=SWITCHES[name], cpu_model=MODELS[name], **more
+        )
 
     @rule(
         tenant=st.sampled_from(TENANTS),
@@ -64,6 +67,7 @@ class ElasticMachine(RestartedMachine):
         models=st.sampled_from([(), ("H",), ("L", "H")]),
         seconds=st.sampled_from([None, 50, 500]),
         intensive=st.sampled_from([None, 0, 90]),
+        strict=st.booleans(),
     )
     def a_tenant_submits(self, *, cpu: int, devices: tuple[int, int], **asked: Any) -> None:
         more: dict[str, Any] = {}
@@ -82,6 +86,7 @@ class ElasticMachine(RestartedMachine):
             attempts=2,
             expected_seconds=seconds,
             time_limit_seconds=seconds * 3 if seconds else None,
+            determinism="strict" if asked["strict"] else "relaxed",
             **more,
         )
         self.cluster.submit(job)

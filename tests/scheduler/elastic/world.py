@@ -93,6 +93,11 @@ class CheckedCluster(Cluster):
             switches = {self.state.nodes[name].switch for name in names}
             assert len(switches) == 1, f"too wide: {event}"
             assert "" not in switches, f"too wide: {event}"
+        if spec.determinism == "strict":
+            models = {self.state.nodes[name].cpu_model for name in names}
+            assert len(models) == 1, f"over several CPU models: {event}"
+            assert len(names) == 1 or "" not in models, f"over nodes that may differ: {event}"
+            assert self.job(event.job).cpu_model in ("", *models), f"not on the model that it began on: {event}"
         need = self.state.floors[event.job]
         for member in event.members:
             devices = {gpu.index: gpu for gpu in self.state.nodes[member.node].gpus}

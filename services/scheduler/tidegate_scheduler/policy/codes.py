@@ -13,7 +13,8 @@ WAITING: dict[str, tuple[str, str]] = {
         "Wait; ask for less; raise the priority with `tidegate job set`.",
     ),
     "Priority": (
-        "There is room, or there will be, but it is kept for the jobs that are named, which are in front.",
+        "There is room, or there will be, but it is kept for the jobs that are named, which are in front: how many, "
+        "how much they need in all, and `start_ns`, when the first of them has its room, where that is known.",
         "Wait; a time limit that ends before their start lets a job use the room meanwhile.",
     ),
     "Reserved": (
@@ -22,8 +23,9 @@ WAITING: dict[str, tuple[str, str]] = {
         "Wait: nobody behind it can take that room.",
     ),
     "GangTopology": (
-        "The members do not fit on one node or below one switch, as the job's `communication` asks.",
-        "Wait, or submit it with `communication: loose`.",
+        "The members do not fit on one node or below one switch, as the job's `communication` asks, or on nodes of one "
+        "CPU model, as `determinism: strict` does. `members_fit_together`: how many do, where most of them do.",
+        "Wait, or submit it with `communication: loose`, or `determinism: relaxed`.",
     ),
     "Protected": (
         "Jobs of lower priority hold what is short, and may not be asked to leave: they are close to their end "

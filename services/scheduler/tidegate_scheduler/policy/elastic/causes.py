@@ -12,18 +12,25 @@ from tidegate_events.events import Reason
 from tidegate_events.resources import GpuDevice
 
 from tidegate_scheduler.policy.elastic.barred import closes
+from tidegate_scheduler.policy.elastic.domains import domains_of
 from tidegate_scheduler.policy.elastic.fit import could_hold, could_hold_by
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.order import Order
 from tidegate_scheduler.policy.elastic.queue import LineKey
-from tidegate_scheduler.policy.elastic.reasons import kept_rows, short_code, shortage
+from tidegate_scheduler.policy.elastic.reasons import (
+    how_much,
+    kept_for,
+    kept_rows,
+    named,
+    short_code,
+    shortage,
+)
 from tidegate_scheduler.policy.elastic.shapes import Fit, Shape
 from tidegate_scheduler.policy.elastic.table import GPUS, SHARE, WHOLE_MILLIS, Kind, accepts
 from tidegate_scheduler.policy.elastic.victims import BUDGET, COOLDOWN, PROTECTED, Victims, overrun_ns
 from tidegate_scheduler.policy.parameters import SECOND_NS, Parameters, as_parameters
 from tidegate_scheduler.state import Job, Maintenance, Node
 
-NAMED_MAX = 3
 ROWS_MAX = 256
 """Closed nodes, and nodes held by the protected, that are looked at for one line."""
 
@@ -130,7 +137,7 @@ class Causes:
         return tuple(
             Reason(
                 code=code,
-                detail=f"nodes that could hold it are {_CLOSED[code]}: {_named(sorted(by_code[code]))}",
+                detail=f"nodes that could hold it are {_CLOSED[code]}: {named(sorted(by_code[code]))}",
                 numbers={"nodes": len(by_code[code])},
             )
             for code in order
@@ -157,8 +164,8 @@ class Causes:
         members = int(self._index.fit(shape).holds_empty().sum())
         if members:
             numbers = {"members_needed": shape.gang_size, "members_most": members}
-            if shape.intensive and members >= shape.gang_size:
-                return Reason(code="GangTopology", detail="no switch has nodes for all members", numbers=numbers)
+            if members >= shape.gang_size:
+                return self._too_narrow(shape, numbers)
             return Reason(code="NoNode", detail="all nodes together are too small for the gang", numbers=numbers)
         able = [kind for kind in kinds if _devices(kind, shape) >= (need.gpus or 1)]
         if (need.gpus or need.gpu_millis) and not able:
@@ -173,6 +180,15 @@ class Causes:
             "memory_mib_most": max(kind.memory_mib for kind in able or kinds),
         }
         return Reason(code="NoNode", detail="no node is large enough for a member", numbers=numbers)
+
+    def _too_narrow(self, shape: Shape, numbers: dict[str, int]) -> Reason:
+        """Say that the members would fit on all nodes together, but not on those that may hold one gang."""
+        fit = self._index.fit(shape)
+        holds = fit.holds_empty()
+        most = int(domains_of(shape, fit.table, np.arange(len(holds))).sums(holds).max(initial=0))
+        within = [what for what, bounds in (("switch", shape.intensive), ("CPU model", shape.alike)) if bounds]
+        detail = f"no {' and '.join(within)} has nodes for all members"
+        return Reason(code="GangTopology", detail=detail, numbers=numbers | {"members_most_together": most})
 
     # ---- nodes that come to their maintenance ----
 
@@ -205,9 +221,8 @@ class Causes:
         ]
         if not kept:
             return None
-        kept.sort(key=lambda other: (-other.priority, other.submitted_seq))
-        detail = f"the room is kept for {_named([other.id for other in kept])}"
-        return Reason(code="Priority", detail=detail, numbers={"jobs": len(kept), "priority": kept[0].priority})
+        kept.sort(key=lambda other: (-other.priority, other.submitted_seq, other.id))
+        return Reason(code="Priority", detail=kept_for(kept), numbers=how_much(index, kept))
 
     def _spared(self, job: Job, shape: Shape) -> Reason | None:
         """Return who would have to leave for the job, and is spared: None where that would not help."""
@@ -233,7 +248,7 @@ class Causes:
         }
         until = [at_ns for why, jobs in by_why.items() for other in jobs if (at_ns := self._until(other, why))]
         numbers |= {"until_ns": min(until)} if until else {}
-        detail = f"may not be asked to leave: {_named([other.id for other in spared])}"
+        detail = f"may not be asked to leave: {named([other.id for other in spared])}"
         return Reason(code="Protected", detail=detail, numbers=numbers)
 
     def _on(self, node: str) -> Iterable[str]:
@@ -290,8 +305,3 @@ def closing(index: Index, job: Job, now_ns: int) -> list[Maintenance]:
 
 def _devices(kind: Kind, shape: Shape) -> int:
     return sum(accepts(GpuDevice(0, "", model, mib), shape.need, shape.gpu_models) for model, mib in kind.devices)
-
-
-def _named(names: list[str]) -> str:
-    more = len(names) - NAMED_MAX
-    return ", ".join(names[:NAMED_MAX]) + (f" and {more} more" if more > 0 else "")

@@ -369,7 +369,7 @@ class _Pass:
         """Promise the rows to the job, and say so where that is new."""
         nodes = tuple(self._table.names[row] for row in rows)
         if nodes != job.reserved_nodes:
-            reason = shortage(self._index, line.fit)
+            reason = shortage(self._index, line.fit, promises=self._trial.promises)
             self._draft.add(e.RoomReserved, job, reason, nodes=nodes, start_by_ns=start_by_ns)
         self._waiting.for_room(job, rows)
         self._trial.promise(job, rows)

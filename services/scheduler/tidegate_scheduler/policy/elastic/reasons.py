@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 import numpy as np
 from tidegate_events.events import Reason
 
+from tidegate_scheduler.policy.elastic.domains import bounded, domains_of
 from tidegate_scheduler.policy.elastic.fit import Rows, rows_in
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.queue import Line, LineKey
@@ -14,6 +15,7 @@ from tidegate_scheduler.policy.elastic.shapes import Fit
 from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY, SHARE, WHOLE_MILLIS, Ints, NodeTable
 from tidegate_scheduler.state import Job
 
+NAMED_MAX = 3
 HELD = Reason(code="Held", detail="an operator holds it")
 
 
@@ -109,10 +111,11 @@ class Waiting(MutableMapping[str, Reason]):
         return sum(1 for _ in self)
 
 
-def shortage(index: Index, fit: Fit, room: Ints | None = None) -> Reason:
+def shortage(index: Index, fit: Fit, room: Ints | None = None, promises: Mapping[str, Rows] | None = None) -> Reason:
     """Say what is short on the node that comes nearest, or that there would be room, but for those in front.
 
     `room` is what the job may take; where it is not given, what may be taken at once beside all that is kept.
+    `promises` are the rows that are kept, by job; where they are not given, those that the state tells.
     """
     table, need = index.table, fit.shape.need
     numbers = {"cpu_millis_needed": need.cpu_millis, "memory_mib_needed": need.memory_mib}
@@ -130,17 +133,76 @@ def shortage(index: Index, fit: Fit, room: Ints | None = None) -> Reason:
         numbers |= {"gpu_millis_needed": need.gpu_millis, "gpu_millis_free": free_millis}
     free = rows_behind(index, fit, kept_rows(index))
     if free is not None:
-        front = ", ".join(index.kept_on(free)) or "one that is being placed"
-        return Reason(code="Priority", detail=f"the room is kept for {front}", numbers=numbers)
-    return Reason(code=_SHORT[fit.shape.intensive], numbers=numbers)
+        front = _kept_on(index, free, promises)
+        return Reason(code="Priority", detail=kept_for(front), numbers=numbers | how_much(index, front))
+    if fit.shape.gang_size == 1:
+        return Reason(code=_SHORT[False], numbers=numbers)
+    return _gang_shortage(fit, room, numbers)
 
 
 _SHORT = {True: "GangTopology", False: "Resources"}
 
 
+def _gang_shortage(fit: Fit, room: Ints, numbers: dict[str, int]) -> Reason:
+    """Say how many of the members there is room for: in all, and where most of them would be together."""
+    rows = np.arange(len(fit.table))
+    holds = fit.members(room, rows)
+    numbers = numbers | {"members_needed": fit.shape.gang_size, "members_fit": int(holds.sum())}
+    if not bounded(fit.shape):
+        return Reason(code="Resources", numbers=numbers)
+    domains = domains_of(fit.shape, fit.table, rows)
+    sums = domains.sums(holds)
+    best = min(np.flatnonzero(sums == sums.max()).tolist(), key=domains.names.__getitem__)
+    name = domains.names[best]
+    where = name if isinstance(name, str) else " and ".join(each for each in name if each)
+    numbers |= {"members_fit_together": int(sums[best])}
+    return Reason(code="GangTopology", detail=f"most of its members would fit together at {where}", numbers=numbers)
+
+
+def _kept_on(index: Index, rows: Rows, promises: Mapping[str, Rows] | None) -> list[Job]:
+    """Return the jobs that room on the rows is kept for, those of the highest priority first."""
+    if promises is None:
+        names = index.kept_on(rows)
+    else:
+        among = set(rows)
+        names = [name for name, kept in promises.items() if not among.isdisjoint(kept)]
+    return sorted(
+        (index.state.jobs[name] for name in names), key=lambda job: (-job.priority, job.submitted_seq, job.id)
+    )
+
+
+def kept_for(front: list[Job]) -> str:
+    """Return the words for whom room is kept."""
+    return f"the room is kept for {named([job.id for job in front])}"
+
+
+def how_much(index: Index, front: list[Job]) -> dict[str, int]:
+    """Return how many jobs room is kept for, the highest priority among them, what they need, and the first start."""
+    needs = [(index.state.floors[job.id], index.state.specs[job.id].gang_size) for job in front]
+    numbers = {
+        "jobs": len(front),
+        "priority": max((job.priority for job in front), default=0),
+        "cpu_millis_kept": sum(need.cpu_millis * members for need, members in needs),
+        "memory_mib_kept": sum(need.memory_mib * members for need, members in needs),
+    }
+    gpu_millis = sum((need.gpus * WHOLE_MILLIS + need.gpu_millis) * members for need, members in needs)
+    starts = [job.reserved_start_ns for job in front if job.reserved_start_ns]
+    return (
+        numbers
+        | ({"gpu_millis_kept": gpu_millis} if gpu_millis else {})
+        | ({"start_ns": min(starts)} if starts else {})
+    )
+
+
+def named(names: list[str]) -> str:
+    """Return the first of the names, and how many more there are."""
+    more = len(names) - NAMED_MAX
+    return ", ".join(names[:NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
+
+
 def short_code(index: Index, fit: Fit, kept: list[int]) -> str:
     """Return the code of `shortage` alone, given the `kept_rows`."""
-    return _SHORT[fit.shape.intensive] if rows_behind(index, fit, kept) is None else "Priority"
+    return _SHORT[bounded(fit.shape)] if rows_behind(index, fit, kept) is None else "Priority"
 
 
 def _nearest(table: NodeTable, room: Ints, rows: Ints) -> int:
