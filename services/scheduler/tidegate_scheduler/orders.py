@@ -129,4 +129,6 @@ def _order(state: State, job: Job, member: Member, gang: GangPlace | None) -> Sa
         reason=job.stop_reason,
         traceparent=job.traceparent,
         gang=gang,
+        phase=member.granted,
+        hand_back_ns=member.hand_back_ns,
     )
