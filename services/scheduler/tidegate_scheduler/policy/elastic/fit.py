@@ -116,6 +116,8 @@ def seats(index: Index, fit: Fit, rows: Rows) -> tuple[Seat, ...]:
     table, shape = index.table, fit.shape
     if not (shape.need.gpus or shape.need.gpu_millis):
         return tuple(Seat(row, ()) for row in rows)
+    if len(rows) == 1:
+        return (Seat(rows[0], table.take(rows[0], shape.need, shape.gpu_models)),)
     taken: list[Seat] = []
     for row in rows:
         seat = Seat(row, table.take(row, shape.need, shape.gpu_models))

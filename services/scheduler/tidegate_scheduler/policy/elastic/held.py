@@ -8,27 +8,43 @@ from tidegate_events.resources import Resources
 from tidegate_scheduler.policy.elastic.table import Ints
 from tidegate_scheduler.state import Member
 
+PENDING_MAX = 4096
+
 
 class Held:
-    """What jobs of one priority hold on each row: how much room there could be if all of them left."""
+    """What jobs of one priority hold on each row: how much room there could be if all of them left.
+
+    Changes are kept until somebody asks, as many more are made than are asked for.
+    """
 
     def __init__(self) -> None:
         self.members = 0
         self._amounts: Ints = np.zeros((3, 0), np.int64)
+        self._pending: list[tuple[int, int, int, int]] = []
 
     def count(self, need: Resources, rows: list[int], sign: int) -> None:
         """Count members in, or with `sign` -1 out."""
         self.members += sign * len(rows)
-        if rows and max(rows) >= self._amounts.shape[1]:
-            wider = np.zeros((3, 2 * max(rows) + 2), np.int64)
+        gpus = need.gpus or (1 if need.gpu_millis else 0)
+        self._pending += [(row, sign * need.cpu_millis, sign * need.memory_mib, sign * gpus) for row in rows]
+        if len(self._pending) > PENDING_MAX:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        changes = np.array(self._pending, np.int64)
+        rows = changes[:, 0]
+        if (highest := int(rows.max())) >= self._amounts.shape[1]:
+            wider = np.zeros((3, 2 * highest + 2), np.int64)
             wider[:, : self._amounts.shape[1]] = self._amounts
             self._amounts = wider
-        gpus = need.gpus or (1 if need.gpu_millis else 0)
-        for row in rows:
-            self._amounts[:, row] += (sign * need.cpu_millis, sign * need.memory_mib, sign * gpus)
+        for amount in range(3):
+            np.add.at(self._amounts[amount], rows, changes[:, amount + 1])
+        self._pending.clear()
 
     def add_to(self, room: Ints) -> None:
         """Add what is held to `room`, as the table's amounts."""
+        if self._pending:
+            self._catch_up()
         width = min(room.shape[1], self._amounts.shape[1])
         room[:3, :width] += self._amounts[:, :width]
 

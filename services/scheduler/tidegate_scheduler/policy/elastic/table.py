@@ -37,7 +37,7 @@ class Kind(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
 
 
 class Devices(msgspec.Struct):
-    """One node's devices: those that are wholly free, smallest first, and what is used of the others.
+    """One node's devices in `order`, smallest first: those that are wholly free, and what is used of the others.
 
     `staying_millis` is what is used without those who are leaving, `promised` the number that is kept for somebody, and
     `missing` the number that members hold and the node has no more. `parted`: a part of one was given away before.
@@ -45,6 +45,7 @@ class Devices(msgspec.Struct):
 
     all: dict[int, GpuDevice]
     free: list[GpuDevice]
+    order: list[GpuDevice] = []
     used_millis: dict[int, int] = {}
     staying_millis: dict[int, int] = {}
     promised: int = 0
@@ -74,10 +75,11 @@ class NodeTable:
         self.renamed = 0
         self.nodes_changed = 0
         self.mixed: dict[int, None] = {}
-        self.free: Ints = np.zeros((4, ROWS_FIRST), np.int64)
-        self.later: Ints = np.zeros((4, ROWS_FIRST), np.int64)
-        self.now: Ints = np.zeros((4, ROWS_FIRST), np.int64)
-        self._free: list[list[int]] = []  # the same amounts as Python's integers: most changes are of one row
+        self._columns: Ints = np.zeros((3, 4, ROWS_FIRST), np.int64)
+        self._behind: dict[int, None] = {}
+        """The rows that the columns lag behind: most changes are of one row, and seen by those who look at one."""
+
+        self._free: list[list[int]] = []
         self._later: list[list[int]] = []
         self._now: list[list[int]] = []
         self._kind: list[int] = []
@@ -98,6 +100,29 @@ class NodeTable:
         """Return the end of the log of changes, as a number that only grows."""
         return self.trimmed + len(self.changed)
 
+    @property
+    def free(self) -> Ints:
+        """Return what nobody holds."""
+        return self._caught_up()[0]
+
+    @property
+    def later(self) -> Ints:
+        """Return what will be free when all who are leaving have left, less what is promised."""
+        return self._caught_up()[1]
+
+    @property
+    def now(self) -> Ints:
+        """Return what may be taken at once."""
+        return self._caught_up()[2]
+
+    def _caught_up(self) -> Ints:
+        if self._behind:
+            rows = list(self._behind)
+            amounts = [[of[row] for row in rows] for of in (self._free, self._later, self._now)]
+            self._columns[:, :, rows] = np.array(amounts, np.int64).transpose(0, 2, 1)
+            self._behind.clear()
+        return self._columns
+
     # ---- nodes ----
 
     def put(self, name: str, kind: Kind, gpus: tuple[GpuDevice, ...], *, switch: str, is_open: bool) -> int:
@@ -106,7 +131,7 @@ class NodeTable:
         if row is None:
             row = self._append(name)
         devices = sorted(gpus, key=lambda gpu: (gpu.memory_mib, gpu.index))
-        self.devices[row] = Devices({gpu.index: gpu for gpu in gpus}, devices)
+        self.devices[row] = Devices({gpu.index: gpu for gpu in gpus}, list(devices), devices)
         if len(set(kind.devices)) > 1:
             self.mixed[row] = None
         else:
@@ -142,9 +167,7 @@ class NodeTable:
     def _append(self, name: str) -> int:
         row = len(self.names)
         if row == len(self.open):
-            for each in ("free", "later", "now"):
-                column = getattr(self, each)
-                setattr(self, each, np.concatenate([column, np.zeros_like(column)], axis=1))
+            self._columns = np.concatenate([self._columns, np.zeros_like(self._columns)], axis=2)
             for each in ("open", "kind", "switch", "place"):
                 column = getattr(self, each)
                 setattr(self, each, np.concatenate([column, np.zeros_like(column)]))
@@ -239,10 +262,15 @@ class NodeTable:
         if devices.parted:
             parts = (WHOLE_MILLIS - used for used in devices.used_millis.values())
             free[SHARE] = later[SHARE] = max(parts, default=0)
-        now = [mine if mine < other else other for mine, other in zip(free, later, strict=True)]
-        self.free[:, row] = free
-        self.later[:, row] = later
-        self.now[:, row] = self._now[row] = now
+        cpu, memory, gpus, share = free
+        cpu_later, memory_later, gpus_later, share_later = later
+        self._now[row] = [
+            cpu if cpu < cpu_later else cpu_later,
+            memory if memory < memory_later else memory_later,
+            gpus if gpus < gpus_later else gpus_later,
+            share if share < share_later else share_later,
+        ]
+        self._behind[row] = None
         if len(self.changed) >= LOG_ROWS_MAX:
             self.trimmed += len(self.changed)
             self.changed.clear()
@@ -255,12 +283,9 @@ class NodeTable:
         if indices:
             devices = self.devices[row]
             devices.parted = devices.parted or bool(need.gpu_millis)
-            devices.missing -= sign * sum(index not in devices.all for index in indices)
-            _use(devices.used_millis, devices, need, indices, -sign)
-            devices.free = sorted(
-                (gpu for index, gpu in devices.all.items() if index not in devices.used_millis),
-                key=lambda gpu: (gpu.memory_mib, gpu.index),
-            )
+            devices.missing -= sign * _use(devices.used_millis, devices, need, indices, -sign)
+            used = devices.used_millis
+            devices.free = [gpu for gpu in devices.order if gpu.index not in used]
 
     def _stay(self, row: int, need: Resources, indices: tuple[int, ...], sign: int) -> None:
         later = self._later[row]
@@ -278,13 +303,17 @@ class NodeTable:
         self.settle(row)
 
 
-def _use(used: dict[int, int], devices: Devices, need: Resources, indices: tuple[int, ...], sign: int) -> None:
-    """Add to what is used of each device, or take it away; one that the node has no more is not counted."""
+def _use(used: dict[int, int], devices: Devices, need: Resources, indices: tuple[int, ...], sign: int) -> int:
+    """Add to what is used of each device, or take it away; return how many the node has no more: they do not count."""
     millis = WHOLE_MILLIS if need.gpus else need.gpu_millis
+    missing = 0
     for index in indices:
-        if index in devices.all:
-            left = used.get(index, 0) + sign * millis
-            if left > 0:
-                used[index] = left
-            else:
-                used.pop(index, None)
+        if index not in devices.all:
+            missing += 1
+            continue
+        left = used.get(index, 0) + sign * millis
+        if left > 0:
+            used[index] = left
+        else:
+            used.pop(index, None)
+    return missing
