@@ -52,7 +52,9 @@ SPEC = JobSpec(
     expected_seconds=60,
     time_limit_seconds=600,
     restart=RestartRule(max_attempts=3, backoff_seconds=7),
-    preemption=PreemptionRule(grace_seconds=20, checkpoint_dir="/workspace/ckpt", restart_seconds=15),
+    preemption=PreemptionRule(
+        grace_seconds=20, checkpoint_dir="/workspace/ckpt", restart_seconds=15, hand_back_seconds=12
+    ),
     determinism="strict",
     threads=2,
     seed=42,
@@ -63,6 +65,8 @@ SPEC = JobSpec(
     communication="intensive",
     locality_wait_seconds=300,
     gpu_models=("H200",),
+    phase_entry="asked",
+    borrows=True,
 )
 
 _CHECKPOINT = e.CheckpointRef(
@@ -150,8 +154,10 @@ EXAMPLES: tuple[e.Event, ...] = (
         result=_RESULT,
     ),
     e.PhaseChanged(**_FACT, rank=0, phase="sampling", step=7),
+    e.PhaseRequested(**_FACT, rank=0, phase="learning", step=7),
     e.ProgressReported(**_FACT, rank=0, progress_millis=350, step=70),
     e.QuotaApplied(**_FACT, rank=0, node="n1", quotas=_QUOTAS, enforced=False),
+    e.ShrinkRefused(**_FACT, rank=0, node="n1", quotas=_QUOTAS),
     e.CheckpointSaved(**_FACT, rank=0, node="n1", checkpoint=_CHECKPOINT, tier="warm"),
     e.CheckpointFailed(**_FACT, stage="verify", reason=_REASON, checkpoint_id="c" * 64, step=120),
     e.CheckpointVerified(**_FACT, checkpoint_id="c" * 64, size_bytes=4096),
@@ -191,7 +197,16 @@ EXAMPLES: tuple[e.Event, ...] = (
     ),
     e.JobStarted(**_TRIED),
     e.JobResumed(**_TRIED, checkpoint_id="c" * 64, step=120),
-    e.QuotaChanged(**_TRIED, rank=0, quotas=_QUOTAS),
+    e.QuotaChanged(
+        **_TRIED,
+        rank=0,
+        quotas=_QUOTAS,
+        phase="learning",
+        gpu_indices=(0, 1),
+        leased=Resources(0, 512, 1),
+        extra=Resources(500, 0, 1),
+    ),
+    e.HandBackRequested(**_TRIED, rank=0, deadline_ns=1_796_000_030_000_000_000, for_job="j-9x1p"),
     e.RoomReserved(**_DECISION, nodes=("n1", "n2"), start_by_ns=1_796_000_090_000_000_000),
     e.PreemptRequested(**_STOP, for_job="j-9x1p", hold=True),
     e.StopRequested(**_STOP),

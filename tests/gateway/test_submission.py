@@ -122,6 +122,11 @@ async def test_all_problems_come_in_one_answer(bench: Any, valid: Any) -> None:
         ({"gpu_models": ["H200"] * 17}, "gpu_models", "17 elements"),
         ({"communication": "tight"}, "communication", "loose, intensive"),
         ({"locality_wait_seconds": 60}, "locality_wait_seconds", "communication: intensive"),
+        ({"borrows": True}, "borrows", "phase_entry: asked"),
+        ({"phase_entry": "asked", "borrows": 1}, "borrows", "true or false"),
+        ({"phase_entry": "ask"}, "phase_entry", "told, asked"),
+        ({"preemption": {"hand_back_seconds": 0}}, "preemption.hand_back_seconds", "1 to 600"),
+        ({"preemption": {"hand_back_seconds": 601}}, "preemption.hand_back_seconds", "1 to 600"),
         ({"communication": "intensive", "locality_wait_seconds": -1}, "locality_wait_seconds", "out of bounds"),
         ({"preemption": {"restart_seconds": 86_401}}, "preemption.restart_seconds", "out of bounds"),
         (
@@ -252,15 +257,32 @@ async def test_all_that_a_job_may_say_of_elasticity_reaches_the_journal(bench: A
         "communication": "intensive",
         "locality_wait_seconds": 300,
         "gpu_models": ["NVIDIA H200"],
-        "preemption": {"restart_seconds": 15},
+        "preemption": {"restart_seconds": 15, "hand_back_seconds": 45},
         "gang_size": 2,
+        "phase_entry": "asked",
+        "borrows": True,
     }
     assert (await bench.submit(job)).status_code == 201
     recorded = await bench.journal.last("tg.fact.gateway.g1")
     spec = recorded.frame.events[0].spec
     assert (spec.components[0].replicas_max, spec.preemption.restart_seconds) == (4, 15)
+    assert (spec.phase_entry, spec.borrows, spec.preemption.hand_back_seconds) == ("asked", True, 45)
     assert (spec.communication, spec.locality_wait_seconds, spec.gpu_models) == ("intensive", 300, ("NVIDIA H200",))
     assert spec.components[1].resources["default"].minimum.gpu_millis == 300
+
+
+async def test_who_borrows_must_find_each_phase_on_some_node(bench: Any) -> None:
+    def job(*, borrows: bool, **learning: int) -> Any:
+        phases = {"default": {"cpu_millis": 3000, "memory_mib": 64}, "learning": {"cpu_millis": 100, **learning}}
+        return {"command": ["true"], "resources": phases, "phase_entry": "asked", "borrows": borrows}
+
+    assert "differ in their share" in (await bench.problems(job(borrows=True, gpu_millis=300)))["components"]
+    await bench.history.node("n0", capacity=Resources(4000, 8192), gpus=())
+    await bench.settle()
+    assert (await bench.submit(job(borrows=True, memory_mib=8192))).status_code == 201
+    problems = await bench.problems(job(borrows=True, memory_mib=8193))
+    assert "memory_mib of 8192 or less" in problems["components"]
+    assert "no known node has one" in (await bench.problems(job(borrows=True, gpus=1)))["components"]
 
 
 async def test_the_shares_of_one_member_are_of_one_device(bench: Any) -> None:

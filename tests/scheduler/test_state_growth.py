@@ -20,7 +20,21 @@ GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "state.json").read_t
 KINDS: dict[str, type[msgspec.Struct]] = {"job": Job, "node": Node, "header": Header}
 PINNED = [(each["kind"], json.dumps(each["wire"], separators=(",", ":")).encode()) for each in GOLDEN["entities"]]
 GROWN: dict[type[msgspec.Struct], dict[str, Any]] = {
-    Member: {"resized_ns": 1, "returns_mib": 1, "returns_ns": 1},
+    Member: {
+        "resized_ns": 1,
+        "returns_mib": 1,
+        "returns_ns": 1,
+        "wanted": "learning",
+        "granted": "learning",
+        "held_mib": 1,
+        "leased": Resources(1),
+        "hand_back_ns": 1,
+        "hand_back_for": "j",
+        "extra": Resources(1),
+        "wanted_ns": 1,
+        "leased_ns": 1,
+        "lent_gpus": (1,),
+    },
     Job: {
         "held": True,
         "suspend_requested": True,

@@ -112,7 +112,7 @@ class Cluster:
     def _check_that_all_counted(self, decided: Iterable[e.AnyEvent]) -> None:
         """Nothing came between: a decision that is void at once would be taken again for ever."""
         for event in decided:
-            if isinstance(event, e.Decision) and not isinstance(event, e.QuotaChanged):
+            if isinstance(event, e.Decision) and not isinstance(event, e.QuotaChanged | e.HandBackRequested):
                 job = self.state.jobs.get(event.job)
                 assert job is None or job.revision > event.revision, f"void from the start: {event}"
 

@@ -109,6 +109,13 @@ CONTRACT: tuple[Row, ...] = (
     Row(e.SandboxExited, "node", "the member is gone and its room is free", "attempt", _OTHER_ATTEMPT),
     Row(e.PhaseChanged, "node", "the member is in the phase", "attempt", _OTHER_ATTEMPT),
     Row(
+        e.PhaseRequested,
+        "node",
+        "the member waits until the phase is granted",
+        "attempt",
+        _OTHER_ATTEMPT + ", or the job's phases are told and not asked for",
+    ),
+    Row(
         e.ProgressReported,
         "node",
         "the job is that far",
@@ -116,6 +123,7 @@ CONTRACT: tuple[Row, ...] = (
         _OTHER_ATTEMPT + ", it is not by rank 0, or not between 0 and 1000",
     ),
     Row(e.QuotaApplied, "node", "the observed limits are these", "attempt", _OTHER_ATTEMPT),
+    Row(e.ShrinkRefused, "node", "the member holds these limits still", "attempt", _OTHER_ATTEMPT),
     Row(
         e.CheckpointSaved,
         "node",
@@ -210,6 +218,13 @@ CONTRACT: tuple[Row, ...] = (
         e.QuotaChanged,
         "scheduler",
         "the member's limits shall be these",
+        "revision, attempt",
+        "the job is at another attempt, or the member is gone",
+    ),
+    Row(
+        e.HandBackRequested,
+        "scheduler",
+        "the member shall leave its leased phase",
         "revision, attempt",
         "the job is at another attempt, or the member is gone",
     ),

@@ -127,6 +127,14 @@ class PhaseChanged(AttemptEvent, frozen=True, kw_only=True):
     step: int | None = None
 
 
+class PhaseRequested(AttemptEvent, frozen=True, kw_only=True):
+    """The training code waits to enter `phase` (empty: no longer), and goes on in the one it is in until then."""
+
+    rank: int
+    phase: str
+    step: int | None = None
+
+
 class ProgressReported(AttemptEvent, frozen=True, kw_only=True):
     """The job says how far it is, in thousandths of the whole (journaled when it moved by 50 of them or more)."""
 
@@ -142,6 +150,14 @@ class QuotaApplied(AttemptEvent, frozen=True, kw_only=True):
     node: str
     quotas: tuple[Quota, ...]
     enforced: bool = True
+
+
+class ShrinkRefused(AttemptEvent, frozen=True, kw_only=True):
+    """The kernel keeps these limits: what is in use does not fit lower ones. Told once for each change of them."""
+
+    rank: int
+    node: str
+    quotas: tuple[Quota, ...]
 
 
 class CheckpointSaved(AttemptEvent, frozen=True, kw_only=True):
@@ -239,11 +255,29 @@ class JobResumed(Decision, frozen=True, kw_only=True):
 
 
 class QuotaChanged(Decision, frozen=True, kw_only=True):
-    """The member's limits shall become these."""
+    """The member's limits shall become these.
+
+    `phase`: it may enter this one once they hold. `gpu_indices`: the devices it has from then on (None: as before), the
+    leased ones last. Of what it has beyond its floor, `leased` belongs to others and may be recalled, and `extra` was
+    nobody's and counts as held; None: nothing.
+    """
 
     attempt: int
     rank: int
     quotas: tuple[Quota, ...]
+    phase: str = ""
+    gpu_indices: tuple[int, ...] | None = None
+    leased: Resources | None = None
+    extra: Resources | None = None
+
+
+class HandBackRequested(Decision, frozen=True, kw_only=True):
+    """The member shall leave its leased phase by `deadline_ns`, for `for_job`; else it is asked to leave altogether."""
+
+    attempt: int
+    rank: int
+    deadline_ns: int
+    for_job: str
 
 
 class RoomReserved(Decision, frozen=True, kw_only=True):
@@ -340,8 +374,10 @@ AnyEvent = (
     | SandboxStarted
     | SandboxExited
     | PhaseChanged
+    | PhaseRequested
     | ProgressReported
     | QuotaApplied
+    | ShrinkRefused
     | CheckpointSaved
     | CheckpointFailed
     | CheckpointVerified
@@ -361,6 +397,7 @@ AnyEvent = (
     | JobStarted
     | JobResumed
     | QuotaChanged
+    | HandBackRequested
     | RoomReserved
     | PreemptRequested
     | StopRequested

@@ -38,7 +38,8 @@ class SandboxOrder(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     `run`: start it if (job, attempt, rank) was never started here, and apply `quotas`. `suspend`: ask it to save and
     leave by `deadline_ns`, then end it. `stop`: ask it to leave by `deadline_ns`, then end it.
 
-    `gang` is there for each member of a job that has several.
+    `gang` is there for each member of a job that has several. `phase` is the one that it may enter when `quotas` hold;
+    `hand_back_ns`: by then it shall have left its phase, whose lease is recalled (0: it is not).
     """
 
     job: str
@@ -54,6 +55,8 @@ class SandboxOrder(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     reason: str = ""
     traceparent: str = ""
     gang: GangPlace | None = None
+    phase: str = ""
+    hand_back_ns: int = 0
 
 
 class NodeOrders(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ ComponentKind = Literal["simulator", "inference", "buffer", "learner", "main"]
 Isolation = Literal["trusted", "guarded", "vm", "unisolated"]
 Determinism = Literal["relaxed", "strict"]
 Communication = Literal["loose", "intensive"]
+PhaseEntry = Literal["told", "asked"]
 
 
 class _Spec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True, kw_only=True):
@@ -68,11 +69,13 @@ class PreemptionRule(_Spec, frozen=True, kw_only=True):
     """How the job wants to be asked to leave; `checkpoint_dir` is for jobs that do not use the SDK.
 
     `restart_seconds` is what it takes until it is again where its checkpoint was: it counts when victims are chosen.
+    `hand_back_seconds` is how long it may take to leave a phase whose lease is recalled; then it is asked to leave.
     """
 
     grace_seconds: int = 30
     checkpoint_dir: str | None = None
     restart_seconds: int = 0
+    hand_back_seconds: int = 30
 
 
 class PathBinding(_Spec, frozen=True, kw_only=True):
@@ -94,6 +97,10 @@ class JobSpec(_Spec, frozen=True, kw_only=True):
     """A job as accepted. Secrets are names in the tenant's store on the node; values never appear here.
 
     The members of an `intensive` job run on one node; after `locality_wait_seconds` below one switch will do.
+
+    Where `phase_entry` is `asked`, a member enters a phase when the scheduler granted it, and what its phase does not
+    need of memory and devices is lent. One that `borrows` is guaranteed no more than its default phase needs: what
+    others need beyond that is granted from what is free or lent, and may be recalled.
     """
 
     name: str
@@ -123,6 +130,8 @@ class JobSpec(_Spec, frozen=True, kw_only=True):
     communication: Communication = "loose"
     locality_wait_seconds: int = 0
     gpu_models: tuple[str, ...] = ()
+    phase_entry: PhaseEntry = "told"
+    borrows: bool = False
 
     @property
     def phases(self) -> tuple[str, ...]:
@@ -139,22 +148,29 @@ class JobSpec(_Spec, frozen=True, kw_only=True):
 def member_floor(spec: JobSpec) -> Resources:
     """Return what one member is guaranteed in every phase: the largest, over phases, of its summed minima.
 
-    A phase change then never needs room that is not there; what a phase does not need is lent above the floor.
+    A phase change then never needs room that is not there; what a phase does not need is lent above the floor. One that
+    borrows is guaranteed what its default phase needs, and no more.
     """
-    cpu_millis = gpus = gpu_memory_mib = gpu_millis = 0
+    if spec.borrows:
+        return phase_need(spec, DEFAULT_PHASE)
+    floor = Resources()
     for phase in spec.phases:
-        minima = [(component.range_in(phase).minimum, component.replicas) for component in spec.components]
-        cpu_millis = max(cpu_millis, sum(least.cpu_millis * replicas for least, replicas in minima))
-        gpus = max(gpus, sum(least.gpus * replicas for least, replicas in minima))
-        gpu_memory_mib = max(gpu_memory_mib, *(least.gpu_memory_mib for least, _ in minima))
-        gpu_millis = max(gpu_millis, sum(least.gpu_millis * replicas for least, replicas in minima))
+        floor = floor.ceiling(phase_need(spec, phase))
     memory_mib = sum(component_memory_mib(component) * component.replicas for component in spec.components)
-    return Resources(cpu_millis, memory_mib, gpus, gpu_memory_mib, gpu_millis)
+    return Resources(floor.cpu_millis, memory_mib, floor.gpus, floor.gpu_memory_mib, floor.gpu_millis)
+
+
+def phase_need(spec: JobSpec, phase: str) -> Resources:
+    """Return what one member needs in a phase: the sum of the minima of its replicas."""
+    need = Resources()
+    for component in spec.components:
+        need = need.plus(component.range_in(phase).minimum.times(component.replicas))
+    return need
 
 
 def component_memory_mib(component: Component) -> int:
-    """Return the memory limit of one replica, in MiB: the largest minimum of its phases.
+    """Return the memory of one replica, in MiB, that is enough in all phases: the largest minimum of them.
 
-    Memory is not moved between phases yet: a limit below a working set kills, so it keeps its largest value.
+    It is the limit of a job whose phases are told: a limit below a working set kills, so it keeps its largest value.
     """
     return max(phase.minimum.memory_mib for phase in component.resources.values())

@@ -6,13 +6,25 @@ from collections.abc import MutableMapping
 from typing import Any
 
 import msgspec
-from tidegate_events.events import AnyEvent, Decision, ImagePrefetchHinted, NodeCordoned, NodeLost, QuotaChanged, Reason
+from tidegate_events.events import (
+    AnyEvent,
+    Decision,
+    HandBackRequested,
+    ImagePrefetchHinted,
+    NodeCordoned,
+    NodeLost,
+    QuotaChanged,
+    Reason,
+)
 
 from tidegate_scheduler.policy.parameters import Parameters, as_parameters
 from tidegate_scheduler.state import Job, Node, State
 
 PASS_BYTES_MAX = 200_000
 """A pass that has grown to this takes nothing more: with the largest decision on top it still is one frame."""
+
+MOVES_NOTHING: tuple[type[Decision], ...] = (QuotaChanged, HandBackRequested)
+"""Decisions about one member of an attempt: they move no job on, see their rules in `lifecycle` and `leasing`."""
 
 _encoder = msgspec.json.Encoder()
 
@@ -48,7 +60,7 @@ class Draft:
     def add(self, kind: type[Decision], job: Job, *reasons: Reason, **fields: Any) -> None:
         """Decide something about `job`, at the revision that it has after what was decided before in this pass."""
         revision = self._revisions.get(job.id, job.revision)
-        if kind is not QuotaChanged:  # it moves no job on: see its rule in `lifecycle`
+        if kind not in MOVES_NOTHING:
             self._revisions[job.id] = revision + 1
         event = kind(
             id=self._next_id(),

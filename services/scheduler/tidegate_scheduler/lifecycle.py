@@ -8,6 +8,7 @@ from typing import Any, Literal
 from tidegate_events import events as e
 from tidegate_events.spec import DEFAULT_PHASE
 
+from tidegate_scheduler import leasing
 from tidegate_scheduler.counting import blame, count_move, count_returning, forget_returned
 from tidegate_scheduler.state import (
     CHECKPOINTS_KEPT,
@@ -120,14 +121,6 @@ def _bury_zombie(state: State, event: e.SandboxExited | e.PlacementRejected) -> 
         state.forget_spec(event.job)
 
 
-def _on_phase_changed(state: State, event: e.PhaseChanged, at: str) -> None:
-    found = _member(state, event, event.rank)
-    if found is not None and found[1].active and found[1].phase != event.phase:
-        found[1].phase = event.phase
-        found[0].cause = at
-        state.touch(f"job/{event.job}")
-
-
 def _on_progress_reported(state: State, event: e.ProgressReported, _at: str) -> None:
     """Take rank 0's word, which speaks for the job in all else too. It is no cause of anything, and moves no job on."""
     found = _member(state, event, event.rank)
@@ -236,6 +229,7 @@ def _on_quota_changed(state: State, event: e.QuotaChanged, _at: str) -> None:
         if member.rank == event.rank and member.active:
             if state.elastic:
                 count_returning(state, job, member, event)
+                leasing.change_terms(state, job, member, event)
                 member.resized_ns = event.at_ns
             member.quotas = event.quotas
             state.touch(f"job/{job.id}")
@@ -370,9 +364,11 @@ RULES: dict[type[e.Event], Callable[[State, Any, str], None]] = {
     e.PlacementRejected: _on_placement_rejected,
     e.SandboxStarted: _on_sandbox_started,
     e.SandboxExited: _on_sandbox_exited,
-    e.PhaseChanged: _on_phase_changed,
+    e.PhaseChanged: leasing.on_phase_changed,
+    e.PhaseRequested: leasing.on_phase_requested,
     e.ProgressReported: _on_progress_reported,
-    e.QuotaApplied: _nothing,
+    e.QuotaApplied: leasing.on_quota_applied,
+    e.ShrinkRefused: leasing.on_shrink_refused,
     e.CheckpointSaved: _on_checkpoint_saved,
     e.CheckpointFailed: _on_checkpoint_failed,
     e.CheckpointVerified: _nothing,
@@ -383,6 +379,7 @@ RULES: dict[type[e.Event], Callable[[State, Any, str], None]] = {
     e.JobStarted: _on_started,
     e.JobResumed: _on_started,
     e.QuotaChanged: _on_quota_changed,
+    e.HandBackRequested: leasing.on_hand_back_requested,
     e.RoomReserved: _on_room_reserved,
     e.PreemptRequested: _on_preempt_requested,
     e.StopRequested: _on_stop_requested,

@@ -55,6 +55,12 @@ class Member(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
 
     `resized_ns` is when its quotas last changed; 0: not since it was placed. `returns_mib` is the memory of simulators
     that were told to leave, which may hold it until `returns_ns`.
+
+    `wanted` is the phase that it asks to enter, since `wanted_ns`, and `granted` the one that it may enter. `held_mib`
+    is the memory that the kernel still lets it have, where that is above its quotas (0: it is not). Of what it has
+    beyond its floor, `leased` belongs to others and `extra` was nobody's; it was told to hand back what is leased by
+    `hand_back_ns`, for `hand_back_for` (0: it was not). `leased_ns` is when it was last granted anything beyond its
+    floor. `lent_gpus` are the devices of its floor that its phase does not need.
     """
 
     rank: int
@@ -67,6 +73,16 @@ class Member(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     resized_ns: int = 0
     returns_mib: int = 0
     returns_ns: int = 0
+    wanted: str = ""
+    granted: str = ""
+    held_mib: int = 0
+    leased: Resources | None = None
+    hand_back_ns: int = 0
+    hand_back_for: str = ""
+    extra: Resources | None = None
+    wanted_ns: int = 0
+    leased_ns: int = 0
+    lent_gpus: tuple[int, ...] = ()
 
     @property
     def active(self) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tidegate_events.resources import Resources
-from tidegate_events.spec import Component, JobSpec, member_floor
+from tidegate_events.spec import Component, JobSpec, member_floor, phase_need
 
 from tidegate_gateway.submission.nodes import (
     Wanted,
@@ -61,12 +61,15 @@ def judge_cluster(values: dict[str, Any], given: Iterable[str], nodes: Iterable[
     alone_fine = _judge_offers(level, image, models, known, problems)
     if components is None:
         return
-    floor = member_floor(JobSpec(name="", tenant="", submitter="", components=components))
-    alone_fine = _judge_size(floor, models or (), known, problems) and alone_fine
-    if not alone_fine or level is None or image is None or models is None:
+    spec = JobSpec(name="", tenant="", submitter="", components=components, borrows=bool(values.get("borrows")))
+    # One that borrows is placed by its default phase, but what no node has, no other phase can ever be granted.
+    needs = [phase_need(spec, phase) for phase in spec.phases] if spec.borrows else [member_floor(spec)]
+    sizes_fine = [_judge_size(need, models or (), known, problems) for need in needs]
+    if not (alone_fine and all(sizes_fine)) or level is None or image is None or models is None:
         return
-    wanted = Wanted(level, image, floor, models)
-    if not any(members_on(node, wanted, 1) for node in known):
+    wanted = Wanted(level, image, member_floor(spec), models)
+    each_phase = [Wanted(level, image, need, models) for need in needs]
+    if not all(any(members_on(node, each, 1) for node in known) for each in (wanted, *each_phase)):
         problems.add(
             "$",
             f"no single known node offers the level {level}, the image and the room for one member together",

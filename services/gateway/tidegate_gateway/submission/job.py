@@ -21,6 +21,7 @@ from tidegate_events.spec import (
 )
 
 from tidegate_gateway.submission import bounds
+from tidegate_gateway.submission.lending import check_lending
 from tidegate_gateway.submission.nodes import WHOLE_MILLIS
 from tidegate_gateway.submission.problems import Problems, child, item
 from tidegate_gateway.submission.resources import AMOUNT_HINTS, read_phases
@@ -29,6 +30,7 @@ from tidegate_gateway.submission.shape import (
     Field,
     Keys,
     Reader,
+    boolean,
     choice,
     integer,
     mapping,
@@ -101,6 +103,7 @@ _PREEMPTION = {
     "grace_seconds": Field(integer(1, bounds.GRACE_SECONDS_MAX, "seconds")),
     "checkpoint_dir": Field(optional(_inner_path)),
     "restart_seconds": Field(integer(0, bounds.RESTART_SECONDS_MAX, "seconds")),
+    "hand_back_seconds": Field(integer(1, bounds.HAND_BACK_SECONDS_MAX, "seconds")),
 }
 _BINDING = {
     "name": Field(_NAME, required=True),
@@ -207,6 +210,8 @@ _JOB = {
     "target_steps_per_second": Field(optional(integer(1, bounds.STEPS_PER_SECOND_MAX, "steps per second"))),
     "restart": Field(_struct(RestartRule, _RESTART)),
     "preemption": Field(_struct(PreemptionRule, _PREEMPTION)),
+    "phase_entry": Field(choice("told", "asked")),
+    "borrows": Field(boolean),
     "determinism": Field(choice("relaxed", "strict")),
     "threads": Field(integer(1, bounds.THREADS_MAX, "threads")),
     "seed": Field(integer(0, bounds.SEED_MAX, "seed")),
@@ -236,6 +241,7 @@ def read_job(value: Any, problems: Problems, *, submitter: str | None = None) ->
             read.pop(field, None)
     _check_gpus(read, problems)
     _check_locality(value, read, problems)
+    check_lending(value, read, problems)
     read.setdefault("name", DEFAULT_NAME)
     if problems:
         return Draft(read, None, key)

@@ -63,6 +63,14 @@ def integer(low: int, high: int, unit: str, *, example: str = "") -> Reader:
     return read
 
 
+def boolean(value: Any, path: str, problems: Problems) -> Any:
+    """Read true or false."""
+    if isinstance(value, bool):
+        return value
+    problems.add(path, f"must be true or false, not {kind_of(value)}", "true or false")
+    return MISSING
+
+
 def text(chars_max: int, *, pattern: re.Pattern[str] | None = None, accepted: str = "") -> Reader:
     """Return a reader of text up to `chars_max` characters that matches `pattern` as a whole."""
     described = accepted or f"text of at most {chars_max} characters"

@@ -1,0 +1,132 @@
+"""What is folded of phases that are asked for: who waits for which, who may enter it, and what is lent or leased.
+
+Only members of jobs whose `phase_entry` is `asked` are touched, so histories without such jobs keep their digests.
+"""
+
+from __future__ import annotations
+
+from tidegate_events import events as e
+from tidegate_events.spec import JobSpec
+
+from tidegate_scheduler.state import Job, Member, State
+
+
+def asks(spec: JobSpec) -> bool:
+    """Say whether the job's members ask before they enter a phase."""
+    return spec.phase_entry == "asked"
+
+
+def limits_mib(spec: JobSpec, quotas: tuple[e.Quota, ...]) -> int:
+    """Return the memory that a member may have under `quotas`, simulators beyond the guaranteed ones not counted."""
+    by_name = {quota.component: quota.memory_mib for quota in quotas}
+    return sum(by_name.get(each.name, 0) * each.replicas for each in spec.components)
+
+
+def on_phase_changed(state: State, event: e.PhaseChanged, at: str) -> None:
+    """Note the phase that the member is in; with it ends what it asked for."""
+    found = _active(state, event, event.rank)
+    if found is None:
+        return
+    job, member = found
+    if member.phase == event.phase and not member.wanted:
+        return
+    member.phase = event.phase
+    member.wanted = member.granted = ""
+    member.wanted_ns = 0
+    job.cause = at
+    state.touch(f"job/{job.id}")
+
+
+def on_phase_requested(state: State, event: e.PhaseRequested, at: str) -> None:
+    """Note that the member waits for a phase, or no longer; a grant of another phase is void then."""
+    found = _asking(state, event, event.rank)
+    if found is None or (found[1].wanted == event.phase and found[1].granted in ("", event.phase)):
+        return
+    job, member = found
+    member.wanted = event.phase
+    # Its writer's clock may be behind the scheduler's time, in which the policy counts.
+    member.wanted_ns = max(event.at_ns, state.header.now_ns) if event.phase else 0
+    if member.granted != event.phase:
+        member.granted = ""
+    job.cause = at
+    state.touch(f"job/{job.id}")
+
+
+def on_shrink_refused(state: State, event: e.ShrinkRefused, at: str) -> None:
+    """Note what the kernel did not take back, which nobody else can have."""
+    found = _asking(state, event, event.rank)
+    if found is None or found[1].node != event.node:
+        return
+    job, member = found
+    _holds(state, job, member, event.quotas, at)
+
+
+def on_quota_applied(state: State, event: e.QuotaApplied, at: str) -> None:
+    """Note that the kernel holds lower limits now: what is above them is there for others."""
+    found = _asking(state, event, event.rank)
+    if found is not None and found[1].held_mib and found[1].node == event.node:
+        _holds(state, found[0], found[1], event.quotas, at)
+
+
+def _holds(state: State, job: Job, member: Member, quotas: tuple[e.Quota, ...], at: str) -> None:
+    spec = state.specs[job.id]
+    held_mib = limits_mib(spec, quotas)
+    held_mib = held_mib if held_mib > limits_mib(spec, member.quotas) else 0
+    if held_mib == member.held_mib:
+        return
+    member.held_mib = held_mib
+    _handed_back(member)
+    job.cause = at
+    state.touch(f"job/{job.id}")
+
+
+def change_terms(state: State, job: Job, member: Member, event: e.QuotaChanged) -> None:
+    """Take over what a decision says beside the quotas, before these are the member's; the kernel follows later."""
+    spec = state.specs[job.id]
+    if not asks(spec):
+        return
+    held_mib = max(member.held_mib, limits_mib(spec, member.quotas))
+    member.held_mib = held_mib if held_mib > limits_mib(spec, event.quotas) else 0
+    if event.gpu_indices is not None:
+        floor = state.floors[job.id]
+        own = event.gpu_indices[: len(event.gpu_indices) - (event.leased.gpus if event.leased else 0)]
+        known = (*member.gpu_indices, *member.lent_gpus)
+        lent = tuple(index for index in known if index not in event.gpu_indices)
+        member.lent_gpus = lent[: max(0, floor.gpus - len(own))]
+        member.gpu_indices = event.gpu_indices
+    if (event.leased or event.extra) and event.phase and event.phase != member.granted:
+        member.leased_ns = event.at_ns
+    member.leased, member.extra, member.granted = event.leased, event.extra, event.phase
+    _handed_back(member)
+
+
+def on_hand_back_requested(state: State, event: e.HandBackRequested, at: str) -> None:
+    """Note by when the member shall have left its leased phase."""
+    job = state.jobs.get(event.job)
+    if job is None or job.attempt != event.attempt:
+        return
+    for member in job.members:
+        if member.rank == event.rank and member.active:
+            member.hand_back_ns, member.hand_back_for = event.deadline_ns, event.for_job
+            job.cause = at
+            state.touch(f"job/{job.id}")
+
+
+def _handed_back(member: Member) -> None:
+    """Forget what was asked back when the member has nothing any more that belongs to others."""
+    if member.leased is None and not member.held_mib:
+        member.hand_back_ns, member.hand_back_for = 0, ""
+
+
+def _asking(state: State, event: e.AttemptEvent, rank: int) -> tuple[Job, Member] | None:
+    """Return the active member of a job that asks for its phases; None where the fact speaks of no such one."""
+    found = _active(state, event, rank)
+    return found if found is not None and state.elastic and asks(state.specs[found[0].id]) else None
+
+
+def _active(state: State, event: e.AttemptEvent, rank: int) -> tuple[Job, Member] | None:
+    """Return the active member that a fact speaks of; None when it speaks of another attempt."""
+    job = state.jobs.get(event.job)
+    if job is None or job.attempt != event.attempt:
+        return None
+    return next(((job, member) for member in job.members if member.rank == rank and member.active), None)
