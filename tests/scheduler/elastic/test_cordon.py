@@ -5,10 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 from tidegate_events import events as e
+from tidegate_events.spec import JobSpec
 from tidegate_scheduler import snapshot
 from tidegate_scheduler.decide import decide
 from tidegate_scheduler.policy.parameters import Parameters
-from tidegate_scheduler.state import Job
+from tidegate_scheduler.state import Job, NodeFailure
 
 from tests.support.cluster import SECOND, Cluster, spec
 
@@ -90,14 +91,75 @@ def test_it_is_off_where_no_number_of_failures_is_too_many() -> None:
 
 
 def test_never_more_than_its_part_of_the_nodes_that_are_up() -> None:
+    """At least one of three or more: a small cluster is not left with a node that fails whatever it gets."""
     cluster = a_cluster(parameters=Parameters())
     for job in ("a", "b", "c") * 3:
         assert not cordons(fail_on(cluster, "n1", job)), "a tenth of two nodes is none"
-    for number in range(3, 10):
-        cluster.node(f"n{number}", 100)
-    assert not cordons(cluster.settle())
-    cluster.node("n10", 100)
-    assert [event.node for event in cordons(cluster.settle())] == ["n1"], "a tenth of ten is one"
+    cluster.node("n3", 4000)
+    assert [event.node for event in cordons(cluster.settle())] == ["n1"], "one of three"
+    for job in ("d", "e", "f") * 3:
+        assert not cordons(fail_on(cluster, "n2", job)), "one is cordoned already"
+    for number in range(4, 20):
+        cluster.node(f"n{number}", 4000)
+        assert not cordons(cluster.settle())
+    cluster.node("n20", 4000)
+    assert [event.node for event in cordons(cluster.settle())] == ["n2"], "a tenth of twenty are two"
+
+
+@pytest.mark.parametrize("permille", [0, 100])
+def test_a_part_of_none_is_none_in_a_small_cluster_too(permille: int) -> None:
+    cluster = a_cluster(3, Parameters(cordon_permille=permille))
+    decided = [event for job in ("a", "b", "c") * 2 for event in cordons(fail_on(cluster, "n1", job))]
+    assert bool(decided) == bool(permille)
+
+
+@pytest.mark.parametrize(
+    ("waits", "stays"),
+    [
+        (None, False),
+        (spec(4000), False),
+        (spec(4000, gpus=1), True),
+        (spec(2500, gang=3), True),
+        (spec(2500, gang=2), False),
+        (spec(100, gang=6, communication="intensive"), False),
+        (spec(1500, gang=4, communication="intensive"), True),
+    ],
+)
+def test_never_the_last_one_that_could_hold_a_job_which_waits(waits: JobSpec | None, stays: bool) -> None:
+    """n1 has the only GPU and is below a switch with n2; n3 has another. The job that waits has to wait for all."""
+    cluster = Cluster(Parameters(reservations_max=0))
+    for name, switch, gpus in (("n1", "s1", 1), ("n2", "s1", 0), ("n3", "s2", 0)):
+        cluster.node(name, 4000, gpus=gpus, switch=switch)
+    for name in ("n1", "n2", "n3"):
+        cluster.submit(spec(200, attempts=50, priority=9), f"on-{name}")
+    cluster.settle()
+    node = cluster.state.nodes["n1"]
+    node.failures = [NodeFailure(f"j{number % 3}", number, cluster.now) for number in range(5)]
+    if waits is not None:
+        cluster.submit(waits, "waits")
+    for name in ("n1", "n2", "n3"):
+        cluster.submit(spec(3600, priority=9), f"fills-{name}")
+    cluster.state.touch("node/n1")
+    decided = cluster.settle()
+    assert bool(cordons(decided)) == (not stays)
+    cluster.cancel("waits")
+    assert cordons(cluster.settle()) or not stays, "nobody needs it any more"
+
+
+def test_a_job_that_pauses_after_its_failure_waits_too() -> None:
+    cluster = Cluster(HALF)
+    cluster.node("n1", 4000, gpus=4)
+    cluster.node("n2", 4000)
+    jobs = ("a", "b", "a", "b", "c")
+    for number, job in enumerate(jobs):
+        if job not in cluster.state.jobs:
+            cluster.submit(spec(1000, gpus=1, attempts=50), job)
+        cluster.advance(100)
+        cluster.start(job)
+        assert not cordons(cluster.exit(job, "failed")), f"{number}: none of them could ever run again"
+    for job in set(jobs):
+        cluster.ask(e.HoldRequested, job)
+    assert cordons(cluster.settle()), "those who are held do not wait for a node"
 
 
 def test_a_node_that_was_spared_is_not_cordoned_for_what_is_long_ago() -> None:
@@ -105,8 +167,7 @@ def test_a_node_that_was_spared_is_not_cordoned_for_what_is_long_ago() -> None:
     for job in ("a", "b", "c") * 2:
         fail_on(cluster, "n1", job)
     cluster.advance(10_000)
-    for number in range(3, 11):
-        cluster.node(f"n{number}", 100)
+    cluster.node("n3", 4000)
     assert not cordons(cluster.settle())
 
 

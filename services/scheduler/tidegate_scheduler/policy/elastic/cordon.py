@@ -4,20 +4,27 @@ What counts is what a node did to several jobs: one job that fails again and aga
 goes down with a node itself is one failure, however many ran there: a node that is lost once is not taken for one that
 fails jobs, but one that is lost again and again is as bad a place.
 
+At least one of three nodes or more may be cordoned, however small a part of the cluster a node is allowed to be; and
+never the last one that is open and could hold a job which waits: better a place that fails than none.
+
 Only nodes that changed since the last pass are judged, and those that were suspicious once and could not be cordoned.
 """
 
 from __future__ import annotations
 
+import numpy as np
 from tidegate_events.events import Reason
 
 from tidegate_scheduler.draft import Draft
+from tidegate_scheduler.policy.elastic.fit import could_hold
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.parameters import SECOND_NS, Parameters
 from tidegate_scheduler.state import Node, NodeFailure
 
 JOBS_MIN = 3
 WHOLE_PERMILLE = 1000
+NODES_FOR_ONE = 3
+"""From so many nodes that are up on, one may be cordoned though it is more than its part of them."""
 
 
 def cordon(draft: Draft, index: Index) -> bool:
@@ -37,17 +44,39 @@ def cordon(draft: Draft, index: Index) -> bool:
     if not suspects:
         return False
     since_ns = draft.now_ns - parameters.cordon_window_seconds * SECOND_NS
-    cordoned, most = len(index.cordoned), len(index.up) * parameters.cordon_permille // WHOLE_PERMILLE
+    cordoned, most = len(index.cordoned), _most(len(index.up), parameters)
+    shut: set[int] = set()
     for node in sorted(suspects, key=lambda node: (-_count(node.failures, since_ns), node.name)):
         if cordoned >= most or draft.full:
             break
-        if _fails_jobs(node, since_ns, parameters):
+        row = index.table.rows[node.name]
+        if _fails_jobs(node, since_ns, parameters) and not _is_last(index, shut | {row}):
             draft.add_node_cordoned(node, _reason(node, since_ns, parameters))
+            shut.add(row)
             cordoned, decided = cordoned + 1, True
     if decided:
         draft.cut = True
         draft.wake_by(draft.now_ns)
     return decided
+
+
+def _most(up: int, parameters: Parameters) -> int:
+    """Return how many of the nodes that are up may be cordoned at a time."""
+    least = 1 if up >= NODES_FOR_ONE and parameters.cordon_permille else 0
+    return max(least, up * parameters.cordon_permille // WHOLE_PERMILLE)
+
+
+def _is_last(index: Index, rows: set[int]) -> bool:
+    """Say whether a job that waits could run on the nodes that are open, and on none but these rows."""
+    closed, these = frozenset(rows), np.array(sorted(rows), np.int64)
+    shapes = {line.key.shape for line in index.lines.values()}
+    jobs = (index.state.jobs[name] for name in index.aside)
+    shapes |= {index.line_key(job).shape for job in jobs if not (job.held or job.cancel_requested)}
+    return any(
+        could_hold(fit, up_only=True) and not could_hold(fit, up_only=True, barred=closed)
+        for fit in (index.fit(shape) for shape in shapes)
+        if fit.suits(these).any()
+    )
 
 
 def _suspicious(node: Node, parameters: Parameters) -> bool:
