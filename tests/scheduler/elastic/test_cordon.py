@@ -173,6 +173,7 @@ def test_a_node_that_was_spared_is_not_cordoned_for_what_is_long_ago() -> None:
 
 def test_what_goes_down_with_its_node_is_one_failure_each_time() -> None:
     cluster = a_cluster(1, Parameters(cordon_permille=1000))
+    cluster.node("roomy", 20_000)
     for incarnation in range(2, 7):
         for job in ("a", "b", "c"):
             if job not in cluster.state.jobs:

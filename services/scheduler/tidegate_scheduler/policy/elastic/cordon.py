@@ -13,7 +13,7 @@ Only nodes that changed since the last pass are judged, and those that were susp
 from __future__ import annotations
 
 import numpy as np
-from tidegate_events.events import Reason
+from tidegate_events.events import JobRequeued, JobSuspended, Reason
 
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.elastic.fit import could_hold
@@ -50,7 +50,7 @@ def cordon(draft: Draft, index: Index) -> bool:
         if cordoned >= most or draft.full:
             break
         row = index.table.rows[node.name]
-        if _fails_jobs(node, since_ns, parameters) and not _is_last(index, shut | {row}):
+        if _fails_jobs(node, since_ns, parameters) and not _is_last(draft, index, shut | {row}):
             draft.add_node_cordoned(node, _reason(node, since_ns, parameters))
             shut.add(row)
             cordoned, decided = cordoned + 1, True
@@ -66,11 +66,12 @@ def _most(up: int, parameters: Parameters) -> int:
     return max(least, up * parameters.cordon_permille // WHOLE_PERMILLE)
 
 
-def _is_last(index: Index, rows: set[int]) -> bool:
-    """Say whether a job that waits could run on the nodes that are open, and on none but these rows."""
+def _is_last(draft: Draft, index: Index, rows: set[int]) -> bool:
+    """Say whether a job that waits, or does from this pass on, could run on open nodes, and on none but these rows."""
     closed, these = frozenset(rows), np.array(sorted(rows), np.int64)
     shapes = {line.key.shape for line in index.lines.values()}
-    jobs = (index.state.jobs[name] for name in index.aside)
+    back = [event.job for event in draft.events if isinstance(event, JobRequeued | JobSuspended)]
+    jobs = (index.state.jobs[name] for name in (*index.aside, *back))
     shapes |= {index.line_key(job).shape for job in jobs if not (job.held or job.cancel_requested)}
     return any(
         could_hold(fit, up_only=True) and not could_hold(fit, up_only=True, barred=closed)
