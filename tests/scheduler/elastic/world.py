@@ -162,6 +162,8 @@ def tables(index: Index) -> dict[str, object]:
         "held": {priority: _held(index, held) for priority, held in sorted(index.held.items())},
         "shares": {tenant: share for tenant, share in sorted(index.shares.items()) if share != Share()},
         "lines": lines,
+        "asking": {name: sorted(index.asking.on_row[row]) for name, row in rows.items() if row in index.asking.on_row},
+        "recalled": sorted(index.asking.recalled),
         "on": {name: sorted(index.on_row[row]) for name, row in rows.items() if index.on_row.get(row)},
         "left": {name: index.left[row] for name, row in rows.items() if index.left.get(row)},
         "total": index.total,
@@ -178,7 +180,8 @@ def tables(index: Index) -> dict[str, object]:
 def _devices(devices: Devices) -> tuple[object, ...]:
     free = [gpu.index for gpu in devices.free]
     used, staying = sorted(devices.used_millis.items()), sorted(devices.staying_millis.items())
-    return (sorted(devices.all), free, used, staying, devices.promised, devices.missing)
+    leased = sorted(devices.leased)
+    return (sorted(devices.all), free, used, staying, leased, devices.promised, devices.missing)
 
 
 def _held(index: Index, held: Held) -> tuple[int, dict[str, list[int]]]:

@@ -16,7 +16,7 @@ from tidegate_scheduler.state import Job
 @contextmanager
 def without(index: Index, gone: list[Job]) -> Iterator[Ints]:
     """Let the table's `later`, which is given, be what there will be once these have left too."""
-    held = [(seat, index.state.floors[job.id]) for job in gone for seat in index.seats_of(job.id)]
+    held = [(seat, seat.holds(index.state.floors[job.id])) for job in gone for seat in index.seats_of(job.id)]
     for seat, need in held:
         index.table.leave(seat.row, need, seat.gpu_indices)
     try:
@@ -29,16 +29,18 @@ def without(index: Index, gone: list[Job]) -> Iterator[Ints]:
 def members_without(index: Index, fit: Fit, row: int, gone: list[Job]) -> int:
     """Return how many members the row holds once these have left too."""
     need = fit.shape.need
-    held = [(index.state.floors[job.id], seat) for job in gone for seat in index.seats_of(job.id) if seat.row == row]
-    if need.gpu_millis or row in index.table.mixed or any(floor.gpu_millis for floor, _ in held):
+    held = [
+        seat.holds(index.state.floors[job.id]) for job in gone for seat in index.seats_of(job.id) if seat.row == row
+    ]
+    if need.gpu_millis or row in index.table.mixed or any(each.gpu_millis for each in held):
         with without(index, gone) as room:
             return int(fit.members(room, np.array([row], np.int64))[0])
     later, members = index.table.later_on(row), fit.shape.gang_size
-    for have, freed, each in (
-        (later[CPU], sum(floor.cpu_millis for floor, _ in held), need.cpu_millis),
-        (later[MEMORY], sum(floor.memory_mib for floor, _ in held), need.memory_mib),
-        (later[GPUS], sum(floor.gpus for floor, _ in held), need.gpus),
+    for have, freed, one in (
+        (later[CPU], sum(each.cpu_millis for each in held), need.cpu_millis),
+        (later[MEMORY], sum(each.memory_mib for each in held), need.memory_mib),
+        (later[GPUS], sum(each.gpus for each in held), need.gpus),
     ):
-        if each:
-            members = min(members, max(0, have + freed) // each)
+        if one:
+            members = min(members, max(0, have + freed) // one)
     return members

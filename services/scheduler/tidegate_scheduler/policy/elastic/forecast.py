@@ -122,8 +122,8 @@ class _Plan:
             for name in index.on_row[row]:
                 end = self._end_of(index.state.jobs[name])
                 if end is not None:
-                    need = index.state.floors[name]
-                    found.extend(_Hold(row, need, 0, end) for seat in index.seats_of(name) if seat.row == row)
+                    floor, seats = index.state.floors[name], index.seats_of(name)
+                    found.extend(_Hold(row, seat.holds(floor), 0, end) for seat in seats if seat.row == row)
             if len(found) >= HOLDERS_MAX:
                 break
         return found

@@ -13,10 +13,11 @@ from typing import TypeVar
 from sortedcontainers import SortedList
 
 from tidegate_scheduler.policy.elastic.accounts import Accounts
-from tidegate_scheduler.policy.elastic.entries import Entry, Seat
+from tidegate_scheduler.policy.elastic.asking import Asking
+from tidegate_scheduler.policy.elastic.entries import Entry, Seat, held_by, seat_of
 from tidegate_scheduler.policy.elastic.held import Held, has_more
 from tidegate_scheduler.policy.elastic.lines import line_key
-from tidegate_scheduler.policy.elastic.queue import Amounts, Line, LineKey, Share, Waiter, amounts, plus
+from tidegate_scheduler.policy.elastic.queue import Amounts, Line, LineKey, Share, Waiter, plus
 from tidegate_scheduler.policy.elastic.shapes import Fit, Shape
 from tidegate_scheduler.policy.elastic.table import Kind, NodeTable
 from tidegate_scheduler.policy.sharing import is_fixed
@@ -55,6 +56,7 @@ class Index:
         self.scaled: dict[int, dict[str, None]] = {}
         """By row the jobs that have more simulators there than they are guaranteed, or had."""
 
+        self.asking = Asking()
         self.unreachable: dict[str, None] = {}
         self.clearing: dict[str, None] = {}
         self.overfull: dict[int, None] = {}
@@ -231,13 +233,14 @@ class Index:
         if entry is None:
             return
         for seat in entry.seats:
-            self.table.vacate(seat.row, entry.need, seat.gpu_indices, leaving=entry.leaving)
+            self.table.vacate(seat.row, seat.holds(entry.need), seat.gpu_indices, leaving=entry.leaving)
             self._mark(seat.row)
             self.on_row[seat.row].pop(name, None)
             if name in self.scaled.get(seat.row, {}):
                 del self.scaled[seat.row][name]
                 if not self.scaled[seat.row]:
                     del self.scaled[seat.row]
+        self.asking.leave(name, self.table)
         if entry.seats:
             self._use(entry, -1)
         for row in entry.promised:
@@ -281,12 +284,12 @@ class Index:
         rows = self.table.rows
         entry.leaving = job.stage in LEAVING_STAGES
         entry.seats = tuple(
-            Seat(rows[member.node], member.gpu_indices)
-            for member in job.members
-            if member.active and member.node in rows
+            seat_of(rows[member.node], member) for member in job.members if member.active and member.node in rows
         )
+        if self.state.specs[job.id].phase_entry == "asked":
+            self.asking.enter(job, entry.seats, self.table)
         for seat in entry.seats:
-            self.table.occupy(seat.row, entry.need, seat.gpu_indices, leaving=entry.leaving)
+            self.table.occupy(seat.row, seat.holds(entry.need), seat.gpu_indices, leaving=entry.leaving)
             self._mark(seat.row)
             self.on_row.setdefault(seat.row, {})[job.id] = None
         for member in job.members:
@@ -303,9 +306,10 @@ class Index:
     def _use(self, entry: Entry, sign: int) -> None:
         """Count what the job holds for its tenant, and that somebody of its priority holds something."""
         share = self.share(entry.tenant)
-        share.used = plus(share.used, amounts(entry.need, len(entry.seats)), sign)
+        whole = held_by(entry.need, entry.seats)
+        share.used = plus(share.used, whole, sign)
         if entry.leaving:
-            share.leaving = plus(share.leaving, amounts(entry.need, len(entry.seats)), sign)
+            share.leaving = plus(share.leaving, whole, sign)
         if entry.elastic:
             for seat in entry.seats:
                 self._elastic_on[seat.row] = self._elastic_on.get(seat.row, 0) + sign
@@ -318,7 +322,10 @@ class Index:
         held = self.held.get(entry.priority)
         if held is None:
             held = self.held[entry.priority] = Held()
-        held.count(entry.need, [seat.row for seat in entry.seats], sign)
+        held.count(entry.need, [seat.row for seat in entry.seats if seat.extra is None], sign)
+        for seat in entry.seats:
+            if seat.extra is not None:
+                held.count(seat.holds(entry.need), [seat.row], sign)
         if not held.members:
             del self.held[entry.priority]
 

@@ -90,7 +90,9 @@ def _on(trial: Trial, row: int) -> list[Job]:
 def _crowded(trial: Trial, row: int, staying: list[Job]) -> bool:
     """Say whether those who stay hold more CPU or memory than there is."""
     index = trial.index
-    held = [index.state.floors[job.id] for job in staying for seat in index.seats_of(job.id) if seat.row == row]
+    held = [
+        seat.holds(index.state.floors[job.id]) for job in staying for seat in index.seats_of(job.id) if seat.row == row
+    ]
     kind = index.table.kinds[row]
     return (
         sum(each.cpu_millis for each in held) > kind.cpu_millis

@@ -90,8 +90,8 @@ def _rows_without(index: Index, fit: Fit, gone: list[str], among: list[int]) -> 
     room = table.later.copy()
     for job in gone:
         if not index.leaving(job):
-            need = floors[job]
-            amounts = (need.cpu_millis, need.memory_mib, need.gpus or (1 if need.gpu_millis else 0))
             for seat in index.seats_of(job):
+                need = seat.holds(floors[job])
+                amounts = (need.cpu_millis, need.memory_mib, need.gpus or (1 if need.gpu_millis else 0))
                 room[:3, seat.row] += amounts
     return rows_in(fit, room, among=among)

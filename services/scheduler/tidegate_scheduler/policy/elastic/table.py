@@ -51,10 +51,16 @@ class Devices(msgspec.Struct):
     promised: int = 0
     missing: int = 0
     parted: bool = False
+    leased: dict[int, None] = {}
+    """Devices that are leased to somebody: others have them now, whoever holds them."""
 
     def fitting(self, need: Resources, models: tuple[str, ...]) -> list[GpuDevice]:
         """Return the wholly free devices that a member with `need` may have, those that waste least first."""
         return [gpu for gpu in self.free if accepts(gpu, need, models)]
+
+    def at_hand(self, need: Resources, models: tuple[str, ...]) -> list[GpuDevice]:
+        """Return those of them that nobody has leased."""
+        return [gpu for gpu in self.fitting(need, models) if gpu.index not in self.leased]
 
 
 def accepts(gpu: GpuDevice, need: Resources, models: tuple[str, ...]) -> bool:
@@ -231,8 +237,17 @@ class NodeTable:
                 and WHOLE_MILLIS - used >= need.gpu_millis
                 and accepts(devices.all[index], need, models)
             ]
-            return (min(parts)[1],) if parts else (devices.fitting(need, models)[0].index,)
-        return tuple(gpu.index for gpu in devices.fitting(need, models)[: need.gpus]) if need.gpus else ()
+            return (min(parts)[1],) if parts else (devices.at_hand(need, models)[0].index,)
+        return tuple(gpu.index for gpu in devices.at_hand(need, models)[: need.gpus]) if need.gpus else ()
+
+    def lease(self, row: int, indices: tuple[int, ...]) -> None:
+        """Let somebody have devices that others hold, or held."""
+        self.devices[row].leased |= dict.fromkeys(indices)
+
+    def unlease(self, row: int, indices: tuple[int, ...]) -> None:
+        """Take back what `lease` did."""
+        for index in indices:
+            self.devices[row].leased.pop(index, None)
 
     def overfull(self, row: int) -> bool:
         """Say whether members hold more than there is: the node came back smaller."""

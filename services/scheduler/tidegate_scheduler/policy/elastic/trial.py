@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tidegate_events.resources import Resources
 
-from tidegate_scheduler.policy.elastic.entries import Seat
+from tidegate_scheduler.policy.elastic.entries import Seat, held_by
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.queue import amounts, plus
 from tidegate_scheduler.state import Job
@@ -64,10 +64,10 @@ class Trial:
         need, seats = self.index.state.floors[job.id], self.index.seats_of(job.id)
         share = self.index.share(job.tenant)
         before = share.leaving
-        share.leaving = plus(before, amounts(need, len(seats)))
+        share.leaving = plus(before, held_by(need, seats))
         self._undo.append(lambda: setattr(share, "leaving", before))
         for seat in seats:
-            self._let_leave(seat.row, need, seat.gpu_indices)
+            self._let_leave(seat.row, seat.holds(need), seat.gpu_indices)
             self.left.add(seat.row)
             self.touched[seat.row] = None
 
