@@ -27,44 +27,49 @@ _UNKNOWN = JobSpec(
 )
 
 
-class Holders:
-    """Who holds room on which node, gathered once for every state that is asked about and not once for every node."""
+class _Places(msgspec.Struct, frozen=True):
+    """The places of one attempt, whose first rank is on the node `first` at `address`."""
+
+    attempt: int
+    first: str
+    address: str
+    by_rank: dict[int, GangPlace]
+
+
+class Gangs:
+    """Where members stand in their gangs, worked out once for an attempt and not once for every node."""
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._at_seq = -1
-        self._by_node: dict[str, list[tuple[Job, Member]]] = {}
-        self._gangs: dict[str, dict[int, GangPlace]] = {}
-
-    def on(self, node: str) -> list[tuple[Job, Member]]:
-        """Return the active members on the node and their jobs, in the order of jobs and ranks."""
-        if self._at_seq != self._state.seq:
-            self._by_node = {}
-            self._gangs = {}
-            for _, job in sorted(self._state.jobs.items()):
-                for member in job.members:
-                    if member.active:
-                        self._by_node.setdefault(member.node, []).append((job, member))
-            self._at_seq = self._state.seq
-        return self._by_node.get(node, [])
+        self._known: dict[str, _Places] = {}
 
     def place(self, job: Job, member: Member) -> GangPlace | None:
-        """Return where the member stands in its gang, None for a job of one; asked after `on`."""
+        """Return where the member stands in its gang, None for a job of one."""
         if len(job.members) == 1:
             return None
-        if job.id not in self._gangs:
-            self._gangs[job.id] = _gang(self._state, job)
-        return self._gangs[job.id][member.rank]
+        known = self._known.get(job.id)
+        if known is None or known.attempt != job.attempt or known.address != _address(self._state, known.first):
+            first = min(job.members, key=lambda each: each.rank).node
+            address = _address(self._state, first)
+            known = self._known[job.id] = _Places(job.attempt, first, address, _gang(job, address))
+        return known.by_rank[member.rank]
+
+    def forget(self, job: str) -> None:
+        """Drop what was worked out for a job that has left."""
+        self._known.pop(job, None)
 
 
-def _gang(state: State, job: Job) -> dict[int, GangPlace]:
+def _address(state: State, node: str) -> str:
+    known = state.nodes.get(node)
+    return known.address if known is not None and known.address else LOOPBACK
+
+
+def _gang(job: Job, address: str) -> dict[int, GangPlace]:
     """Return the place of each rank: an attempt never moves, so neither do they, whoever has left meanwhile."""
     ranks: dict[str, list[int]] = {}
     for member in sorted(job.members, key=lambda member: member.rank):
         ranks.setdefault(member.node, []).append(member.rank)
     nodes = tuple(ranks)
-    first = state.nodes.get(nodes[0])
-    address = first.address if first is not None and first.address else LOOPBACK
     return {
         rank: GangPlace(
             nodes=nodes,
@@ -78,10 +83,15 @@ def _gang(state: State, job: Job) -> dict[int, GangPlace]:
     }
 
 
-def orders_for(state: State, node: Node, holders: Holders | None = None) -> NodeOrders:
+def orders_for(state: State, node: Node, gangs: Gangs | None = None) -> NodeOrders:
     """Return all that the scheduler wants of `node`, by job and rank; zombies shall end at once."""
-    holders = Holders(state) if holders is None else holders
-    sandboxes = [_order(state, job, member, holders.place(job, member)) for job, member in holders.on(node.name)]
+    gangs = Gangs(state) if gangs is None else gangs
+    sandboxes = [
+        _order(state, job, member, gangs.place(job, member))
+        for job in sorted(state.seats.on(node.name), key=lambda job: job.id)
+        for member in job.members
+        if member.active and member.node == node.name
+    ]
     for zombie in node.zombies:
         spec = state.specs.get(zombie.job, _UNKNOWN)
         sandboxes.append(

@@ -26,6 +26,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     lease_seconds: float = LEASE_SECONDS
     node_silence_seconds: float = 5.0
     orders_resend_seconds: float = 2.0
+    orders_resends_per_second: float = 500.0
     parameters: Parameters = Parameters()
 
 

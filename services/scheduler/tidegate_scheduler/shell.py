@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
+from collections.abc import Sequence
 
 import msgspec
 import structlog
@@ -18,7 +20,7 @@ from tidegate_events import orders as wire
 from tidegate_events import subjects
 from tidegate_events.cancellation import honour_cancellation
 from tidegate_events.clock import Clock
-from tidegate_events.events import AnyEvent, Decision, NodeReachable, NodeUnreachable, QuotaChanged
+from tidegate_events.events import AnyEvent, Decision, NodeReachable, NodeUnreachable
 from tidegate_events.journal.base import Journal, JournalFullError, JournalUnavailableError
 from tidegate_events.process import say_ready
 
@@ -31,13 +33,15 @@ from tidegate_scheduler.leadership import DeposedError, Leadership
 from tidegate_scheduler.lease import LeaseRecord
 from tidegate_scheduler.lease_bucket import NatsLeaseBucket
 from tidegate_scheduler.liveness import Liveness
-from tidegate_scheduler.orders import Holders, in_parts, orders_for
+from tidegate_scheduler.order_book import OrderBook
+from tidegate_scheduler.orders import in_parts
 from tidegate_scheduler.questions import Questions
 from tidegate_scheduler.settings import Settings
 from tidegate_scheduler.state import State
 
 LIVENESS_TICK_SECONDS = 0.5
 FULL_WAIT_SECONDS = 1.0
+NODES_LOGGED_MAX = 5
 BUCKET_TIMEOUTS_PER_LEASE = 3
 """A renewal that got no answer leaves time to look what became of it before the lease ends."""
 
@@ -59,10 +63,9 @@ class Scheduler:
         bucket = NatsLeaseBucket(client, settings.lease_seconds / BUCKET_TIMEOUTS_PER_LEASE)
         self._candidate = Candidate(bucket, clock, instance=settings.instance, lease_seconds=settings.lease_seconds)
         self._questions = Questions(client, self._fold, clock, self._candidate)
-        self._liveness = Liveness(settings.node_silence_seconds, self._now())
+        self._liveness: Liveness | None = None
         self._heap: Heap | None = None
         self._wake_at_ns: int | None = None
-        self._sent: dict[str, tuple[wire.NodeOrders, float]] = {}
 
     async def run(self) -> None:
         """Lead or stand by until cancelled; the lease is let go of at the end."""
@@ -71,6 +74,7 @@ class Scheduler:
                 tasks.create_task(self._fold.run())
                 await self._fold.reach(await self._journal.end())
                 self._heap = Heap(self._now())
+                self._liveness = Liveness(self._fold.state, self._settings.node_silence_seconds, self._now())
                 await self._client.subscribe(subjects.LIVE_ALL, cb=self._on_heartbeat)
                 tasks.create_task(self._candidate.run(lambda: self._fold.state.header.epoch))
                 tasks.create_task(self._serve())
@@ -114,13 +118,25 @@ class Scheduler:
         await leadership.set_policy(self._settings.parameters, self._clock.now_ns())
         self._questions.waiting = {}
         self._wake_at_ns = None
-        self._sent.clear()
-        await self._send_orders(leadership)
-        await self._questions.begin()
-        say_ready()
+        if self._liveness is not None:
+            self._liveness.listen_anew(self._now())  # what fell silent before this term has a whole silence once more
+        book = OrderBook(
+            self._fold.state,
+            resend_seconds=self._settings.orders_resend_seconds,
+            resends_per_second=self._settings.orders_resends_per_second,
+        )
+        try:
+            await self._send_orders(leadership, book)
+            await self._questions.begin()
+            say_ready()
+            await self._wake_for_ever(leadership, book)
+        finally:
+            book.close()
+
+    async def _wake_for_ever(self, leadership: Leadership, book: OrderBook) -> None:
         while True:
             honour_cancellation()
-            await self._await_change()
+            await self._await_change(at_once=book.behind and self._client.is_connected)
             leadership.check()
             try:
                 await self._journal_liveness(leadership)
@@ -128,34 +144,35 @@ class Scheduler:
             except JournalFullError as error:
                 log.error("journal_full", error=str(error), retry_in_seconds=FULL_WAIT_SECONDS)
                 await asyncio.sleep(FULL_WAIT_SECONDS)
-            await self._send_orders(leadership)
+            await self._send_orders(leadership, book)
 
-    async def _await_change(self) -> None:
+    async def _await_change(self, *, at_once: bool = False) -> None:
         """Wait until something was folded, a decision falls due, or it is time to look at the nodes."""
-        timeout = LIVENESS_TICK_SECONDS
+        timeout = 0.0 if at_once else LIVENESS_TICK_SECONDS
         if self._wake_at_ns is not None:
             timeout = min(timeout, max(0.0, (self._wake_at_ns - self._clock.now_ns()) / 1e9))
         try:
             async with asyncio.timeout(timeout):
                 await self._fold.changed.wait()
         except TimeoutError:
-            if self._heap is not None:
+            if self._heap is not None and not at_once:
                 self._heap.idle(self._now())
         finally:
             self._fold.changed.clear()
 
     def _look_at_nodes(self) -> list[NodeUnreachable | NodeReachable]:
         """Return which nodes fell silent or are heard again; nobody is blamed for what was not listened to."""
+        if self._liveness is None:
+            return []
         if not self._client.is_connected:
             self._liveness.listen_anew(self._now())
             return []
-        return self._liveness.observe(self._fold.state, self._now(), self._clock.now_ns())
+        return self._liveness.observe(self._now(), self._clock.now_ns())
 
     async def _journal_liveness(self, leadership: Leadership) -> None:
         seen = self._look_at_nodes()
         if seen:
-            for event in seen:
-                log.warning(type(event).__name__, node=event.node)
+            _log_liveness(seen)
             await leadership.append(tuple(seen))
 
     async def _decide(self, leadership: Leadership) -> None:
@@ -172,27 +189,26 @@ class Scheduler:
                 "pass",
                 seq=seq,
                 decisions=len(result.events) - 1,
+                kinds=dict(Counter(type(event).__name__ for event in result.events[1:])),
+                cut=result.cut,
                 decide_ms=round((decided - started) * 1000, 3),
                 append_ms=round((time.perf_counter() - decided) * 1000, 3),
             )
             _log_decisions(seq, result.events)
 
-    async def _send_orders(self, leadership: Leadership) -> None:
-        """Send each node what is wanted of it where that changed, and every so often anyway."""
+    async def _send_orders(self, leadership: Leadership, book: OrderBook) -> None:
+        """Tell nodes what is wanted of them where that changed, and every so often anyway; so many at a time."""
+        if not self._client.is_connected:
+            return
         now = self._now()
         turn = Slice()
-        holders = Holders(self._fold.state)
-        for name in list(self._fold.state.nodes):
+        for name in book.due(now):
             leadership.check()
-            orders = orders_for(self._fold.state, self._fold.state.nodes[name], holders)
-            sent, sent_at = self._sent.get(name, (None, 0.0))
-            fresh = sent is not None and (sent.sandboxes, sent.incarnation) == (orders.sandboxes, orders.incarnation)
-            if fresh and now - sent_at < self._settings.orders_resend_seconds:
-                continue
-            if self._client.is_connected:
+            orders = book.orders(name)
+            if orders is not None:
                 for part in in_parts(orders):
                     await self._client.publish(subjects.order(name), wire.encode(part))
-                self._sent[name] = (orders, now)
+                book.told(orders, now)
             await turn.pause()
 
     async def _on_heartbeat(self, message: Msg) -> None:
@@ -201,17 +217,25 @@ class Scheduler:
         except msgspec.MsgspecError as error:
             log.warning("heartbeat_unreadable", subject=message.subject, error=str(error))
             return
-        self._liveness.hear(heartbeat.node, self._now())
+        if self._liveness is not None:
+            self._liveness.hear(heartbeat.node, self._now())
 
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
 
 
-def _log_decisions(seq: int, decided: tuple[AnyEvent, ...]) -> None:
-    """Log each decision about a job under its job and trace; quotas turn over with every phase, so they are quieter."""
+def _log_liveness(seen: Sequence[NodeUnreachable | NodeReachable]) -> None:
+    """Say it once for all of a kind: where a rack goes, hundreds go."""
+    for kind, what in ((NodeUnreachable, "nodes_silent"), (NodeReachable, "nodes_heard_again")):
+        names = [event.node for event in seen if isinstance(event, kind)]
+        if names:
+            log.warning(what, count=len(names), nodes=names[:NODES_LOGGED_MAX])
+
+
+def _log_decisions(seq: int, decided: Sequence[AnyEvent]) -> None:
+    """Log each decision about a job under its job and trace, for who debugs: the journal has them all."""
     for event in decided:
         if isinstance(event, Decision):
-            reasons = [f"{reason.code}: {reason.detail}" if reason.detail else reason.code for reason in event.reasons]
-            write = log.debug if isinstance(event, QuotaChanged) else log.info
-            write("decided", kind=type(event).__name__, job=event.job, tenant=event.tenant, seq=seq, reasons=reasons)
+            codes = [reason.code for reason in event.reasons]
+            log.debug("decided", kind=type(event).__name__, job=event.job, tenant=event.tenant, seq=seq, reasons=codes)
