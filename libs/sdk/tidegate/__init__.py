@@ -26,6 +26,8 @@ from tidegate.errors import (
     NestedPhaseError,
     NotInitialisedError,
     NotStoppingError,
+    PhaseRefusedError,
+    PhaseTimeoutError,
     ProtocolMismatchError,
     PublishRateError,
     ReservedKindError,
@@ -35,6 +37,7 @@ from tidegate.errors import (
     UnsupportedObjectError,
     UsageError,
 )
+from tidegate.grant import Grant
 from tidegate.job import Job
 from tidegate.session import current, init
 from tidegate.version import VERSION as __version__
@@ -48,6 +51,7 @@ __all__ = [
     "Job",
     "Checkpoint",
     "PendingSave",
+    "Grant",
     "Client",
     "seeds",
     "__version__",
@@ -68,6 +72,8 @@ __all__ = [
     "NestedPhaseError",
     "NotStoppingError",
     "NotInitialisedError",
+    "PhaseRefusedError",
+    "PhaseTimeoutError",
     "ProtocolMismatchError",
     "PublishRateError",
     "ReservedKindError",

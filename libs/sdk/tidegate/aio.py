@@ -7,6 +7,7 @@ goes on. `report` never waits and stays a plain call.
 from __future__ import annotations
 
 import asyncio
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,8 +16,10 @@ from typing import Any, AsyncIterator, Callable, Dict, Mapping, NoReturn, Option
 import tidegate
 from tidegate.checkpoint.handle import Checkpoint
 from tidegate.checkpoint.saver import PendingSave
+from tidegate.grant import Grant
 from tidegate.job import Job
 from tidegate.member import Member
+from tidegate.phasing import Phasing
 from tidegate.seeds import Seeds
 
 T = TypeVar("T")
@@ -83,6 +86,7 @@ class AsyncJob:
     def __init__(self, job: Job, run: _Runner) -> None:
         self._job = job
         self._run = run
+        self._phases = ThreadPoolExecutor(1, thread_name_prefix="tidegate-aio-phase")
 
     def __getattr__(self, name: str) -> Any:
         if name in _PROPERTIES:
@@ -104,14 +108,35 @@ class AsyncJob:
         return None if checkpoint is None else AsyncCheckpoint(checkpoint, self._run)
 
     @asynccontextmanager
-    async def phase(self, name: str) -> AsyncIterator[None]:
-        """The process is in this phase until the block ends."""
-        context = self._job.phase(name)
-        await self._run(context.__enter__)
+    async def phase(self, name: str, timeout: Optional[float] = None) -> AsyncIterator[Grant]:
+        """The process is in this phase until the block ends; see tidegate.Job.phase. Other calls go on meanwhile."""
+        given_up = threading.Event()
+        context = self._job._in_phase(name, timeout, given_up)
+        # In a thread of its own: the wait may be long, and the calls of other tasks are not to stand behind it.
+        entering = asyncio.get_running_loop().run_in_executor(self._phases, context.__enter__)
         try:
-            yield
+            grant = await asyncio.shield(entering)
+        except asyncio.CancelledError:
+            given_up.set()
+            await asyncio.wait({entering})
+            if entering.exception() is None:
+                await self._run(lambda: context.__exit__(None, None, None))
+            raise
+        try:
+            yield grant
         finally:
             await self._run(lambda: context.__exit__(None, None, None))
+
+    async def on_hand_back(self, callback: Callable[[float], object]) -> None:
+        """Have `callback(seconds_left)` called by the event loop, once for each recall of what this phase was lent."""
+        if not callable(callback):
+            self._job.on_hand_back(callback)  # which says what is accepted
+        loop = asyncio.get_running_loop()
+        self._job.on_hand_back(lambda seconds_left: loop.call_soon_threadsafe(callback, seconds_left))
+
+    def should_hand_back(self) -> bool:
+        """Return True while the phase is to be left; never waits."""
+        return self._job.should_hand_back()
 
     def report(self, metrics: Mapping[str, Any], step: Optional[int] = None, progress: Optional[float] = None) -> None:
         """Report numbers; never waits."""
@@ -165,7 +190,7 @@ class AsyncJob:
 
 _PROPERTIES = frozenset(
     name
-    for owner in (Member, Job)
+    for owner in (Member, Phasing, Job)
     for name, value in vars(owner).items()
     if isinstance(value, property) and not name.startswith("_")
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Mapping, Optional
 
@@ -33,6 +33,9 @@ class Identity:
     socket: Optional[str]
     checkpoints: Path
     local_dir: Optional[Path]
+    phase_entry: str = "told"
+    devices: Mapping[str, str] = field(default_factory=dict)
+    """The variables that tell the process its devices, as they were at its start."""
 
 
 def read_identity(environ: Mapping[str, str], stop_group: Optional[str] = None) -> Identity:
@@ -62,6 +65,8 @@ def read_identity(environ: Mapping[str, str], stop_group: Optional[str] = None) 
         socket=socket,
         checkpoints=_checkpoints(environ, local_dir),
         local_dir=local_dir,
+        phase_entry=environ.get("TIDEGATE_PHASE_ENTRY") or "told",
+        devices={name: environ[name] for name in protocol.DEVICE_VARIABLES if name in environ},
     )
 
 

@@ -35,6 +35,14 @@ class NestedPhaseError(UsageError):
     """A phase was entered while another one of the same job is open."""
 
 
+class PhaseRefusedError(TidegateError):
+    """A phase was not granted: the job is asked to leave, so save and call `exit_suspended()`; or it never can be."""
+
+
+class PhaseTimeoutError(TidegateError):
+    """A phase was not granted within the time that the caller gave; it is not asked for any longer."""
+
+
 class InvalidNameError(UsageError):
     """A phase, metric, event or group name does not have the accepted form."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import time
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,16 +19,15 @@ from tidegate.checkpoint.store import CheckpointStore
 from tidegate.environment import Identity
 from tidegate.errors import (
     AlreadyFinishedError,
-    JobClosedError,
-    NestedPhaseError,
     NotStoppingError,
     PublishRateError,
     SaveFailedError,
     UsageError,
 )
 from tidegate.link.base import Link, Resume
-from tidegate.member import Member
 from tidegate.pace import Pace
+from tidegate.phasing import Phasing
+from tidegate.recall import Recall
 from tidegate.seeds import Seeds
 from tidegate.stop import StopGate
 from tidegate.validation import STEP_MAX
@@ -41,12 +39,11 @@ CLOSE_SECONDS_MAX = 10.0
 PUBLISH_SECONDS_MAX = 30.0
 
 
-class Job(Member):
+class Job(Phasing):
     """The job that this process is part of. Made by `tidegate.init()`; safe to use from several threads."""
 
-    def __init__(self, identity: Identity, link: Link, gate: StopGate) -> None:
-        super().__init__(identity)
-        self._link = link
+    def __init__(self, identity: Identity, link: Link, gate: StopGate, recall: Recall) -> None:
+        super().__init__(identity, link, recall)
         self._gate = gate
         self._stamp = Stamp(
             job=identity.job,
@@ -63,13 +60,9 @@ class Job(Member):
         self._store = CheckpointStore(identity.checkpoints, self._stamp)
         self._saver = Saver(self._store, self._on_saved, self._on_save_failed)
         self._publishing = Pace(protocol.PUBLISHES_PER_SECOND, protocol.PUBLISHES_BURST)
-        self._lock = threading.Lock()
         self._resume = Resume(False, None)
         self._restored: Optional[Checkpoint] = None
-        self._phase: Optional[str] = None
-        self._step: Optional[int] = None
         self._last_saved: Optional[Done] = None
-        self._ended: Optional[str] = None
         self.seeds = Seeds(identity.seed)
 
     def _open(self) -> None:
@@ -114,25 +107,6 @@ class Job(Member):
         return self._link.dropped_reports
 
     # Words ------------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """The process is in this phase until the block ends. Phases of one process do not nest."""
-        self._check_open("phase")
-        validation.phase(name)
-        with self._lock:
-            if self._phase is not None:
-                raise NestedPhaseError(
-                    f"phase {name!r} was refused: this process is in phase {self._phase!r}; leave that one first"
-                )
-            self._phase = name
-        try:
-            self._link.phase(name, self._step)
-            yield
-        finally:
-            self._phase = None
-            if self._ended is None:
-                self._link.phase(None, self._step)
 
     def report(self, metrics: Mapping[str, Any], step: Optional[int] = None, progress: Optional[float] = None) -> None:
         """Report numbers. Cheap: calls within 250 ms are merged, the newest value of each metric is sent."""
@@ -359,13 +333,8 @@ class Job(Member):
         with self._lock:
             self._check_open(how)
             self._ended = how
+        self._recall.close()
 
     def _forked(self) -> None:
         # The child has no link thread, and the parent's connection is not its own.
         self._ended = "a fork"
-
-    def _check_open(self, call: str) -> None:
-        if self._ended is None:
-            return
-        remedy = "call tidegate.init() in the child" if self._ended == "a fork" else "it must be the last call"
-        raise JobClosedError(f"{call} was refused after {self._ended}: {remedy}")

@@ -15,7 +15,9 @@ from typing import Any, Dict, Iterator, List
 from tidegate.errors import FrameError
 
 PROTOCOL_MIN = 1
-PROTOCOL_MAX = 1
+PROTOCOL_MAX = 2
+PROTOCOL_ASKS = 2
+"""The first version in which phases are asked for and handed back."""
 
 FRAME_BYTES_MAX = 64 * 1024
 """Longest JSON body of one frame, both ways. Bulk data never travels on this socket."""
@@ -35,10 +37,14 @@ EXIT_SAVE_FAILED = 74
 
 PHASES_PER_SECOND, PHASES_BURST = 10, 40
 """What the agent accepts from one client. The SDK itself paces below it and merges faster flips."""
+ASKS_PER_SECOND, ASKS_BURST = 20, 100
 PUBLISHES_PER_SECOND, PUBLISHES_BURST = 20, 100
 CONTROLS_PER_SECOND, CONTROLS_BURST = 20, 100
 """saved, save_failed, restored, suspended and finished together."""
 REPORTS_PER_SECOND, REPORTS_BURST = 20, 40
+
+DEVICE_VARIABLES = ("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "TIDEGATE_GPU_MILLIS")
+"""What tells a process its devices."""
 
 LAYERS = ("model", "optimizer", "experience", "state")
 
@@ -68,9 +74,12 @@ RESERVED_EVENT_KINDS = frozenset(
         "PlacementRejected",
         "JobStarted",
         "PhaseChanged",
+        "PhaseRequested",
         "ProgressReported",
         "QuotaChanged",
         "QuotaApplied",
+        "ShrinkRefused",
+        "HandBackRequested",
         "PreemptRequested",
         "CheckpointSaved",
         "CheckpointFailed",

@@ -17,6 +17,7 @@ from tidegate.job import Job
 from tidegate.link.agent import AgentLink
 from tidegate.link.base import Link
 from tidegate.link.local import LocalLink
+from tidegate.recall import Recall
 from tidegate.stop import StopGate
 
 _lock = threading.Lock()
@@ -50,13 +51,13 @@ def current() -> Job:
 
 def open_job(identity: Identity) -> Job:
     """Return a job for an identity, connected."""
-    gate = StopGate()
+    gate, recall = StopGate(), Recall()
     link: Link
     if identity.local_dir is None:
-        link = AgentLink(identity, os.urandom(16).hex(), gate)
+        link = AgentLink(identity, os.urandom(16).hex(), gate, recall)
     else:
         link = LocalLink(identity, identity.local_dir)
-    job = Job(identity, link, gate)
+    job = Job(identity, link, gate, recall)
     job._open()
     return job
 

@@ -17,6 +17,7 @@ from tidegate.errors import (
 )
 
 STEP_MAX = 999_999_999_999
+TIMEOUT_SECONDS_MAX = 1_000_000
 _PROGRESS_SLACK = 1e-6
 
 
@@ -90,6 +91,22 @@ def phase(name: Any) -> str:
             f"phase {name!r} was refused: a lower-case name of up to 32 letters, digits, _ and - is accepted"
         )
     return name
+
+
+def timeout(seconds: Any) -> Optional[float]:
+    """Return how long to wait, None for as long as it takes."""
+    if seconds is None:
+        return None
+    try:
+        limit = float(seconds)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"timeout {seconds!r} was refused: seconds are accepted, or None to wait on") from error
+    if isinstance(seconds, (bool, str)) or not 0.0 < limit <= TIMEOUT_SECONDS_MAX:
+        raise UsageError(
+            f"timeout {seconds!r} was refused: more than 0 and up to {TIMEOUT_SECONDS_MAX} seconds are accepted, or "
+            "None to wait on"
+        )
+    return limit
 
 
 def event_kind(kind: Any) -> str:

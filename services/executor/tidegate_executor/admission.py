@@ -50,9 +50,10 @@ def offerable(capacity: NodeCapacity, levels: Set[str]) -> NodeCapacity:
     return msgspec.structs.replace(capacity, resources=resources, gpus=())
 
 
-def claim_of(order: SandboxOrder, uid_slot: int = 0) -> Claim:
-    """Return what the member of this order holds."""
-    return Claim(job=order.job, floor=member_floor(order.spec), gpu_indices=order.gpu_indices, uid_slot=uid_slot)
+def claim_of(order: SandboxOrder, uid_slot: int = 0, gpu_indices: tuple[int, ...] | None = None) -> Claim:
+    """Return what the member of this order holds: the devices it was placed with, and those it has in its phase."""
+    devices = tuple(sorted({*order.gpu_indices, *(gpu_indices or ())}))
+    return Claim(job=order.job, floor=member_floor(order.spec), gpu_indices=devices, uid_slot=uid_slot)
 
 
 def refusal(order: SandboxOrder, offer: Offer, claims: Iterable[Claim]) -> Reason | None:

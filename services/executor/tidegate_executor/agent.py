@@ -82,7 +82,7 @@ class NodeAgent:
 
     def _claims(self) -> list[Claim]:
         return [
-            admission.claim_of(each.memory.order, each.memory.state.uid_slot)
+            admission.claim_of(each.memory.order, each.memory.state.uid_slot, each.memory.state.gpu_indices)
             for each in self._runners.values()
             if not each.memory.state.is_over
         ]
@@ -163,14 +163,17 @@ class NodeAgent:
         if version < self._newest_orders:
             return
         self._newest_orders = version
+        news = []
         for order in orders.sandboxes:
             key = sandbox_id(order.job, order.attempt, order.rank)
             if key in self._runners:
-                self._runners[key].offer(order)
+                self._runners[key].offer(order, orders.at_seq)
             elif key not in self._ended:
-                await self._on_new(order)
+                news.append(order)
+        for order in news:  # last: devices that others gave back are free by then
+            await self._on_new(order, orders.at_seq)
 
-    async def _on_new(self, order: SandboxOrder) -> None:
+    async def _on_new(self, order: SandboxOrder, at_seq: int) -> None:
         assert self._offer is not None, "orders come after NodeJoined"
         now_ns = self._context.clock.now_ns()
         claims = self._claims()
@@ -183,12 +186,13 @@ class NodeAgent:
         )
         memory = AttemptMemory(self._context.spool, order, state)
         if order.desired != "run":
-            memory.change(transitions.on_order(state, order))
+            memory.change(transitions.on_order(state, order, at_seq))
             await self._end_unknown(memory)
         elif (reason := admission.refusal(order, self._offer, claims)) is not None:
             await self._refuse(memory, reason, now_ns)
         else:
             log.info("placement_taken", sandbox=state.id, job=order.job, isolation=state.level)
+            memory.change(transitions.on_order(state, order, at_seq))
             self._run(memory, None)
 
     async def _end_unknown(self, memory: AttemptMemory) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 from tidegate_events.events import AnyEvent
@@ -37,13 +37,16 @@ class AttemptMemory:
         state: AttemptState | None = None,
         user: Sequence[UserMessage] = (),
         droppable: bool = False,
+        on_journaled: Callable[[int], None] | None = None,
     ) -> asyncio.Future[None]:
         """Put events and the state (from now on `state`, where given) on disk together.
 
-        Raises SpoolFullError for a droppable commit; then nothing has changed.
+        Raises SpoolFullError for a droppable commit; then nothing has changed. `on_journaled` as the spool's.
         """
         new = state if state is not None else self.state
-        future = self._spool.put(events, user=user, states={new.id: states.encode(new)}, droppable=droppable)
+        future = self._spool.put(
+            events, user=user, states={new.id: states.encode(new)}, droppable=droppable, on_journaled=on_journaled
+        )
         self.state = new
         self.changed.set()
         return future

@@ -11,10 +11,12 @@ import msgspec
 from tidegate import seeds
 from tidegate_events import trace
 from tidegate_events.orders import LOOPBACK, GangPlace, SandboxOrder
-from tidegate_events.spec import Component, member_floor
+from tidegate_events.spec import Component, JobSpec, member_floor, phase_need
 
 MASTER_PORT_FIRST, MASTER_PORTS = 20_000, 10_000
 """Where a gang's ranks meet, unless the job opens no port: below those that Linux gives to outgoing connections."""
+
+GPU_MILLIS = 1000  # one whole device
 
 
 class Places(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,9 +55,7 @@ def of_process(order: SandboxOrder, component: Component, replica: int, places: 
         **own,
         "HOME": places.home,
         "PYTHONPATH": ":".join(python_path),
-        # By the driver's order, as the agent counts them; CUDA's own default is the fastest first.
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "CUDA_VISIBLE_DEVICES": ",".join(str(index) for index in order.gpu_indices),
+        **_visible(order.gpu_indices),
         **_gang(order),
         **_gpu_share(order),
         "TRACEPARENT": order.traceparent or trace.traceparent(order.job),
@@ -87,6 +87,20 @@ def _gang(order: SandboxOrder) -> dict[str, str]:
     }
 
 
+def in_phase(spec: JobSpec, phase: str, gpu_indices: tuple[int, ...]) -> dict[str, str]:
+    """Return what tells a process, and those it starts, its devices in a phase; a whole one is a share of 1000."""
+    share = phase_need(spec, phase).gpu_millis or GPU_MILLIS
+    return {**_visible(gpu_indices), **({"TIDEGATE_GPU_MILLIS": str(share)} if gpu_indices else {})}
+
+
+def _visible(gpu_indices: tuple[int, ...]) -> dict[str, str]:
+    # By the driver's order, as the agent counts them; CUDA's own default is the fastest first.
+    return {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": ",".join(str(index) for index in gpu_indices),
+    }
+
+
 def _gpu_share(order: SandboxOrder) -> dict[str, str]:
     """Return how much of its one device the member may use: nothing but the job itself keeps to it."""
     share = member_floor(order.spec).gpu_millis
@@ -108,6 +122,7 @@ def _identity(order: SandboxOrder, component: Component, replica: int) -> dict[s
         "TIDEGATE_SEED": str(seeds.derive(spec.seed, component.name, order.rank, replica)),
         **({"TIDEGATE_REPLICAS_MAX": str(component.replicas_max)} if component.replicas_max is not None else {}),
         "TIDEGATE_DETERMINISM": spec.determinism,
+        **({"TIDEGATE_PHASE_ENTRY": spec.phase_entry} if spec.phase_entry != "told" else {}),
         "TIDEGATE_TRACE_ID": trace.trace_id(order.job),
     }
 

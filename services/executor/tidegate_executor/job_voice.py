@@ -12,10 +12,13 @@ import structlog
 from tidegate.errors import CorruptCheckpointError
 from tidegate_events import subjects
 from tidegate_events.events import AnyEvent, Scalar
+from tidegate_events.spec import phase_need
 
 from tidegate_executor import checkpoints
+from tidegate_executor.admission import LEVELS_WITH_GPUS
 from tidegate_executor.attempt_memory import AttemptMemory
-from tidegate_executor.attempts import facts, phases, progress, transitions
+from tidegate_executor.attempts import asks, facts, phases, progress, transitions
+from tidegate_executor.attempts.asks import Ask, AskState
 from tidegate_executor.attempts.state import AttemptState
 from tidegate_executor.channel import messages
 from tidegate_executor.channel.handler import ClientInfo, HandlerBusy, HandlerUnavailable, MessageRefused, Origin
@@ -30,6 +33,7 @@ _replace = msgspec.structs.replace
 
 SAVES_PER_SECOND, SAVES_BURST = 2.0, 60
 FAILURES_PER_SECOND, FAILURES_BURST = 0.1, 20
+ASKS_FULL_RETRY_MS = 1000
 TOLD_MAX = 256
 """One job can never fill the journal: how many facts about checkpoints a member may cause."""
 
@@ -60,6 +64,7 @@ class JobVoice:
         origin = client.origin
         log.info("process_connected", sandbox=self._memory.state.id, component=origin.component, sdk=client.sdk)
         state = transitions.connect(self._memory.state, origin.component, origin.replica)
+        state = _replace(state, asks=asks.back(state.asks, origin.client))
         if state != self._memory.state:  # a process may come back as often as it likes
             await self._memory.commit(state=state)
 
@@ -67,12 +72,14 @@ class JobVoice:
         """Remember the phase; it becomes a fact now, or when the dwell is over."""
         now_ns = self._context.clock.now_ns()
         state = self._marked(origin)
+        if message.phase is not None:
+            state = _replace(state, asks=asks.withdraw(state.asks, origin.client))
         said = phases.say(state.phase, message.phase, message.step, now_ns, is_main=origin.component == self._main)
         state = transitions.step_seen(_replace(state, phase=said), message.step)
         due_ns = phases.due_ns(said)
         if due_ns is not None and due_ns <= now_ns and state.stage == "running":
             fact = facts.phase_changed(state, now_ns)
-            journaled = _replace(state, phase=phases.journal(said, now_ns))
+            journaled = transitions.phase_told(state, now_ns)
             try:
                 await self._durably(origin, self._memory.commit([fact], state=journaled, droppable=True))
             except SpoolFullError:
@@ -80,6 +87,40 @@ class JobVoice:
             else:
                 return
         await self._durably(origin, self._memory.commit(state=state))
+
+    async def on_ask(self, origin: Origin, message: messages.Ask) -> None:
+        """Remember who waits for which phase; the plan tells the scheduler, and answers."""
+        state = self._marked(origin)
+        if message.phase is None:
+            state = _replace(state, asks=asks.withdraw(state.asks, origin.client))
+        else:
+            self._check_askable(origin, message.phase)
+            new = Ask(
+                client=origin.client,
+                seq=origin.seq,
+                component=origin.component,
+                replica=origin.replica,
+                phase=message.phase,
+                step=message.step,
+                is_main=origin.component == self._main,
+            )
+            state = _replace(state, asks=asks.ask(state.asks, new))
+        await self._durably(origin, self._memory.commit(state=transitions.step_seen(state, message.step)))
+
+    def _check_askable(self, origin: Origin, phase: str) -> None:
+        order, state = self._memory.order, self._memory.state
+        if order.spec.phase_entry != "asked":
+            raise MessageRefused("phases_are_told", "the phases of this job are told and not asked for")
+        need = phase_need(order.spec, phase)
+        if (need.gpus or need.gpu_millis) and state.level not in LEVELS_WITH_GPUS:
+            raise MessageRefused("gpu_not_passed", f"phase {phase} needs a GPU, and level {state.level} passes none")
+        if asks.is_full(state.asks, origin.client):
+            raise HandlerBusy(ASKS_FULL_RETRY_MS)
+
+    def on_gone(self, client: str) -> None:
+        """Remember since when a process that waits for a phase is not there."""
+        state = self._memory.state
+        self._memory.change(_keep(state, asks.away(state.asks, client, self._context.clock.now_ns())))
 
     async def on_report(self, origin: Origin, message: messages.Report) -> None:
         """Keep the newest metrics for telemetry, and the step in memory; progress that moved becomes a fact."""
@@ -200,6 +241,10 @@ class JobVoice:
         await asyncio.shield(written)
         marks = self._memory.durable_marks
         marks[origin.client] = max(marks.get(origin.client, 0), origin.seq)
+
+
+def _keep(state: AttemptState, asked: AskState) -> AttemptState:
+    return state if asked is state.asks else _replace(state, asks=asked)
 
 
 def _scalars(result: dict[str, Any]) -> dict[str, Scalar]:

@@ -17,9 +17,9 @@ from tidegate_events.events import AnyEvent, Reason
 from tidegate_events.orders import SandboxOrder
 from tidegate_events.spec import Component
 
-from tidegate_executor import conclusion, preparation, resizing
+from tidegate_executor import conclusion, granting, preparation, resizing
 from tidegate_executor.attempt_memory import AttemptMemory
-from tidegate_executor.attempts import facts, phases, planning, scaling, transitions
+from tidegate_executor.attempts import entry, facts, planning, scaling, transitions
 from tidegate_executor.attempts.state import AttemptState, Replica
 from tidegate_executor.channel.handler import Sandbox as ChannelPlace
 from tidegate_executor.channel.server import ChannelServer
@@ -33,7 +33,6 @@ from tidegate_executor.sandbox.base import (
     SandboxLostError,
     SandboxStoppingError,
 )
-from tidegate_executor.spool.spool import SpoolFullError
 
 LOOK_SECONDS_MAX = 5.0  # the plan is looked at again at least this often, whatever was missed
 DOUBT_SECONDS_MAX = 2.0  # how long the history may take to say whether a start before a crash was carried out
@@ -61,6 +60,8 @@ class AttemptRunner:
         self._prepared: preparation.Prepared | None = None
         self._preparing: asyncio.Timeout | None = None
         self._ends_at = float("inf")
+        if sandbox is not None:
+            memory.state = entry.restarted(memory.state, context.clock.now_ns())
         state = memory.state
         self._gang = context.gangs.take(memory.order)
         self._server = ChannelServer(
@@ -73,9 +74,9 @@ class AttemptRunner:
         self._server.tell_replicas(scaling.counts(state, self._spec))
         self._log = log.bind(sandbox=state.id, job=state.job, tenant=state.tenant, trace_id=trace.trace_id(state.job))
 
-    def offer(self, order: SandboxOrder) -> None:
-        """Take a newer order for this attempt."""
-        self.memory.change(transitions.on_order(self.memory.state, order))
+    def offer(self, order: SandboxOrder, at_seq: int) -> None:
+        """Take a newer order for this attempt, made from the journal up to `at_seq`."""
+        self.memory.change(transitions.on_order(self.memory.state, order, at_seq))
         preparing = self._preparing
         if self.memory.state.stop is not None and preparing is not None and not preparing.expired():
             preparing.reschedule(asyncio.get_running_loop().time())
@@ -265,6 +266,8 @@ class AttemptRunner:
                 await self._do(action, sandbox, tasks)
             self._server.resume = self._voice.newest
             self._server.tell_replicas(scaling.counts(memory.state, self._spec))
+            self._server.tell_grants(granting.answers(memory.state, memory.order))
+            self._server.tell_hand_back(memory.state.hand_back_ns)
             left = LOOK_SECONDS_MAX
             if todo.wake_ns:
                 left = min(left, max(0.0, (todo.wake_ns - self._context.clock.now_ns()) / 1e9))
@@ -273,7 +276,7 @@ class AttemptRunner:
 
     async def _do(self, action: planning.Action, sandbox: Sandbox, tasks: asyncio.TaskGroup) -> None:
         if isinstance(action, planning.ReportStarted):
-            await self._report_started(sandbox)
+            await resizing.report_started(self._context, self.memory, sandbox, self._log)
         elif isinstance(action, planning.Start):
             names = [replica.name for replica in action.replicas]
             self._log.info("components_restarted", replicas=names)
@@ -297,26 +300,13 @@ class AttemptRunner:
         elif isinstance(action, planning.EndSandbox):
             self._end(sandbox, action.grace_seconds, tasks)
         elif isinstance(action, planning.SayPhase):
-            await self._say_phase()
+            await granting.say_phase(self._context, self.memory, self._log)
+        elif isinstance(action, planning.SayAsk):
+            await granting.say_ask(self._context, self.memory, action.phase, self._log)
+        elif isinstance(action, planning.ForgetAsks):
+            await granting.forget_away(self._context, self.memory, self._log)
         else:
             await self._conclude()
-
-    async def _report_started(self, sandbox: Sandbox) -> None:
-        now_ns = self._context.clock.now_ns()
-        state = transitions.started(self.memory.state)
-        events: list[AnyEvent] = [facts.started(state, self._context.node, now_ns)]
-        try:
-            stats = await sandbox.stats()
-        except InfrastructureError as error:  # it is over already: the history says how
-            self._log.info("limits_not_read", why=str(error))
-        else:
-            seen = {each.component: each.limits for each in stats.replicas if each.limits is not None}
-            quotas = tuple(resizing.seen(quota, seen.get(quota.component)) for quota in self.memory.state.quotas_asked)
-            node = self._context.node
-            events.append(facts.quota_applied(state, node, quotas, now_ns, enforced=stats.limits_enforced))
-            state = _replace(transitions.started(self.memory.state), quotas_reported=quotas)
-        self._log.info("sandbox_started", isolation=state.level, image=state.image_digest)
-        await self.memory.commit(events, state=state)
 
     async def _start(self, sandbox: Sandbox, replicas: Iterable[Replica]) -> None:
         """Start each in the listed order; a stop, or the first that cannot be started, ends that."""
@@ -343,7 +333,7 @@ class AttemptRunner:
                 self._log.warning("simulator_not_signalled", replica=replica.name, why=str(error))
 
     async def _start_one(self, sandbox: Sandbox, component: Component, number: int) -> None:
-        order, state = self.memory.order, self.memory.state
+        order, state = granting.with_devices(self.memory.order, self.memory.state), self.memory.state
         if self._prepared is None:
             self._prepared = await preparation.prepare(self._context, order, state)
         if self._found is not None:
@@ -354,15 +344,6 @@ class AttemptRunner:
         process = preparation.process_of(order, component, number, self._prepared, preparation.limits_of(quota))
         secrets = await preparation.secrets_of(self._context, order)
         await sandbox.start(_replace(process, secret_env=secrets))
-
-    async def _say_phase(self) -> None:
-        now_ns = self._context.clock.now_ns()
-        state = self.memory.state
-        journaled = _replace(state, phase=phases.journal(state.phase, now_ns))
-        try:
-            await self.memory.commit([facts.phase_changed(state, now_ns)], state=journaled, droppable=True)
-        except SpoolFullError as error:
-            self._log.warning("phase_waits", why=str(error))
 
     def _ask_to_leave(self, request: planning.AskToLeave) -> None:
         """Ask the processes of every member of the job here: they stop at the same call, or a gang would hang."""

@@ -11,12 +11,14 @@ from typing import Any, Callable, Dict, Mapping, Optional
 
 from tidegate import protocol
 from tidegate.environment import Identity
-from tidegate.errors import FrameError, ProtocolMismatchError, TidegateError
-from tidegate.link.base import ReportCall, Resume
+from tidegate.errors import FrameError, JobClosedError, PhaseRefusedError, ProtocolMismatchError, TidegateError
+from tidegate.link.asks import AskGate
+from tidegate.link.base import Patience, ReportCall, Resume
 from tidegate.link.connection import Connection, Wake
 from tidegate.link.outbox import Outbox
 from tidegate.link.phases import PhaseLane
 from tidegate.link.reports import WINDOW_SECONDS, Reports
+from tidegate.recall import Recall
 from tidegate.stop import StopGate
 from tidegate.version import VERSION
 
@@ -32,14 +34,17 @@ _log = logging.getLogger("tidegate.link")
 class AgentLink:
     """Implements link.base.Link over the agent's unix socket."""
 
-    def __init__(self, identity: Identity, client: str, gate: StopGate) -> None:
+    def __init__(self, identity: Identity, client: str, gate: StopGate, recall: Recall) -> None:
         assert identity.socket is not None
         self._identity = identity
         self._client = client
         self._gate = gate
+        self._recall = recall
         self._path = Path(identity.socket)
         self._outbox = Outbox()
         self._phases = PhaseLane(self._outbox.put)
+        self._asks = AskGate()
+        self._version = protocol.PROTOCOL_MAX
         self._reports = Reports()
         self._wake = Wake()
         self._welcomed = threading.Event()
@@ -97,6 +102,41 @@ class AgentLink:
         if name is not None:
             self._wake.set()
 
+    def ask(self, name: str, step: Optional[int], patience: Patience) -> Mapping[str, str]:
+        """Ask for a phase where this job must, and wait until it is granted."""
+        if self._identity.phase_entry != "asked":
+            return self._identity.devices
+        # The phase before was left: the agent hears that first, so that nothing of it is held while this one waits.
+        self._check()
+        self._phases.flush()
+        seq = self.control({"kind": "ask", "at_ns": time.time_ns(), "phase": name, "step": step})
+        try:
+            return self._asks.wait((name, seq), patience, self._hindrance)
+        except BaseException:
+            if not self._closing.is_set() and self._fatal is None:
+                self.control({"kind": "ask", "at_ns": time.time_ns(), "phase": None, "step": step})
+            raise
+
+    def _hindrance(self, name: str, seq: int) -> Optional[TidegateError]:
+        """Return why the phase cannot be waited for any longer, None while it can."""
+        if self._fatal is not None:
+            return self._fatal
+        if self._closing.is_set():
+            return JobClosedError(f"phase {name!r} was refused: the job was closed while it was waited for")
+        if self._gate.reason is not None:
+            return PhaseRefusedError(
+                f"phase {name!r} was refused: the job is asked to leave ({self._gate.reason}); save and call "
+                "exit_suspended()"
+            )
+        if (why := self._outbox.refusal(seq)) is not None:
+            return PhaseRefusedError(f"phase {name!r} was refused: {why}")
+        if self._version < protocol.PROTOCOL_ASKS:
+            return ProtocolMismatchError(
+                f"phase {name!r} was refused: it must be asked for, and this agent speaks protocol {self._version}; "
+                f"{protocol.PROTOCOL_ASKS} is needed"
+            )
+        return None
+
     def wait_acknowledged(self, seq: int, seconds: float) -> bool:
         """Wait until the agent has made the message durable."""
         if self._outbox.wait_acknowledged(seq, seconds):
@@ -112,6 +152,7 @@ class AgentLink:
                 self._phases.flush()
             self._close_limit = time.monotonic() + seconds
             self._closing.set()
+            self._asks.look()
             self._wake.set()
         self._thread.join(seconds + WELCOME_SECONDS_MAX)
         return self._outbox.empty
@@ -141,6 +182,7 @@ class AgentLink:
                 retry = min(retry * 2, RETRY_SECONDS_MAX)
         self._connected = False
         self._outbox.fail(self._fatal)
+        self._asks.look()
         self._welcomed.set()
 
     def _may_leave(self) -> bool:
@@ -214,16 +256,24 @@ class AgentLink:
             if not self._welcomed.is_set():
                 self._resume = Resume(True, message["resume"])
             self._replicas = message.get("replicas", {})
+            self._version = message["protocol"]
+            self._recall.on_hand_back(message.get("hand_back", 0))
             self._connected = True
             self._paused_until = 0.0
             if message.get("stop"):
                 connection.send(self._gate.on_stop(message["stop"]))
+            self._asks.look()
             self._welcomed.set()
             return True
         if kind == "ack":
             self._outbox.acknowledge(message["seq"])
         elif kind == "stop":
             connection.send(self._gate.on_stop(message))
+            self._asks.look()
+        elif kind == "granted":
+            self._asks.on_granted(message)
+        elif kind == "hand_back":
+            self._recall.on_hand_back(message["deadline_ns"])
         elif kind == "replicas":
             self._replicas = message["counts"]
         elif kind == "error":
@@ -247,3 +297,4 @@ class AgentLink:
             _log.warning("the agent refused a message (%s): %s", code, message.get("message"))
             if seq is not None:
                 self._outbox.refuse(seq, f"{code}: {message.get('message')}")
+                self._asks.look()

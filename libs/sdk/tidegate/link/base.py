@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Event
 from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Protocol, Tuple
 
 
@@ -10,6 +11,13 @@ class Resume(NamedTuple):
 
     known: bool
     checkpoint_id: Optional[str]
+
+
+class Patience(NamedTuple):
+    """How long a phase is waited for: `seconds` (None: as long as it takes), and not once `given_up` is set."""
+
+    seconds: Optional[float]
+    given_up: Event
 
 
 ReportCall = Tuple[Mapping[str, float], Optional[int], Optional[float], int]
@@ -27,6 +35,13 @@ class Link(Protocol):
 
     def phase(self, name: Optional[str], step: Optional[int]) -> None:
         """The process entered a phase, or with None left the one it was in."""
+
+    def ask(self, name: str, step: Optional[int], patience: Patience) -> Mapping[str, str]:
+        """Return once the process may enter the phase, with the variables that tell it its devices there.
+
+        Where phases are only told that is at once. Raises PhaseRefusedError, and PhaseTimeoutError at the end of its
+        patience.
+        """
 
     @property
     def report(self) -> Callable[[ReportCall], None]:

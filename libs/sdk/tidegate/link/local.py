@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Mapping, Optional
 
 from tidegate.environment import Identity
-from tidegate.link.base import ReportCall, Resume
+from tidegate.link.base import Patience, ReportCall, Resume
 from tidegate.link.reports import WINDOW_SECONDS, Reports
 
 LOG_FILE = "log.jsonl"
@@ -70,6 +70,10 @@ class LocalLink:
     def phase(self, name: Optional[str], step: Optional[int]) -> None:
         """Log a phase change."""
         self.control({"kind": "phase", "at_ns": time.time_ns(), "phase": name, "step": step})
+
+    def ask(self, name: str, step: Optional[int], patience: Patience) -> Mapping[str, str]:
+        """Return the devices there are: nobody else needs them."""
+        return self._identity.devices
 
     @property
     def report(self) -> Callable[[ReportCall], None]:

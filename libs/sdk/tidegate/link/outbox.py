@@ -93,6 +93,11 @@ class Outbox:
                 self._refused.pop(next(iter(self._refused)))
         self.acknowledge(seq)
 
+    def refusal(self, seq: int) -> Optional[str]:
+        """Return why the agent refused the message, None where it did not."""
+        with self._condition:
+            return self._refused.get(seq)
+
     def fail(self, error: Optional[TidegateError]) -> None:
         """Let nobody wait any longer: the link is gone for good."""
         with self._condition:

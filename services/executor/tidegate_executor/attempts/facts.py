@@ -9,6 +9,7 @@ from tidegate_events.events import (
     CheckpointRef,
     CheckpointSaved,
     PhaseChanged,
+    PhaseRequested,
     PlacementRejected,
     ProgressReported,
     Quota,
@@ -16,6 +17,7 @@ from tidegate_events.events import (
     Reason,
     SandboxExited,
     SandboxStarted,
+    ShrinkRefused,
 )
 from tidegate_events.orders import SandboxOrder
 
@@ -75,6 +77,12 @@ def phase_changed(state: AttemptState, now_ns: int) -> PhaseChanged:
     return PhaseChanged(**_base(state, now_ns), rank=state.rank, phase=state.phase.current, step=state.phase.step)
 
 
+def phase_requested(state: AttemptState, phase: str, now_ns: int) -> PhaseRequested:
+    """The member waits for the phase; empty: it does not any more."""
+    step = next((each.step for each in state.asks.waiting if each.phase == phase), None)
+    return PhaseRequested(**_base(state, now_ns), rank=state.rank, phase=phase, step=step)
+
+
 def progress_reported(state: AttemptState, now_ns: int) -> ProgressReported:
     """The job is as far as its newest report said."""
     return ProgressReported(
@@ -87,6 +95,11 @@ def quota_applied(
 ) -> QuotaApplied:
     """These limits hold."""
     return QuotaApplied(**_base(state, now_ns), rank=state.rank, node=node, quotas=quotas, enforced=enforced)
+
+
+def shrink_refused(state: AttemptState, node: str, kept: tuple[Quota, ...], now_ns: int) -> ShrinkRefused:
+    """The kernel keeps these limits, and not the lower ones that were asked of it."""
+    return ShrinkRefused(**_base(state, now_ns), rank=state.rank, node=node, quotas=kept)
 
 
 def checkpoint_saved(state: AttemptState, node: str, checkpoint: CheckpointRef, now_ns: int) -> CheckpointSaved:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import msgspec
 from tidegate_events.events import Quota
-from tidegate_events.spec import JobSpec
+from tidegate_events.spec import DEFAULT_PHASE, JobSpec
 
-from tidegate_executor.attempts import phases, scaling
+from tidegate_executor.attempts import asks, entry, phases, scaling
 from tidegate_executor.attempts.state import AttemptState, Replica
 from tidegate_executor.attempts.transitions import EXIT_SUSPENDED
 
@@ -69,11 +69,34 @@ class SayPhase(msgspec.Struct, frozen=True):
     """Put the current phase as a fact."""
 
 
+class SayAsk(msgspec.Struct, frozen=True):
+    """Put as a fact that the member waits for this phase; empty: that it waits for none any more."""
+
+    phase: str
+
+
+class ForgetAsks(msgspec.Struct, frozen=True):
+    """Forget the asks of processes that have been away for too long."""
+
+
 class Conclude(msgspec.Struct, frozen=True):
     """Nothing runs any more: report the exit and remove the sandbox."""
 
 
-Action = ReportStarted | Start | Grow | Shrink | Kill | Resize | AskToLeave | EndSandbox | SayPhase | Conclude
+Action = (
+    ReportStarted
+    | Start
+    | Grow
+    | Shrink
+    | Kill
+    | Resize
+    | AskToLeave
+    | EndSandbox
+    | SayPhase
+    | SayAsk
+    | ForgetAsks
+    | Conclude
+)
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,6 +129,7 @@ def plan(state: AttemptState, spec: JobSpec, now_ns: int) -> Plan:
         _starts(state, now_ns, actions, wakes)
         _scale(state, spec, now_ns, actions, wakes)
         _quotas(state, now_ns, actions, wakes)
+        _asks(state, now_ns, actions, wakes)
     return Plan(actions=tuple(actions), wake_ns=min(wakes, default=0))
 
 
@@ -147,10 +171,29 @@ def _phase(state: AttemptState, now_ns: int, actions: list[Action], wakes: list[
     due = phases.due_ns(state.phase)
     if due is None or state.stage not in ("running", "ending"):
         return
+    if entry.leaves_at_once(state):
+        due = now_ns
+    elif state.phase.current == DEFAULT_PHASE and entry.is_entering(state):
+        return
     if due <= now_ns:
         actions.append(SayPhase())
     else:
         wakes.append(due)
+
+
+def _asks(state: AttemptState, now_ns: int, actions: list[Action], wakes: list[int]) -> None:
+    if state.stage != "running":
+        return
+    if (away_due := asks.away_due_ns(state.asks)) is not None:
+        if away_due <= now_ns:
+            actions.append(ForgetAsks())
+        else:
+            wakes.append(away_due)
+    if (phase := entry.to_tell(state)) is not None:
+        if state.asks.next_ns <= now_ns:
+            actions.append(SayAsk(phase))
+        else:
+            wakes.append(state.asks.next_ns)
 
 
 def _starts(state: AttemptState, now_ns: int, actions: list[Action], wakes: list[int]) -> None:

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 from tidegate_events.events import Outcome, Quota, Scalar
 
+from tidegate_executor.attempts.asks import AskState
 from tidegate_executor.attempts.phases import PhaseState
 from tidegate_executor.attempts.progress import ProgressState
 
@@ -85,6 +86,9 @@ class AttemptState(_Part, frozen=True, kw_only=True):
     """See the module. Everything is as of the facts and messages that are on disk with it.
 
     `begun`: its commands were allowed to run, which in a gang waits for every member.
+    `granted`, `hand_back_ns` and `gpu_indices` (None: those of the first order) are the newest order's, which was made
+    from the journal up to `order_seq`; 0: none has come since the agent's start.
+    `shrinks_refused` are the quotas of which it was told that the kernel keeps higher ones.
     """
 
     job: str
@@ -120,6 +124,12 @@ class AttemptState(_Part, frozen=True, kw_only=True):
     ended_ns: int = 0
     begun: bool = False
     progress: ProgressState = ProgressState()
+    asks: AskState = AskState()
+    granted: str = ""
+    order_seq: int = 0
+    hand_back_ns: int = 0
+    gpu_indices: tuple[int, ...] | None = None
+    shrinks_refused: tuple[Quota, ...] = ()
 
     @property
     def id(self) -> str:

@@ -9,7 +9,7 @@ from tidegate_events.events import Quota
 from tidegate_events.orders import SandboxOrder
 from tidegate_events.spec import Component, JobSpec
 
-from tidegate_executor.attempts import scaling
+from tidegate_executor.attempts import asks, phases, scaling
 from tidegate_executor.attempts.state import (
     CLIENTS_MAX,
     AttemptState,
@@ -64,8 +64,8 @@ def prepared(state: AttemptState, now_ns: int) -> AttemptState:
     return _replace(state, prepared_ns=now_ns)
 
 
-def on_order(state: AttemptState, order: SandboxOrder) -> AttemptState:
-    """Take a newer order. A stop is final: no later order turns it back into a run."""
+def on_order(state: AttemptState, order: SandboxOrder, at_seq: int = 0) -> AttemptState:
+    """Take a newer order, made from the journal up to `at_seq`. A stop is final: no later order turns it into a run."""
     if state.is_over:
         return state
     if order.desired != "run":
@@ -73,7 +73,14 @@ def on_order(state: AttemptState, order: SandboxOrder) -> AttemptState:
         return _replace(state, stop=Stop(desired=desired, deadline_ns=order.deadline_ns, reason=order.reason))
     if state.stop is not None:
         return state
-    return _replace(state, quotas_wanted=order.quotas)
+    return _replace(
+        state,
+        quotas_wanted=order.quotas,
+        gpu_indices=order.gpu_indices,
+        granted=order.phase,
+        hand_back_ns=order.hand_back_ns,
+        order_seq=at_seq,
+    )
 
 
 def on_history(state: AttemptState, event: SandboxEvent, next_offset: int, spec: JobSpec) -> AttemptState:
@@ -91,6 +98,7 @@ def on_history(state: AttemptState, event: SandboxEvent, next_offset: int, spec:
 def _on_exit(state: AttemptState, event: ReplicaExited, spec: JobSpec) -> AttemptState:
     component = next(c for c in spec.components if c.name == event.component)
     before = next(r for r in state.replicas_of(event.component) if r.replica == event.replica)
+    state = _replace(state, asks=asks.gone(state.asks, event.component, event.replica))
     if before.leave_by_ns:
         return scaling.gone(state, before)
     exited = _replace(
@@ -198,6 +206,11 @@ def mark(state: AttemptState, client: str, seq: int) -> AttemptState:
     while len(marks) >= CLIENTS_MAX:
         del marks[next(iter(marks))]
     return _replace(state, marks={**marks, client: seq})
+
+
+def phase_told(state: AttemptState, now_ns: int) -> AttemptState:
+    """Remember that the current phase is a fact, with which what was asked for has ended."""
+    return _replace(state, phase=phases.journal(state.phase, now_ns), asks=asks.ended(state.asks))
 
 
 def step_seen(state: AttemptState, step: int | None) -> AttemptState:

@@ -78,6 +78,12 @@ class ChannelHandler(Protocol):
     async def on_phase(self, origin: Origin, message: messages.Phase) -> None:
         """The process changed its phase."""
 
+    async def on_ask(self, origin: Origin, message: messages.Ask) -> None:
+        """The process waits for a phase, or no longer."""
+
+    def on_gone(self, client: str) -> None:
+        """A process is not connected any more; it may come back."""
+
     async def on_report(self, origin: Origin, message: messages.Report) -> None:
         """Metrics; not acknowledged, so this must be cheap and need not be durable."""
 

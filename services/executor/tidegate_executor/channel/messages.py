@@ -61,6 +61,13 @@ class Phase(Control, frozen=True, tag="phase"):
     merged: Count = 0
 
 
+class Ask(Control, frozen=True, tag="ask"):
+    """The process waits to enter this phase, until it is `granted` (null: it waits no longer)."""
+
+    phase: PhaseName | None
+    step: Step | None = None
+
+
 class Publish(Control, frozen=True, tag="publish"):
     """One event of the user's own."""
 
@@ -145,4 +152,6 @@ class Bye(Message, frozen=True, tag="bye"):
     """The client leaves for good and takes no further part in a stop vote."""
 
 
-Incoming = Hello | Phase | Publish | Saved | SaveFailed | Restored | Suspended | Finished | Report | StopCount | Bye
+Incoming = (
+    Hello | Phase | Ask | Publish | Saved | SaveFailed | Restored | Suspended | Finished | Report | StopCount | Bye
+)

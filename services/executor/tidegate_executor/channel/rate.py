@@ -33,6 +33,7 @@ class ReplicaRates:
     def __init__(self) -> None:
         self.control = Bucket(protocol.CONTROLS_PER_SECOND, protocol.CONTROLS_BURST)
         self.phase = Bucket(protocol.PHASES_PER_SECOND, protocol.PHASES_BURST)
+        self.ask = Bucket(protocol.ASKS_PER_SECOND, protocol.ASKS_BURST)
         self.publish = Bucket(protocol.PUBLISHES_PER_SECOND, protocol.PUBLISHES_BURST)
 
 
@@ -42,6 +43,7 @@ class Rates:
     def __init__(self, replica: ReplicaRates) -> None:
         self._buckets = {
             "phase": replica.phase,
+            "ask": replica.ask,
             "publish": replica.publish,
             "report": Bucket(protocol.REPORTS_PER_SECOND, protocol.REPORTS_BURST),
         }

@@ -14,6 +14,7 @@ class RecordingHandler:
     hellos: list[ClientInfo] = field(default_factory=list)
     controls: list[tuple[Origin, messages.Control]] = field(default_factory=list)
     reports: list[messages.Report] = field(default_factory=list)
+    gone: list[str] = field(default_factory=list)
     failure: Exception | None = None
 
     def high_water(self, client: str) -> int:
@@ -35,6 +36,14 @@ class RecordingHandler:
     async def on_phase(self, origin: Origin, message: messages.Phase) -> None:
         """Record it."""
         self._record(origin, message)
+
+    async def on_ask(self, origin: Origin, message: messages.Ask) -> None:
+        """Record it."""
+        self._record(origin, message)
+
+    def on_gone(self, client: str) -> None:
+        """Record it."""
+        self.gone.append(client)
 
     async def on_publish(self, origin: Origin, message: messages.Publish) -> None:
         """Record it."""

@@ -8,6 +8,7 @@ import errno
 import socket
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -48,6 +49,8 @@ class ChannelServer:
         self.sandbox = sandbox
         self.resume = resume
         self._replicas: dict[str, int] = {}
+        self._grants: Mapping[str, dict[str, Any]] = {}
+        self._hand_back_ns = 0
         self.stop_group = stop_group if stop_group is not None else StopGroup()
         self._components = dict(components)
         self._handler = handler
@@ -80,6 +83,20 @@ class ChannelServer:
         self._replicas = dict(counts)
         for session in self._sessions.values():
             session.send({"kind": "replicas", "counts": self._replicas})
+
+    def tell_grants(self, grants: Mapping[str, dict[str, Any]]) -> None:
+        """Answer the asks of these clients, now or when they come back; nothing is said that they know."""
+        self._grants = grants
+        for client, session in self._sessions.items():
+            session.grant(grants.get(client))
+
+    def tell_hand_back(self, deadline_ns: int) -> None:
+        """Tell the processes by when their phase is to be left (0: it is not); nothing is said that they know."""
+        if deadline_ns == self._hand_back_ns:
+            return
+        self._hand_back_ns = deadline_ns
+        for session in self._sessions.values():
+            session.hand_back(deadline_ns)
 
     def open(self, path: Path, owner: tuple[int, int] | None = None) -> None:
         """Bind the socket at `path`; processes can connect from now on, and are answered once `run` runs."""
@@ -179,11 +196,13 @@ class ChannelServer:
         try:
             await self._handler.on_hello(client)
             self.ever_connected = True
-            session.welcome(version, self.resume, self._replicas)
+            session.welcome(version, self.resume, self._replicas, self._hand_back_ns)
+            session.grant(self._grants.get(hello.client))
             await self._attend(session)
         finally:
             if self._sessions.get(hello.client) is session:
                 del self._sessions[hello.client]
+                self._handler.on_gone(hello.client)
             session.ended.set()
 
     async def _attend(self, session: Session) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import structlog
+from tidegate import protocol
 
 from tidegate_executor.channel import framing, messages
 from tidegate_executor.channel.framing import FrameRefused
@@ -51,8 +52,11 @@ class Session:
         self.rates = Rates(ReplicaRates())
         self._violations = 0
         self._expected = 0
+        self._version = 0
+        self._granted_seq = 0
         self._deliver: dict[type[messages.Message], _Deliver] = {
             messages.Phase: handler.on_phase,
+            messages.Ask: handler.on_ask,
             messages.Publish: handler.on_publish,
             messages.Saved: handler.on_saved,
             messages.SaveFailed: handler.on_save_failed,
@@ -72,12 +76,31 @@ class Session:
         """Cut the connection; `run` then ends."""
         self._writer.transport.abort()
 
-    def welcome(self, version: int, resume: str | None, replicas: Mapping[str, int]) -> None:
+    def welcome(self, version: int, resume: str | None, replicas: Mapping[str, int], hand_back_ns: int = 0) -> None:
         """Answer the hello; `replicas` are the components that are scaled, and how many there are now."""
+        self._version = version
         high_water = self._handler.high_water(self.hello.client)
         self._expected = max(high_water + 1, self.hello.first_seq)
-        scaled = {"replicas": dict(replicas)} if replicas else {}
-        self.send({"kind": "welcome", "protocol": version, "acked": self._expected - 1, "resume": resume, **scaled})
+        more: dict[str, Any] = {"replicas": dict(replicas)} if replicas else {}
+        if hand_back_ns and self._knows_asks:
+            more["hand_back"] = hand_back_ns
+        self.send({"kind": "welcome", "protocol": version, "acked": self._expected - 1, "resume": resume, **more})
+
+    @property
+    def _knows_asks(self) -> bool:
+        """Say whether the process is welcomed, and its version has phases that are asked for and handed back."""
+        return self._version >= protocol.PROTOCOL_ASKS
+
+    def grant(self, answer: dict[str, Any] | None) -> None:
+        """Tell the process that it may enter the phase it waits for; once on each connection."""
+        if answer is not None and answer["seq"] != self._granted_seq and self._knows_asks:
+            self._granted_seq = answer["seq"]
+            self.send({"kind": "granted", **answer})
+
+    def hand_back(self, deadline_ns: int) -> None:
+        """Tell the process that its phase is to be left by then; 0: it is not any more."""
+        if self._knows_asks:
+            self.send({"kind": "hand_back", "deadline_ns": deadline_ns})
 
     async def run(self, on_stop_count: Callable[[messages.StopCount], None]) -> None:
         """Read until the process leaves, misbehaves too often, or the handler cannot take its messages."""

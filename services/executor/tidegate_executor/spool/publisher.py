@@ -33,10 +33,14 @@ class FactPublisher:
         self._newest = (0, 0)
         self._attempted = (0, 0)
 
-    async def send(self, frame: Frame) -> None:
-        """Return when the journal has the frame, however long the bus is away. Raises NodeTakenError."""
-        while not await self._try(frame):
+    async def send(self, frame: Frame) -> int:
+        """Return when the journal has the frame, however long the bus is away, and its number or a later one there.
+
+        Raises NodeTakenError.
+        """
+        while not await self._try(frame) or self._last_seq is None:
             pass
+        return self._last_seq
 
     async def _try(self, frame: Frame) -> bool:
         try:

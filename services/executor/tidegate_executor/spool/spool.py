@@ -46,7 +46,7 @@ class SpoolFullError(Exception):
 class _Waiting:
     """One put that is not on disk yet."""
 
-    __slots__ = ("done", "events", "size", "states", "user")
+    __slots__ = ("done", "events", "on_journaled", "size", "states", "user")
 
     def __init__(
         self, events: Sequence[AnyEvent], user: Sequence[UserMessage], states: Mapping[str, msgspec.Raw | None]
@@ -55,6 +55,7 @@ class _Waiting:
         self.user = tuple(user)
         self.states = dict(states)
         self.size = sum(len(msgspec.json.encode(event)) for event in self.events)
+        self.on_journaled: Callable[[int], None] | None = None
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
@@ -85,6 +86,7 @@ class Spool:
         self._facts = _Lane()
         self._user = _Lane()
         self._sizes: dict[int, int] = {}
+        self._on_journaled: dict[int, list[Callable[[int], None]]] = {}
         self._pending_bytes = 0
         self._disk = asyncio.Lock()
         self._flushed_at = 0.0
@@ -140,8 +142,11 @@ class Spool:
         user: Sequence[UserMessage] = (),
         states: Mapping[str, msgspec.Raw | None] | None = None,
         droppable: bool = False,
+        on_journaled: Callable[[int], None] | None = None,
     ) -> asyncio.Future[None]:
         """Queue at once, in the order of calls; the future resolves when all of it is durable.
+
+        `on_journaled` is called with the journal's number of its events once they are there, by this incarnation only.
 
         Raises SpoolFullError for a `droppable` put while too much waits for the bus. Event ids are given here.
         """
@@ -149,6 +154,7 @@ class Spool:
             self.dropped += 1
             raise SpoolFullError(f"{self._pending_bytes} bytes wait for the bus; droppable facts are refused")
         waiting = _Waiting(events, user, states or {})
+        waiting.on_journaled = on_journaled
         self._waiting.append(waiting)
         self._wake.set()
         return waiting.done
@@ -247,6 +253,8 @@ class Spool:
         for waiting in batch:
             if not waiting.done.done():
                 waiting.done.set_result(None)
+        if told := [waiting.on_journaled for waiting in batch if waiting.on_journaled is not None and waiting.events]:
+            self._on_journaled[put.number] = told
         loud_before = self._pending_bytes > PENDING_BYTES_LOUD
         self._track(segment, put, size)
         if self._pending_bytes > PENDING_BYTES_LOUD and not loud_before:
@@ -257,13 +265,18 @@ class Spool:
 
     # ---- sending ----
 
-    async def run_facts(self, send: Callable[[Frame], Awaitable[None]]) -> None:
-        """Hand each frame to `send`, in order, for ever; when it returns, the journal has the frame."""
+    async def run_facts(self, send: Callable[[Frame], Awaitable[int]]) -> None:
+        """Hand each frame to `send`, in order, for ever; when it returns, the journal has the frame.
+
+        What it returns is the frame's number there, or a later one.
+        """
         while True:
             honour_cancellation()
             put = await self._next(self._facts)
             if put.frame is not None:
-                await send(put.frame)
+                seq = await send(put.frame)
+                for tell in self._on_journaled.pop(put.number, ()):
+                    tell(seq)
             await self._acked(self._facts, put)
 
     async def run_user(self, send: Callable[[Sequence[UserMessage]], Awaitable[None]]) -> None:

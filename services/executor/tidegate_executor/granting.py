@@ -1,0 +1,75 @@
+"""Tells the scheduler which phase a member is in or asks for, and its processes which one they may enter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from tidegate_events.orders import SandboxOrder
+
+from tidegate_executor import environment
+from tidegate_executor.attempt_memory import AttemptMemory
+from tidegate_executor.attempts import asks, entry, facts, phases, transitions
+from tidegate_executor.attempts.state import AttemptState
+from tidegate_executor.context import Context
+from tidegate_executor.spool.spool import SpoolFullError
+
+_replace = msgspec.structs.replace
+
+
+def answers(state: AttemptState, order: SandboxOrder) -> dict[str, dict[str, Any]]:
+    """Return the answer to each process that may enter the phase it waits for, by client."""
+    now = with_devices(order, state)
+    return {
+        each.client: {
+            "seq": each.seq,
+            "phase": each.phase,
+            "environment": environment.in_phase(now.spec, each.phase, now.gpu_indices),
+        }
+        for each in entry.entitled(state)
+    }
+
+
+def with_devices(order: SandboxOrder, state: AttemptState) -> SandboxOrder:
+    """Return the order with the devices that the member has now, which may be others than it began with."""
+    return order if state.gpu_indices is None else _replace(order, gpu_indices=state.gpu_indices)
+
+
+async def say_phase(context: Context, memory: AttemptMemory, log: Any) -> None:
+    """Put the current phase as a fact; while the bus is away for long, it waits."""
+    if phases.due_ns(memory.state.phase) is None:
+        return  # it changed while something else was done
+    now_ns = context.clock.now_ns()
+    state = memory.state
+    told = transitions.phase_told(state, now_ns)
+    try:
+        await memory.commit([facts.phase_changed(state, now_ns)], state=told, droppable=True)
+    except SpoolFullError as error:
+        log.warning("phase_waits", why=str(error))
+
+
+async def say_ask(context: Context, memory: AttemptMemory, phase: str, log: Any) -> None:
+    """Put as a fact that the member asks for the phase, or for none any more."""
+    if entry.to_tell(memory.state) != phase:
+        return  # it changed while something else was done: the plan looks again
+    now_ns = context.clock.now_ns()
+    state = memory.state
+
+    def on_journaled(seq: int) -> None:
+        memory.change(_replace(memory.state, asks=asks.journaled(memory.state.asks, now_ns, seq)))
+
+    told = _replace(state, asks=asks.tell(state.asks, phase, now_ns))
+    fact = facts.phase_requested(state, phase, now_ns)
+    try:
+        await memory.commit([fact], state=told, droppable=True, on_journaled=on_journaled)
+    except SpoolFullError as error:
+        log.warning("ask_waits", why=str(error))
+    else:
+        log.info("phase_asked", phase=phase)
+
+
+async def forget_away(context: Context, memory: AttemptMemory, log: Any) -> None:
+    """Forget the asks of processes that have been away for too long."""
+    kept = asks.forget_away(memory.state.asks, context.clock.now_ns())
+    log.info("asks_forgotten", asks=len(memory.state.asks.waiting) - len(kept.waiting))
+    await memory.commit(state=_replace(memory.state, asks=kept))
