@@ -18,19 +18,24 @@ Rows = tuple[int, ...]
 
 def rows_now(fit: Fit, barred: frozenset[int], *, one_node: bool) -> Rows | None:
     """Return the rows on which the gang fits at once, None where it does not."""
-    if fit.shape.gang_size == 1:
-        if fit.nowhere():
-            return None
-        score = fit.score()
-        if barred:
-            score = score.copy()
-            score[list(barred)] = NOWHERE
-        row = int(score.argmin()) if len(score) else -1
-        if row >= 0 and score[row] != NOWHERE:
-            return (row,)
-        if not barred:
-            fit.found_nowhere()
+    if fit.nowhere():
         return None
+    rows = _row_now(fit, barred) if fit.shape.gang_size == 1 else _rows_now(fit, barred, one_node=one_node)
+    if rows is None and not (barred or one_node):
+        fit.found_nowhere()
+    return rows
+
+
+def _row_now(fit: Fit, barred: frozenset[int]) -> Rows | None:
+    score = fit.score()
+    if barred:
+        score = score.copy()
+        score[list(barred)] = NOWHERE
+    row = int(score.argmin()) if len(score) else -1
+    return (row,) if row >= 0 and score[row] != NOWHERE else None
+
+
+def _rows_now(fit: Fit, barred: frozenset[int], *, one_node: bool) -> Rows | None:
     holds = fit.holds_now()
     if barred:
         holds = holds.copy()

@@ -100,6 +100,8 @@ class Index:
                 nodes.append(name)
             elif kind == "queue":
                 self._accounts.set_queue(name, self.state.queues.get(name))
+        if jobs or nodes:
+            self.table.begin_round()
         for name in nodes:
             row = self.table.rows.get(name)
             if row is not None:

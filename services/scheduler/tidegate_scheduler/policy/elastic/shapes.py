@@ -47,7 +47,9 @@ class Fit:
         self._renamed = -1
         self._kinds: list[int] = []
         self._kind_holds: Ints = np.zeros(0, np.int64)
-        self._nowhere_at = -1
+        self._nowhere_in = -1
+        """The round of the table in which it was last known to fit nowhere."""
+
         self.holds_gang: dict[bool, tuple[int, bool]] = {}
         """Whether the gang would fit on empty nodes (those that are open: True, or all), and which nodes that was."""
 
@@ -73,39 +75,42 @@ class Fit:
     # ---- how one more member fits now ----
 
     def nowhere(self) -> bool:
-        """Say whether one member fits on no row now, where that is known from before and from few changed rows."""
-        table = self.table
-        if self._nowhere_at < table.trimmed or self._renamed != table.renamed:
+        """Say whether the gang fits nowhere now, where that is known from before and from the rows that changed.
+
+        It fits nowhere as long as no row has come to hold one member that did not, or more of them.
+        """
+        known = self.table.recent(self._nowhere_in)
+        if known is None:
             return False
-        changed = table.changed[self._nowhere_at - table.trimmed :]
-        if len(changed) > ROWS_LOOKED_AT_MAX or any(self._score_of(row) != NOWHERE for row in self._roomy(changed)):
+        rows, room = known
+        changed = rows[self._enough(room)].tolist() if len(rows) else []
+        if len(changed) > ROWS_LOOKED_AT_MAX:
             return False
-        self._nowhere_at = table.position
+        for row in (*changed, *self.table.grown()):
+            if self._score_of(row) != NOWHERE:
+                return False
+        self._nowhere_in = self.table.this_round
         return True
 
-    def _roomy(self, rows: list[int]) -> list[int]:
-        """Return those of the rows, each once, on which there is enough of each amount."""
-        if not rows:
-            return []
-        among = np.array(rows, np.int64)
-        enough = self._enough(self.table.now[:, among])
-        return sorted(set(among[enough].tolist())) if enough.any() else []
+    def found_nowhere(self) -> None:
+        """Remember that the gang fits nowhere on the table as it is."""
+        self._nowhere_in = self.table.this_round
 
     def _enough(self, room: Ints) -> Flags:
         """Say where there is enough of each amount that is needed: of others there may be less than nothing.
 
         What is promised behind those who hold it now leaves less than nothing, which is no matter to who needs none.
         """
-        enough = np.ones(room.shape[1], np.bool_)
         need = self.shape.need
+        if need.gpus and need.cpu_millis and need.memory_mib:
+            enough: Flags = (room[GPUS] >= need.gpus) & (room[CPU] >= need.cpu_millis)
+            enough &= room[MEMORY] >= need.memory_mib
+            return enough
+        enough = np.ones(room.shape[1], np.bool_)
         for amount, each in ((CPU, need.cpu_millis), (MEMORY, need.memory_mib), (GPUS, need.gpus)):
             if each:
                 enough &= room[amount] >= each
         return enough
-
-    def found_nowhere(self) -> None:
-        """Remember that one member fits on no row of the table as it is."""
-        self._nowhere_at = self.table.position
 
     def _score_of(self, row: int) -> int:
         """Return what `_scored` does, for one row: most changes are of few."""

@@ -23,6 +23,7 @@ CPU, MEMORY, GPUS, SHARE = 0, 1, 2, 3
 WHOLE_MILLIS = 1000
 ROWS_FIRST = 64
 LOG_ROWS_MAX = 1 << 17
+ROUNDS_REMEMBERED = 64
 
 
 class Kind(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
@@ -85,6 +86,10 @@ class NodeTable:
         self._behind: dict[int, None] = {}
         """The rows that the columns lag behind: most changes are of one row, and seen by those who look at one."""
 
+        self._began: list[int] = []
+        self._first_round = 0
+        self._grown: dict[int, list[int]] = {}
+        self._recent: dict[int, tuple[Ints, Ints]] = {}
         self._free: list[list[int]] = []
         self._later: list[list[int]] = []
         self._now: list[list[int]] = []
@@ -109,25 +114,64 @@ class NodeTable:
     @property
     def free(self) -> Ints:
         """Return what nobody holds."""
-        return self._caught_up()[0]
+        return self._caught_up(0)
 
     @property
     def later(self) -> Ints:
         """Return what will be free when all who are leaving have left, less what is promised."""
-        return self._caught_up()[1]
+        return self._caught_up(1)
 
     @property
     def now(self) -> Ints:
         """Return what may be taken at once."""
-        return self._caught_up()[2]
+        return self._caught_up(2)
 
-    def _caught_up(self) -> Ints:
+    def _caught_up(self, which: int) -> Ints:
         if self._behind:
             rows = list(self._behind)
             amounts = [[of[row] for row in rows] for of in (self._free, self._later, self._now)]
             self._columns[:, :, rows] = np.array(amounts, np.int64).transpose(0, 2, 1)
             self._behind.clear()
-        return self._columns
+        column: Ints = self._columns[which]
+        return column
+
+    # ---- what grew ----
+
+    def begin_round(self) -> None:
+        """Begin another round, as the state has changed: rounds are what is known of earlier ones is told by."""
+        self._began.append(self.position)
+        self._grown.clear()
+        self._recent.clear()
+        if len(self._began) > ROUNDS_REMEMBERED:
+            self._began.pop(0)
+            self._first_round += 1
+
+    @property
+    def this_round(self) -> int:
+        """Return the number of this round, -1 before the first."""
+        return self._first_round + len(self._began) - 1
+
+    def recent(self, since: int) -> tuple[Ints, Ints] | None:
+        """Return the rows that changed since that round began, and what could be taken there; None: not known.
+
+        What was placed meanwhile is not counted, and what rows `grown` have more than then neither.
+        """
+        known = self._recent.get(since)
+        if known is None:
+            number = since - self._first_round
+            if number < 0 or self._began[number] < self.trimmed:
+                return None
+            rows = np.unique(np.array(self.changed[self._began[number] - self.trimmed :], np.int64))
+            known = self._recent[since] = (rows, self.now[:3, rows])
+        return known
+
+    def grown(self) -> list[int]:
+        """Return the rows that have more room than at some time in this round."""
+        if self._grown:
+            shrunk = [row for row, before in self._grown.items() if not _exceeds(self._now[row], before)]
+            for row in shrunk:
+                del self._grown[row]
+        return list(self._grown)
 
     # ---- nodes ----
 
@@ -153,6 +197,7 @@ class NodeTable:
         for amounts in (self._free, self._later):
             amounts[row] = [kind.cpu_millis, kind.memory_mib, len(gpus), 0]
         self.nodes_changed += 1
+        self._recent.clear()  # a node that opens has no more room than before
         self.settle(row)
         return row
 
@@ -277,15 +322,19 @@ class NodeTable:
         if devices.parted:
             parts = (WHOLE_MILLIS - used for used in devices.used_millis.values())
             free[SHARE] = later[SHARE] = max(parts, default=0)
+        before = self._now[row]
         cpu, memory, gpus, share = free
         cpu_later, memory_later, gpus_later, share_later = later
-        self._now[row] = [
+        now = self._now[row] = [
             cpu if cpu < cpu_later else cpu_later,
             memory if memory < memory_later else memory_later,
             gpus if gpus < gpus_later else gpus_later,
             share if share < share_later else share_later,
         ]
         self._behind[row] = None
+        if _exceeds(now, before):
+            earlier = self._grown.get(row)
+            self._grown[row] = before if earlier is None else [min(pair) for pair in zip(before, earlier, strict=True)]
         if len(self.changed) >= LOG_ROWS_MAX:
             self.trimmed += len(self.changed)
             self.changed.clear()
@@ -316,6 +365,10 @@ class NodeTable:
         later[MEMORY] -= sign * need.memory_mib
         self.devices[row].promised += sign * (need.gpus or (1 if need.gpu_millis else 0))
         self.settle(row)
+
+
+def _exceeds(amounts: list[int], others: list[int]) -> bool:
+    return amounts[0] > others[0] or amounts[1] > others[1] or amounts[2] > others[2] or amounts[3] > others[3]
 
 
 def _use(used: dict[int, int], devices: Devices, need: Resources, indices: tuple[int, ...], sign: int) -> int:
