@@ -123,6 +123,10 @@ async def test_a_waiting_job_says_why(bench: Any) -> None:
     bench.asker.answerers["tg.ask.scheduler.explain"] = lambda _: {"reasons": 5}
     unclear = (await bench.client.get(f"/v1/jobs/{job_id}/explain")).json()
     assert unclear["reasons"][0]["code"] == "SchedulerUnclear"
+    bench.asker.answerers["tg.ask.scheduler.explain"] = lambda _: {"error": "later", "busy": {"retry_seconds": 2}}
+    busy = (await bench.client.get(f"/v1/jobs/{job_id}/explain")).json()
+    assert (busy["answered_by"], busy["reasons"][0]["code"]) == ("gateway", "SchedulerBusy")
+    assert busy["reasons"][0]["detail"] == "later"
 
 
 async def test_logs_come_from_the_node_of_the_attempt(bench: Any) -> None:

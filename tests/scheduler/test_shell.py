@@ -19,6 +19,7 @@ from tidegate_events.journal.base import Appended
 from tidegate_events.journal.memory import MemoryJournal
 from tidegate_events.journal.nats import NatsJournal
 from tidegate_events.resources import Resources
+from tidegate_scheduler import questions
 from tidegate_scheduler.history import verify
 from tidegate_scheduler.policy.parameters import Parameters
 from tidegate_scheduler.settings import Settings
@@ -29,6 +30,7 @@ from tests.support.nats import NatsServer
 from tests.support.schedulers import create_lease_bucket
 
 WAIT_SECONDS = 20
+ASKED_MAX = 5000
 
 
 class Bench:
@@ -222,6 +224,35 @@ async def test_a_restarted_scheduler_knows_all_and_places_nothing_twice(bench: B
     async for recorded in bench.journal.read(0, await bench.journal.end()):
         placed += sum(isinstance(event, e.JobPlaced) for event in recorded.frame.events)
     assert placed == 1
+
+
+async def test_a_flood_of_dry_runs_is_refused_and_holds_up_nothing_else(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(questions.SHARES, "dry-run", 0.000_001)
+    serving = asyncio.create_task(bench.scheduler().run())
+    beating = asyncio.create_task(bench.heartbeats())
+    await bench.join()
+    await bench.submit("j1")
+    await bench.order("run")
+    asked = msgspec.json.encode({"spec": spec(1000)})
+    answers: list[dict[str, Any]] = []
+    for _ in range(ASKED_MAX):
+        answer = await bench.client.request(subjects.ask_scheduler("dry-run"), asked, timeout=5)
+        answers.append(msgspec.json.decode(answer.data))
+        if "busy" in answers[-1]:
+            break
+    assert answers[0]["verdict"] == "starts_now"
+    assert answers[-1]["busy"]["retry_seconds"] >= 1
+    assert "ask again" in answers[-1]["error"]
+    for what, question in (("leader", b""), ("explain", b'{"job": "j1"}'), ("queue", b"")):
+        answer = await bench.client.request(subjects.ask_scheduler(what), question, timeout=5)
+        assert "busy" not in msgspec.json.decode(answer.data)
+    await bench.submit("j2")
+    assert (await bench.order("run")).job in ("j1", "j2")
+    serving.cancel()
+    beating.cancel()
+    await asyncio.gather(serving, beating, return_exceptions=True)
 
 
 @pytest.mark.parametrize("turns", range(4))

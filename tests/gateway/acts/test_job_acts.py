@@ -242,3 +242,12 @@ async def test_a_dry_run_says_when_the_scheduler_is_away_or_unclear(bench: Any) 
         bench.asker.answerers[subjects.ask_scheduler("dry-run")] = lambda question, answer=answer: answer
         unclear = await bench.client.post("/v1/jobs?dry_run=1", json=_spec())
         assert (unclear.status_code, unclear.json()["code"]) == (502, "bad_answer")
+
+
+async def test_a_dry_run_that_is_one_too_many_says_when_to_ask_again(bench: Any) -> None:
+    for busy, seconds in (({"retry_seconds": 7}, "7"), ({"retry_seconds": -1}, "60"), (True, "60")):
+        refusal = {"error": "as many as it may", "busy": busy}
+        bench.asker.answerers[subjects.ask_scheduler("dry-run")] = lambda question, refusal=refusal: refusal
+        answer = await bench.client.post("/v1/jobs?dry_run=1", json=_spec())
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, seconds)
+        assert (answer.json()["code"], answer.json()["problem"]) == ("scheduler_busy", "as many as it may")

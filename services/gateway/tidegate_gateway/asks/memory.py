@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tidegate_gateway.asks.base import NobodyAnsweredError
+from tidegate_gateway.asks.base import NobodyAnsweredError, unless_busy
 
 Answerer = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -24,4 +24,4 @@ class MemoryAsker:
         answerer = self.answerers.get(subject)
         if answerer is None:
             raise NobodyAnsweredError(f"nobody answered on {subject} within {timeout_seconds:g} s")
-        return answerer(question)
+        return unless_busy(answerer(question))

@@ -8,7 +8,7 @@ import msgspec
 import nats.errors
 from nats.aio.client import Client
 
-from tidegate_gateway.asks.base import BadAnswerError, NobodyAnsweredError
+from tidegate_gateway.asks.base import BadAnswerError, NobodyAnsweredError, unless_busy
 
 _decoder = msgspec.json.Decoder(dict[str, Any])
 
@@ -31,6 +31,7 @@ class NatsAsker:
         except (nats.errors.Error, TimeoutError, OSError) as error:
             raise NobodyAnsweredError(f"nobody answered on {subject} within {timeout_seconds:g} s") from error
         try:
-            return _decoder.decode(answer.data)
+            said = _decoder.decode(answer.data)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise BadAnswerError(f"the answer on {subject} is no JSON object: {error}") from error
+        return unless_busy(said)

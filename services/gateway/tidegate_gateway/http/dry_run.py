@@ -10,12 +10,16 @@ from tidegate_events import subjects
 from tidegate_events.events import Reason
 from tidegate_events.spec import JobSpec
 
-from tidegate_gateway.asks.base import DRY_RUN_SECONDS_MAX, BadAnswerError, NobodyAnsweredError
+from tidegate_gateway.asks.base import (
+    DRY_RUN_SECONDS_MAX,
+    ERROR_CHARS_MAX,
+    BadAnswerError,
+    BusyError,
+    NobodyAnsweredError,
+)
 from tidegate_gateway.http.errors import ApiError, json_response
 from tidegate_gateway.http.state import Gateway
 from tidegate_gateway.view import render
-
-ERROR_CHARS_MAX = 500
 
 
 class _Displaced(msgspec.Struct, frozen=True):
@@ -37,10 +41,15 @@ class _Verdict(msgspec.Struct, frozen=True):
 
 
 async def answer(gateway: Gateway, spec: JobSpec) -> Response:
-    """Return the scheduler's verdict on a job that is fit to be submitted. Raises ApiError and BadAnswerError."""
+    """Return the scheduler's verdict on a job that is fit to be submitted.
+
+    Raises ApiError, BusyError and BadAnswerError.
+    """
     question = {"spec": msgspec.to_builtins(spec)}
     try:
         said = await gateway.asker.ask(subjects.ask_scheduler("dry-run"), question, DRY_RUN_SECONDS_MAX)
+    except BusyError:
+        raise
     except NobodyAnsweredError as error:
         problem = f"no scheduler that leads answered within {DRY_RUN_SECONDS_MAX:g} s"
         raise ApiError(503, "scheduler_away", problem, "the same again later; a real submission is taken") from error

@@ -13,7 +13,7 @@ from tidegate_events.journal.base import JournalFullError
 
 from tidegate_gateway import blobs, desk
 from tidegate_gateway.acts import base as acts
-from tidegate_gateway.asks.base import BadAnswerError
+from tidegate_gateway.asks.base import BadAnswerError, BusyError
 from tidegate_gateway.database.connection import DatabaseAwayError
 from tidegate_gateway.fold import NotCaughtUpError
 from tidegate_gateway.submission.problems import Problem, Problems
@@ -134,6 +134,13 @@ async def _on_wrong(_request: Request, error: Exception) -> Response:
     return json_response([error.problem], 422)
 
 
+async def _on_busy(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, BusyError)
+    answer = _answer(503, "scheduler_busy", str(error), _RETRY)
+    answer.headers["retry-after"] = str(error.retry_seconds)
+    return answer
+
+
 HANDLERS: dict[Any, Handler] = {
     ApiError: _on_api_error,
     ProblemsError: _on_problems,
@@ -141,6 +148,7 @@ HANDLERS: dict[Any, Handler] = {
     DatabaseAwayError: _fixed(503, "database_away", _RETRY + "; what is recent is answered without it"),
     NotCaughtUpError: _fixed(503, "not_caught_up", _RETRY_WITH_KEY),
     JournalFullError: _fixed(503, "journal_full", _RETRY_WITH_ROOM),
+    BusyError: _on_busy,
     BadAnswerError: _fixed(502, "bad_answer", _RETRY),
     acts.UnknownError: _on_unknown,
     acts.CannotError: _on_cannot,

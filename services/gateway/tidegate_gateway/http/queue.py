@@ -11,7 +11,7 @@ from starlette.responses import Response
 from tidegate_events import subjects
 from tidegate_events.events import Reason
 
-from tidegate_gateway.asks.base import EXPLAIN_SECONDS_MAX, BadAnswerError, NobodyAnsweredError
+from tidegate_gateway.asks.base import EXPLAIN_SECONDS_MAX, BadAnswerError, BusyError, NobodyAnsweredError
 from tidegate_gateway.http.errors import json_response
 from tidegate_gateway.http.params import Parameters
 from tidegate_gateway.http.state import Gateway, fresh, gateway_of
@@ -88,6 +88,8 @@ async def explain(gateway: Gateway, job: Job) -> dict[str, Any]:
     try:
         answer = await gateway.asker.ask(subjects.ask_scheduler("explain"), {"job": job.id}, EXPLAIN_SECONDS_MAX)
         explanation = msgspec.convert(answer, Explanation)
+    except BusyError as error:
+        return _by_gateway(job, "SchedulerBusy", str(error))
     except NobodyAnsweredError:
         return _by_gateway(job, "SchedulerAway", f"the scheduler did not answer within {EXPLAIN_SECONDS_MAX:g} s")
     except (BadAnswerError, msgspec.ValidationError) as error:
