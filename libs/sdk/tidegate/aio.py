@@ -86,7 +86,7 @@ class AsyncJob:
     def __init__(self, job: Job, run: _Runner) -> None:
         self._job = job
         self._run = run
-        self._phases = ThreadPoolExecutor(1, thread_name_prefix="tidegate-aio-phase")
+        self._phases = ThreadPoolExecutor(2, thread_name_prefix="tidegate-aio-phase")
 
     def __getattr__(self, name: str) -> Any:
         if name in _PROPERTIES:
