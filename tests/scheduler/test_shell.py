@@ -31,6 +31,7 @@ from tests.support.schedulers import create_lease_bucket
 
 WAIT_SECONDS = 20
 ASKED_MAX = 5000
+SILENCE_SECONDS = 1.0
 
 
 class Bench:
@@ -101,7 +102,7 @@ class Bench:
         settings = Settings(
             bus=bus.BusSettings(url=self.url),
             instance=instance,
-            node_silence_seconds=1.0,
+            node_silence_seconds=SILENCE_SECONDS,
             lease_seconds=0.5,
             orders_resend_seconds=0.2,
             parameters=Parameters(**parameters),
@@ -200,6 +201,31 @@ async def test_a_silent_node_is_journaled_then_lost_and_its_job_waits_again(benc
     assert requeued.outcome == "lost"
     serving.cancel()
     await asyncio.gather(serving, beating, return_exceptions=True)
+
+
+async def test_a_new_leader_gives_every_node_a_whole_silence(bench: Bench) -> None:
+    first = asyncio.create_task(bench.scheduler("s1").run())
+    beating = asyncio.create_task(bench.heartbeats())
+    await bench.event(e.LeaderElected)
+    second = asyncio.create_task(bench.scheduler("s2").run())
+    await bench.join()
+    await bench.submit("j1")
+    await bench.event(e.JobPlaced)
+    beating.cancel()
+    await asyncio.sleep(0.8 * SILENCE_SECONDS)
+    first.cancel()
+    await asyncio.gather(first, beating, return_exceptions=True)
+    silent = await bench.event(e.NodeUnreachable)
+    elected = [
+        event
+        async for recorded in bench.journal.read(0, await bench.journal.end())
+        for event in recorded.frame.events
+        if isinstance(event, e.LeaderElected)
+    ]
+    assert [event.instance for event in elected] == ["s1", "s2"]
+    assert silent.at_ns - elected[-1].at_ns >= SILENCE_SECONDS * 1e9
+    second.cancel()
+    await asyncio.gather(second, return_exceptions=True)
 
 
 async def test_a_restarted_scheduler_knows_all_and_places_nothing_twice(bench: Bench) -> None:
