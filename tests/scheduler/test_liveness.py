@@ -91,6 +91,16 @@ def test_it_is_said_again_until_the_journal_has_it(cluster: Cluster) -> None:
     assert liveness.observe(now=6.5, at_ns=1) == []
 
 
+def test_a_node_that_was_heard_while_its_silence_was_written_is_reachable(cluster: Cluster) -> None:
+    liveness = Liveness(cluster.state, SILENCE_SECONDS, now=0.0)
+    for now in (1.5, 3.0, 4.5):
+        liveness.observe(now=now, at_ns=1)
+    assert _kinds(liveness.observe(now=5.5, at_ns=1)) == ["NodeUnreachable"]
+    liveness.hear("n1", now=5.6)
+    cluster.silence("n1")
+    assert _kinds(liveness.observe(now=6.0, at_ns=1)) == ["NodeReachable"]
+
+
 def test_a_cluster_that_falls_silent_as_a_whole_is_journaled_in_frames_of_bounded_size(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
