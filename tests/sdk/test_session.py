@@ -14,6 +14,7 @@ import pytest
 import tidegate
 from tidegate import aio, session
 from tidegate.member import Member
+from tidegate.phasing import Phasing
 
 SDK = Path(tidegate.__file__).parents[1]
 IN_JOB = [
@@ -210,7 +211,7 @@ async def test_the_async_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_the_async_mirror_has_the_same_names() -> None:
     mirrored = {name for name in vars(aio.AsyncJob) if not name.startswith("_")} | aio._PROPERTIES
-    own = {name for kind in (Member, tidegate.Job) for name in vars(kind) if not name.startswith("_")}
+    own = {name for kind in (Member, Phasing, tidegate.Job) for name in vars(kind) if not name.startswith("_")}
     assert own - mirrored == {"acknowledge_suspension"}
     assert all(
         asyncio.iscoroutinefunction(getattr(aio.AsyncJob, name))
