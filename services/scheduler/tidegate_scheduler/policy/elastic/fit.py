@@ -43,19 +43,28 @@ def _rows_now(fit: Fit, barred: frozenset[int], *, one_node: bool) -> Rows | Non
     return _chosen(fit, fit.table.now, np.arange(len(holds)), holds, one_node=one_node)
 
 
-def row_later(fit: Fit, left: list[int]) -> Rows | None:
+def row_later(fit: Fit, left: set[int], barred: frozenset[int]) -> Rows | None:
     """Return the row of `left` on which one member fits once those who leave it have left; elsewhere it fits now."""
-    rows = np.array(left, np.int64)
+    if not _holds_later(fit, left):
+        return None
+    rows = np.array(sorted(left - barred), np.int64)
     able = rows[fit.members(fit.table.later, rows) > 0]
     return (int(_tightest(fit, fit.table.later, able)[0]),) if len(able) else None
 
 
 def may_hold_later(fit: Fit, left: set[int]) -> bool:
     """Say whether, by the number of members alone, the gang could fit once those who leave `left` have left."""
+    if not fit.shape.intensive and not _holds_later(fit, left):
+        return False  # elsewhere it is the room that there is now
     rows = np.fromiter(left, np.int64, len(left))
     now = fit.holds_now()
     more = fit.members(fit.table.later, rows)
     return int(now.sum() - now[rows].sum() + more.sum()) >= fit.shape.gang_size
+
+
+def _holds_later(fit: Fit, left: set[int]) -> bool:
+    """Say whether one of the rows has enough for a member once those who leave it have left."""
+    return any(fit.holds_one(fit.table.later_on(row)) for row in left)
 
 
 def rows_in(

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from typing import TypeVar
 
-from sortedcontainers import SortedList
-
 from tidegate_scheduler.policy.elastic.accounts import Accounts
 from tidegate_scheduler.policy.elastic.asking import Asking
 from tidegate_scheduler.policy.elastic.entries import Entry, Seat, held_by, seat_of
@@ -38,8 +36,11 @@ class Index:
         self.table = NodeTable()
         self.lines: dict[LineKey, Line] = {}
         self._accounts = Accounts()
-        self._unsettled: SortedList[tuple[int, str]] = SortedList()
-        self._unsettled_as: dict[str, tuple[int, str]] = {}
+        self._unsettled: dict[str, tuple[int, str]] = {}
+        self._in_order: list[tuple[int, str]] = []
+        """The keys of the unsettled by submission, as far as they were put in order, and of some that are settled."""
+
+        self._unordered: list[tuple[int, str]] = []
         self.unsettled_nodes: dict[str, None] = {}
         self.judged_by: tuple[int, int] | None = None
         """The parameters by which the nodes that are settled were judged."""
@@ -153,24 +154,24 @@ class Index:
 
     def unsettled(self) -> Iterator[Job]:
         """Yield the jobs that something happened to since they were settled, in the order of submission."""
-        position = 0
-        while position < len(self._unsettled):
-            key = self._unsettled[position]
-            yield self.state.jobs[key[1]]
-            if position < len(self._unsettled) and self._unsettled[position] == key:
-                position += 1
+        keys = self._in_order = sorted([*self._in_order, *self._unordered])
+        self._unordered.clear()
+        try:
+            for key in keys:
+                if self._unsettled.get(key[1]) is key:
+                    yield self.state.jobs[key[1]]
+        finally:
+            self._in_order = [key for key in keys if self._unsettled.get(key[1]) is key]
 
     def settled(self, job: str) -> None:
         """Count a job as settled until it changes or falls due."""
-        key = self._unsettled_as.pop(job, None)
-        if key is not None:
-            self._unsettled.remove(key)
+        self._unsettled.pop(job, None)
 
     def _unsettle(self, name: str) -> None:
         job = self.state.jobs.get(name)
-        if job is not None and name not in self._unsettled_as:
-            key = self._unsettled_as[name] = (job.submitted_seq, name)
-            self._unsettled.add(key)
+        if job is not None and name not in self._unsettled:
+            key = self._unsettled[name] = (job.submitted_seq, name)
+            self._unordered.append(key)
 
     def look_again(self, job: str, at_ns: int) -> None:
         """Count a job as settled until `at_ns`."""

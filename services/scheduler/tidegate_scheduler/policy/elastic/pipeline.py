@@ -235,7 +235,7 @@ class _Pass:
         if not line.key.shape.intensive:
             return False
         spec = self._draft.state.specs[job.id]
-        if int(line.fit.holds_empty().max(initial=0)) < spec.gang_size:
+        if line.fit.most_on_one() < spec.gang_size:
             return False
         until_ns = max(job.submitted_ns, job.suspended_ns) + spec.locality_wait_seconds * SECOND_NS
         if self._draft.now_ns >= until_ns:
@@ -341,7 +341,7 @@ class _Pass:
         if not self._trial.left:
             return None  # what will be free is free already
         if line.fit.shape.gang_size == 1 and not reserved:
-            return fit.row_later(line.fit, sorted(self._trial.left - barred))
+            return fit.row_later(line.fit, self._trial.left, barred)
         if reserved:
             rows = fit.rows_in(line.fit, self._table.later, barred, among=set(reserved))
             if rows is not None:

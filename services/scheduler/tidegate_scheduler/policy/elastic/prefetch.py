@@ -35,14 +35,14 @@ class Prefetch:
         self._index = index
         self._lines_left = LINES_MAX
         self._hints_left = HINTS_MAX
+        self._lacking: dict[str, list[int]] = {}
 
     def hint(self, job: Job, line: Line, barred: frozenset[int], *, kept: bool) -> None:
         """Hint the image of a job that waits, which it does for room that this pass keeps for it, where `kept`."""
         image = line.key.shape.image
         if self._lines_left <= 0 or self._soon(job, kept=kept):
             return
-        lacking = [number for number, kind in enumerate(self._index.table.kind_list()) if not _has(kind, image)]
-        if not lacking:
+        if not (lacking := self._without(image)):
             return
         self._lines_left -= 1
         holds = self._holds_with_image(line, lacking)
@@ -51,6 +51,13 @@ class Prefetch:
         if int(holds.sum()) < missing:
             return  # not even with the image would there be room now
         self._hint_on(holds, image, missing)
+
+    def _without(self, image: str) -> list[int]:
+        """Return the numbers of the kinds of nodes that lack the image."""
+        if (known := self._lacking.get(image)) is None:
+            kinds = self._index.table.kind_list()
+            known = self._lacking[image] = [number for number, kind in enumerate(kinds) if not _has(kind, image)]
+        return known
 
     def _soon(self, job: Job, *, kept: bool) -> bool:
         """Say whether the job has room soon, or only since this pass, so that the next one knows when."""

@@ -122,8 +122,8 @@ class FairOrder:
 
     def of(self, share: Share) -> int:
         """Return the share as an integer: smaller is further below its fair part."""
-        dominant = max(used * scale for used, scale in zip(share.used, self._scales, strict=True))
-        return dominant * (self._weights // share.weight)
+        (cpu, memory, gpus), (per_cpu, per_memory, per_gpu) = share.used, self._scales
+        return max(cpu * per_cpu, memory * per_memory, gpus * per_gpu) * (self._weights // share.weight)
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -132,12 +132,7 @@ class Turn(msgspec.Struct, frozen=True):
     line: Line
     position: int
     level: int
-
-    @property
-    def job(self) -> str:
-        """Return the job's id."""
-        waiter: Waiter = self.line.waiters[self.position]
-        return waiter.job
+    job: str
 
 
 class Turns:
@@ -159,11 +154,9 @@ class Turns:
         """Let the job at `position` of the line be asked when its turn comes; nothing happens beyond the last."""
         if position >= len(line.waiters):
             return
-        level, first, tenant = (
-            line.level(position, self._now_ns, self._ageing_ns),
-            line.waiters[position],
-            line.key.tenant,
-        )
+        key, first = line.key, line.waiters[position]
+        tenant = key.tenant
+        level = aged(key.priority, first.since_ns, self._now_ns, self._ageing_ns)
         if level not in self._lines:
             self._lines[level], self._tenants[level] = {}, []
             heappush(self._levels, -level)
@@ -171,7 +164,7 @@ class Turns:
         if heap is None:
             heap = self._lines[level][tenant] = []
             heappush(self._tenants[level], (self._standing(tenant), tenant))
-        heappush(heap, (line.key.work, first.submitted_seq, first.job, position, line))
+        heappush(heap, (key.work, first.submitted_seq, first.job, position, line))
 
     def go_on(self, turn: Turn) -> None:
         """Ask the line's next job too."""
@@ -191,11 +184,11 @@ class Turns:
                 heapreplace(tenants, (actual, tenant))  # it was placed in another class since
                 continue
             heap = lines[tenant]
-            _, _, _, position, line = heappop(heap)
+            _, _, job, position, line = heappop(heap)
             if not heap:
                 heappop(tenants)
                 del lines[tenant]
-            yield Turn(line, position, level)
+            yield Turn(line, position, level, job)
 
     def _standing(self, tenant: str) -> tuple[bool, int]:
         share = self._shares[tenant]

@@ -38,6 +38,7 @@ class Fit:
 
     def __init__(self, shape: Shape, table: NodeTable) -> None:
         self.shape = shape
+        self._whole = (shape.need.cpu_millis, shape.need.memory_mib, shape.need.gpus)
         self.table = table
         self._score: Ints = np.zeros(0, np.int64)
         self._seen = -1
@@ -47,6 +48,7 @@ class Fit:
         self._renamed = -1
         self._kinds: list[int] = []
         self._kind_holds: Ints = np.zeros(0, np.int64)
+        self._most = (-1, 0)
         self._nowhere_in = -1
         """The round of the table in which it was last known to fit nowhere."""
 
@@ -58,6 +60,12 @@ class Fit:
     def holds_empty(self) -> Ints:
         """Return, for every row, how many members it could hold when nothing ran there."""
         return self._holds(np.arange(len(self.table)))
+
+    def most_on_one(self) -> int:
+        """Return how many members the node that could hold most of them could hold when empty."""
+        if self._most[0] != self.table.nodes_changed:
+            self._most = (self.table.nodes_changed, int(self.holds_empty().max(initial=0)))
+        return self._most[1]
 
     def suits(self, rows: Ints) -> Flags:
         """Return which of the rows are open and could hold a member when empty."""
@@ -86,9 +94,12 @@ class Fit:
         changed = rows[self._enough(room)].tolist() if len(rows) else []
         if len(changed) > ROWS_LOOKED_AT_MAX:
             return False
-        for row in (*changed, *self.table.grown()):
+        looked_at = [*changed, *self.table.grown()]
+        for row in looked_at:
             if self._score_of(row) != NOWHERE:
                 return False
+        if len(looked_at) > ROWS_ONE_BY_ONE_MAX:
+            self.table.gather_anew()
         self._nowhere_in = self.table.this_round
         return True
 
@@ -112,17 +123,25 @@ class Fit:
                 enough &= room[amount] >= each
         return enough
 
+    def holds_one(self, room: list[int]) -> bool:
+        """Say whether there is enough of each whole amount that a member needs, as `_enough` does for many rows."""
+        cpu_millis, memory_mib, gpus = self._whole
+        return (
+            (not gpus or room[GPUS] >= gpus)
+            and (not cpu_millis or room[CPU] >= cpu_millis)
+            and (not memory_mib or room[MEMORY] >= memory_mib)
+        )
+
     def _score_of(self, row: int) -> int:
         """Return what `_scored` does, for one row: most changes are of few."""
         table, need = self.table, self.shape.need
-        cpu_millis, memory_mib, gpus, share = table.now_on(row)
-        for amount, each in ((cpu_millis, need.cpu_millis), (memory_mib, need.memory_mib), (gpus, need.gpus)):
-            if each and amount < each:
-                return NOWHERE
-        cpu_left, gpus_left, broken = max(0, cpu_millis - need.cpu_millis), max(0, gpus - need.gpus), 0
+        room = table.now_on(row)
+        if not self.holds_one(room):
+            return NOWHERE
+        cpu_left, gpus_left, broken = max(0, room[CPU] - need.cpu_millis), max(0, room[GPUS] - need.gpus), 0
         if not table.is_open[row] or self._holds_kind(table.kind_on(row)) <= 0:
             return NOWHERE
-        if need.gpu_millis and share < need.gpu_millis:
+        if need.gpu_millis and room[SHARE] < need.gpu_millis:
             if gpus_left < 1:
                 return NOWHERE
             broken = 1

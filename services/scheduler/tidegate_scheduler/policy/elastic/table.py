@@ -165,6 +165,11 @@ class NodeTable:
             known = self._recent[since] = (rows, self.now[:3, rows])
         return known
 
+    def gather_anew(self) -> None:
+        """Forget what `recent` and `grown` told: what is taken since is not there any more."""
+        self._recent.clear()
+        self._grown.clear()
+
     def grown(self) -> list[int]:
         """Return the rows that have more room than at some time in this round."""
         if self._grown:
