@@ -2,22 +2,27 @@
 
 Every replica gets its phase's minimum. What is left, including what other phases were guaranteed and do not need now,
 is lent up to the phase's maximum, in the order that the policy gives. CPU comes back at once when a phase changes, so
-lending it needs no promise. Memory stays at its largest need.
+lending it needs no promise. Memory stays at its largest need, unless members ask for their phases.
 """
 
 from __future__ import annotations
 
 import msgspec
 from tidegate_events.events import Quota
-from tidegate_events.spec import DEFAULT_PHASE, JobSpec, component_memory_mib
+from tidegate_events.spec import DEFAULT_PHASE, Component, JobSpec, component_memory_mib
 
 from tidegate_scheduler.state import State
+
+CPU_MILLIS_MIN = 10
+"""What every replica keeps, whatever is taken back: no job asks for less."""
 
 
 class Seated(msgspec.Struct, frozen=True):
     """A member as the sharing sees it; one that is leaving gets no more than it `has`, as far as nobody needs it.
 
-    `replicas` is how many it runs of each component; where it is None, as many as its job says.
+    `replicas` is how many it runs of each component; where it is None, as many as its job says. `limits` is the memory
+    of one replica of each (None: the most that any phase needs), and `own_millis` the CPU that it holds: what its phase
+    needs beyond that is leased, and comes back as soon as others need it (None: it holds all that it needs).
     """
 
     job: str
@@ -26,6 +31,8 @@ class Seated(msgspec.Struct, frozen=True):
     order: tuple[int | str, ...]
     has: tuple[Quota, ...] | None = None
     replicas: tuple[int, ...] | None = None
+    limits: tuple[int, ...] | None = None
+    own_millis: int | None = None
 
 
 def share(state: State, capacity_millis: int, members: list[Seated]) -> dict[tuple[str, int], tuple[Quota, ...]]:
@@ -40,6 +47,8 @@ def share(state: State, capacity_millis: int, members: list[Seated]) -> dict[tup
             granted.append(least)
             left -= least * count
         seated.append((member, spec, counts, granted))
+    for member, _, counts, granted in reversed(seated) if left < 0 else ():
+        left += _cut(member, counts, granted, -left)
     for member, spec, counts, granted in seated:
         had = None if member.has is None else {quota.component: quota.cpu_millis for quota in member.has}
         for index, component in enumerate(spec.components):
@@ -48,11 +57,31 @@ def share(state: State, capacity_millis: int, members: list[Seated]) -> dict[tup
             if extra > 0:
                 granted[index] += extra
                 left -= extra * counts[index]
-    return {(member.job, member.rank): _quotas(spec, counts, granted) for member, spec, counts, granted in seated}
+    return {
+        (member.job, member.rank): _quotas(spec, counts, granted, member.limits)
+        for member, spec, counts, granted in seated
+    }
+
+
+def _cut(member: Seated, counts: tuple[int, ...], granted: list[int], short_millis: int) -> int:
+    """Take back as much of the leased CPU as is short, from the last components first; return how much it was."""
+    if member.own_millis is None:
+        return 0
+    leased = sum(millis * count for millis, count in zip(granted, counts, strict=True)) - member.own_millis
+    wanted, taken = min(short_millis, leased), 0
+    for index in reversed(range(len(granted))):
+        if taken >= wanted:
+            break
+        each = min(max(0, granted[index] - CPU_MILLIS_MIN), -(-(wanted - taken) // counts[index]))
+        granted[index] -= each
+        taken += each * counts[index]
+    return taken
 
 
 def is_fixed(spec: JobSpec) -> bool:
     """Say whether each component's number and CPU are the same in every phase, with nothing to lend or to borrow."""
+    if spec.phase_entry == "asked":
+        return False
     return all(each.replicas_max is None for each in spec.components) and all(
         phase.ceiling.cpu_millis == phase.minimum.cpu_millis == component.range_in(DEFAULT_PHASE).minimum.cpu_millis
         for component in spec.components
@@ -82,13 +111,24 @@ def _counts(spec: JobSpec) -> tuple[int, ...]:
     return tuple([component.replicas for component in spec.components])
 
 
-def _quotas(spec: JobSpec, counts: tuple[int, ...], millis: list[int]) -> tuple[Quota, ...]:
+def _quotas(
+    spec: JobSpec, counts: tuple[int, ...], millis: list[int], limits: tuple[int, ...] | None = None
+) -> tuple[Quota, ...]:
+    if limits is None:
+        limits = tuple([_limit_mib(spec, component) for component in spec.components])
     return tuple(
         Quota(
             component=component.name,
             cpu_millis=granted,
-            memory_mib=component_memory_mib(component),
+            memory_mib=limit,
             replicas=count if count != component.replicas else None,
         )
-        for component, granted, count in zip(spec.components, millis, counts, strict=True)
+        for component, granted, count, limit in zip(spec.components, millis, counts, limits, strict=True)
     )
+
+
+def _limit_mib(spec: JobSpec, component: Component) -> int:
+    """Return the memory that a replica has where its limits do not follow its phases."""
+    if spec.borrows:
+        return component.range_in(DEFAULT_PHASE).minimum.memory_mib
+    return component_memory_mib(component)

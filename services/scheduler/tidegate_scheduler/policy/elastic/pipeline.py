@@ -10,7 +10,7 @@ from tidegate_events import events as e
 
 from tidegate_scheduler.counting import DEFRAGMENTATION
 from tidegate_scheduler.draft import Draft
-from tidegate_scheduler.policy.elastic import admission, fit, leave, replicas, resize
+from tidegate_scheduler.policy.elastic import admission, fit, leave, recall, resize
 from tidegate_scheduler.policy.elastic.barred import barred_rows, unwanted_rows
 from tidegate_scheduler.policy.elastic.cordon import cordon
 from tidegate_scheduler.policy.elastic.defragment import Defragmentation, Moves
@@ -102,6 +102,7 @@ class _Pass:
             self._settle(job)
         leave.relieve(draft, self._trial, self.victims)
         leave.clear_nodes(draft, self._trial)
+        recall.overdue(draft, self._trial)
 
     def _settle(self, job: Job) -> None:
         """Decide about one job; where nothing is to be decided, it is settled until it changes or falls due."""
@@ -189,17 +190,18 @@ class _Pass:
         return rows if rows is not None else self._borrowed(job, line, barred)
 
     def _with_memory(self, job: Job, turn: Turn, rows: fit.Rows, barred: frozenset[int]) -> fit.Rows | None:
-        """Return the rows, or others, if no simulator holds their memory; else keep the room until that is back."""
+        """Return the rows, or others, if nobody has their memory or devices yet; else keep the room until then."""
         draft, need = self._draft, turn.line.fit.shape.need
-        awaited = replicas.memory_awaited(self._index, need, rows, draft.now_ns)
+        awaited = recall.awaited(self._trial, job, rows, draft.now_ns)
         if not awaited:
             return rows
         others = self._rows(job, turn, (), barred | awaited.keys())
-        if others is not None and not replicas.memory_awaited(self._index, need, others, draft.now_ns):
+        if others is not None and not recall.awaited(self._trial, job, others, draft.now_ns):
             return others
         for row in awaited:
             more_mib = need.memory_mib * rows.count(row)
             self._trial.awaited_mib[row] = self._trial.awaited_mib.get(row, 0) + more_mib
+            self._trial.awaited_by.setdefault(row, []).append(job.id)
         back_ns = max(awaited.values())
         self._keep(job, turn.line, rows, back_ns)
         draft.wake_by(back_ns)

@@ -14,11 +14,11 @@ from collections.abc import Iterator
 
 import msgspec
 from tidegate_events.events import Quota, Reason
-from tidegate_events.resources import Resources
 from tidegate_events.spec import Component, JobSpec, component_memory_mib
 
 from tidegate_scheduler.counting import SIMULATORS_LEAVE_NS
 from tidegate_scheduler.policy.elastic.index import Index
+from tidegate_scheduler.policy.elastic.physical import balance_mib
 from tidegate_scheduler.policy.elastic.table import CPU, MEMORY
 from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.sharing import Seated, quota_millis
@@ -130,19 +130,10 @@ def reasons(spec: JobSpec, before: tuple[Quota, ...], after: tuple[Quota, ...]) 
 # ---- memory that is still held ----
 
 
-def memory_awaited(index: Index, need: Resources, rows: tuple[int, ...], now_ns: int) -> dict[int, int]:
-    """Return the rows of a placement on which simulators still hold its memory, and when that is back at the latest."""
-    awaited: dict[int, int] = {}
-    for row in set(rows) & index.scaled.keys():
-        held_mib, back_ns = _held(index, row, now_ns)
-        if int(index.table.free[MEMORY, row]) - held_mib < need.memory_mib * rows.count(row):
-            awaited[row] = back_ns
-    return awaited
-
-
 def unused_mib(trial: Trial, row: int, now_ns: int) -> int:
     """Return the memory of the room on a row that no simulators which were added use, or still use."""
-    return room_on(trial, row).memory_mib - _held(trial.index, row, now_ns)[0]
+    overhang_mib = min(0, balance_mib(trial.index, row))
+    return room_on(trial, row).memory_mib - held(trial.index, row, now_ns)[0] + overhang_mib
 
 
 def returning(index: Index, row: int, now_ns: int) -> tuple[int, int]:
@@ -157,7 +148,7 @@ def returning(index: Index, row: int, now_ns: int) -> tuple[int, int]:
     return returns_mib, back_ns
 
 
-def _held(index: Index, row: int, now_ns: int) -> tuple[int, int]:
+def held(index: Index, row: int, now_ns: int) -> tuple[int, int]:
     """Return the memory that additional simulators hold on the row, and when it is back if they are told now."""
     held_mib, back_ns = returning(index, row, now_ns)
     for job, member in _scaled_on(index, row):

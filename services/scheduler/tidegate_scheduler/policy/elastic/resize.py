@@ -7,6 +7,8 @@ fits. Who needs more than it has for its phase gets it at once; what is merely l
 
 from __future__ import annotations
 
+from typing import Any
+
 from tidegate_events import events as e
 from tidegate_events.spec import DEFAULT_PHASE
 
@@ -14,23 +16,38 @@ from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy import sharing
 from tidegate_scheduler.policy.elastic import replicas
 from tidegate_scheduler.policy.elastic.entries import Seat
+from tidegate_scheduler.policy.elastic.lend import Lending
+from tidegate_scheduler.policy.elastic.terms import Terms, first_limits, own_millis, phase_reasons
 from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.state import LEAVING_STAGES, Job, Member
 
+_OnRow = tuple[int, list[tuple[Job, Member]], list[tuple[Job, int]]]
+"""A row, who is there, and who comes."""
+
 Placements = list[tuple[Job, tuple[Seat, ...]]]
 _Shares = dict[tuple[str, int], tuple[e.Quota, ...]]
-_Change = tuple[Job, Member, tuple[e.Quota, ...]]
+_Change = tuple[Job, Member, tuple[e.Quota, ...], Terms | None]
+
+
+class _Changes:
+    """Who gets less, who gets more, and who may enter a phase, those of one job together."""
+
+    def __init__(self) -> None:
+        self.less: list[_Change] = []
+        self.more: list[_Change] = []
+        self.grants: dict[str, list[_Change]] = {}
 
 
 def resize(draft: Draft, trial: Trial, placements: Placements) -> None:
     """Decide the placements with their quotas, and what changes for those who are there."""
     shares: _Shares = {}
-    less: list[_Change] = []
-    more: list[_Change] = []
+    changes = _Changes()
     coming = _coming(placements)
     index, tried = trial.index, trial.changed()
-    for row in sorted(index.unshared.keys() | tried, key=index.table.names.__getitem__):
+    rows = sorted(index.unshared.keys() | tried, key=index.table.names.__getitem__)
+    lending = Lending(draft, trial, len(placements)).run(rows)
+    for row in rows:
         new = coming.get(row, [])
         if not index.elastic_on(row) and not any(index.elastic(job.id) for job, _ in new):
             # Nobody here can have more or less than it was placed with.
@@ -38,16 +55,31 @@ def resize(draft: Draft, trial: Trial, placements: Placements) -> None:
             index.unshared.pop(row, None)
             continue
         there = _members(trial, row)
-        found = _shared(draft, trial, row, there, new)
+        found = _shared(draft, trial, (row, there, new), lending)
         shares |= found
-        changes = [
-            (job, member, quotas) for job, member in there if (quotas := found[job.id, member.rank]) != member.quotas
+        here = [
+            change
+            for job, member in there
+            if _changes(change := (job, member, found[job.id, member.rank], lending.terms.get((job.id, member.rank))))
         ]
-        if not _awaits_memory(draft, trial, row) and not changes and row not in tried:
+        waits = _awaits_memory(draft, trial, row) or row in lending.restless
+        if not waits and not here and row not in tried:
             index.unshared.pop(row, None)
-        for change in changes:
-            _sort(draft, change, less, more)
-    for change in less:
+        for change in here:
+            _sort(draft, change, lending, changes)
+    _add(draft, trial, placements, (shares, changes))
+
+
+def _changes(change: _Change) -> bool:
+    """Say whether the member has other quotas, or has them on other terms."""
+    _, member, quotas, terms = change
+    return quotas != member.quotas or (terms is not None and terms.differ(member))
+
+
+def _add(draft: Draft, trial: Trial, placements: Placements, found: tuple[_Shares, _Changes]) -> None:
+    """Decide all of it, in the order in which a part of it fits too."""
+    shares, changes = found
+    for change in changes.less:
         if draft.full:
             return
         _add_quota(draft, change)
@@ -55,10 +87,15 @@ def resize(draft: Draft, trial: Trial, placements: Placements) -> None:
         if draft.full:
             return
         _add_placement(draft, trial, (job, seats), shares)
-    for change in more:
+    for change in changes.more:
         if draft.full:
             return
         _add_quota(draft, change)
+    for together in changes.grants.values():
+        if not draft.has_room_for(len(together)):
+            return
+        for change in together:
+            _add_quota(draft, change)
 
 
 def _coming(placements: Placements) -> dict[int, list[tuple[Job, int]]]:
@@ -87,24 +124,30 @@ def _members(trial: Trial, row: int) -> list[tuple[Job, Member]]:
     return [(job, member) for job in jobs for member in job.members if member.active and member.node == name]
 
 
-def _shared(
-    draft: Draft, trial: Trial, row: int, there: list[tuple[Job, Member]], coming: list[tuple[Job, int]]
-) -> _Shares:
+def _shared(draft: Draft, trial: Trial, on: _OnRow, lending: Lending) -> _Shares:
+    row, there, coming = on
     state, capacity_millis = draft.state, trial.index.table.kinds[row].cpu_millis
     room = replicas.room_on(trial, row)
     members = [
         sharing.Seated(
             job.id,
             member.rank,
-            member.phase,
+            member.phase
+            if (terms := lending.terms.get((job.id, member.rank))) is None
+            else terms.granted or member.phase,
             _order(job),
             member.quotas if _leaves(draft, job) else None,
             replicas.kept(state.specs[job.id], member, room),
+            None if terms is None else terms.limits,
+            None if terms is None else own_millis(state.floors[job.id], terms),
         )
         for job, member in sorted(there, key=lambda each: (not _leaves(draft, each[0]), _order(each[0]), each[1].rank))
     ]
-    members += [sharing.Seated(job.id, rank, DEFAULT_PHASE, _order(job)) for job, rank in coming]
-    room.memory_mib = replicas.unused_mib(trial, row, draft.now_ns)
+    members += [
+        sharing.Seated(job.id, rank, DEFAULT_PHASE, _order(job), limits=first_limits(state.specs[job.id]))
+        for job, rank in coming
+    ]
+    room.memory_mib = lending.unused_mib(row, replicas.unused_mib(trial, row, draft.now_ns))
     return replicas.grown(state, room, capacity_millis, members, sharing.share(state, capacity_millis, members))
 
 
@@ -117,19 +160,22 @@ def _order(job: Job) -> tuple[int, int, int, str]:
     return (0 if job.slow else 1, -job.priority, job.submitted_seq, job.id)
 
 
-def _sort(draft: Draft, change: _Change, less: list[_Change], more: list[_Change]) -> None:
+def _sort(draft: Draft, change: _Change, lending: Lending, changes: _Changes) -> None:
     """Put a change where it belongs, unless it would lend again too soon: then it waits."""
-    job, member, quotas = change
+    job, member, quotas, _ = change
+    if (job.id, member.rank) in lending.granted.get(job.id, ()):
+        changes.grants.setdefault(job.id, []).append(change)
+        return
     spec = draft.state.specs[job.id]
     has = sharing.quota_millis(spec, member.quotas)
     if sharing.quota_millis(spec, quotas) <= has:
-        less.append(change)
+        changes.less.append(change)
         return
     due_ns = member.resized_ns + draft.parameters.lend_interval_seconds * SECOND_NS
     if member.resized_ns and draft.now_ns < due_ns and not _in_need(draft, job, member):
         draft.wake_by(due_ns)
         return
-    more.append(change)
+    changes.more.append(change)
 
 
 def _in_need(draft: Draft, job: Job, member: Member) -> bool:
@@ -140,9 +186,15 @@ def _in_need(draft: Draft, job: Job, member: Member) -> bool:
 
 
 def _add_quota(draft: Draft, change: _Change) -> None:
-    job, member, quotas = change
+    job, member, quotas, terms = change
     why = replicas.reasons(draft.state.specs[job.id], member.quotas, quotas)
-    draft.add(e.QuotaChanged, job, *why, attempt=job.attempt, rank=member.rank, quotas=quotas)
+    about: dict[str, Any] = {}
+    if terms is not None:
+        why = (*phase_reasons(member, terms), *why)
+        about = {"phase": terms.granted, "leased": terms.leased, "extra": terms.extra}
+        if terms.gpu_indices != member.gpu_indices:
+            about["gpu_indices"] = terms.gpu_indices
+    draft.add(e.QuotaChanged, job, *why, attempt=job.attempt, rank=member.rank, quotas=quotas, **about)
 
 
 def _add_placement(draft: Draft, trial: Trial, placement: tuple[Job, tuple[Seat, ...]], shares: _Shares) -> None:

@@ -26,6 +26,9 @@ class Trial:
         self.awaited_mib: dict[int, int] = {}
         """By row the memory that simulators shall give back to jobs which would be placed there but for that."""
 
+        self.awaited_by: dict[int, list[str]] = {}
+        """By row the jobs that would be placed there if others gave back what they have of it."""
+
         self.promises: dict[str, tuple[int, ...]] = {}
         """The rows of the room that is promised, one for each member, by job."""
 
@@ -37,8 +40,25 @@ class Trial:
 
     def undo(self) -> None:
         """Take everything back."""
-        while self._undo:
+        self.back_to(0)
+
+    @property
+    def mark(self) -> int:
+        """Return the point that `back_to` goes back to."""
+        return len(self._undo)
+
+    def back_to(self, mark: int) -> None:
+        """Take back what was tried since the mark."""
+        while len(self._undo) > mark:
             self._undo.pop()()
+
+    def hold(self, job: Job, row: int, extra: Resources, gpu_indices: tuple[int, ...]) -> None:
+        """Let a member that is there hold more on its row."""
+        self._occupy(Seat(row, gpu_indices), extra)
+        share = self.index.share(job.tenant)
+        used = share.used
+        share.used = plus(used, amounts(extra))
+        self._undo.append(lambda: setattr(share, "used", used))
 
     def place(self, job: Job, seats: tuple[Seat, ...]) -> None:
         """Let the members of the job have their seats."""

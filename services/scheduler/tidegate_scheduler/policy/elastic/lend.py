@@ -1,0 +1,292 @@
+"""Who may enter the phase that it asks for: owners when what they lent is back, borrowers when there is something.
+
+What a phase needs within the member's floor is its own: if others have it, it is recalled. What it needs beyond that is
+granted from what nobody holds, else leased from what others lend, for all members of a gang or for none, and in the
+order in which they asked. Where somebody waits for what is leased, nothing more is leased.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from tidegate_events.resources import Resources
+
+from tidegate_scheduler.draft import Draft
+from tidegate_scheduler.policy.elastic import replicas
+from tidegate_scheduler.policy.elastic.physical import asking_on, has_mib, need_of, surplus
+from tidegate_scheduler.policy.elastic.recall import Recalls, Wanted, lacks_devices, spare_mib
+from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY, accepts
+from tidegate_scheduler.policy.elastic.terms import (
+    Terms,
+    added,
+    as_they_are,
+    devices_of,
+    settled,
+    wanted_need,
+    wish,
+)
+from tidegate_scheduler.policy.elastic.trial import Trial
+from tidegate_scheduler.policy.parameters import SECOND_NS
+from tidegate_scheduler.state import LEAVING_STAGES, Job, Member
+
+GRANTED_MAX = 64
+"""Jobs that wait for what they may borrow and are looked at in one pass, those that asked first."""
+
+Key = tuple[str, int]
+"""A job and the rank of a member of it."""
+
+
+class _Ledger(msgspec.Struct):
+    """What of a row this pass may still give: memory and CPU that nobody has, and devices that are lent."""
+
+    spare_mib: int
+    spare_millis: int
+    lent: dict[int, None]
+    closed: bool = False
+
+    def copied(self) -> _Ledger:
+        return _Ledger(self.spare_mib, self.spare_millis, dict(self.lent), self.closed)
+
+
+class _Ask(msgspec.Struct, frozen=True):
+    """A member that waits for a phase."""
+
+    job: Job
+    member: Member
+    phase: str
+    row: int
+
+
+class Lending:
+    """The stage in one pass. `terms` are those of every member that asks, on the rows that were looked at."""
+
+    def __init__(self, draft: Draft, trial: Trial, placed: int) -> None:
+        self.terms: dict[Key, Terms] = {}
+        self.granted: dict[str, list[Key]] = {}
+        """Who is granted a phase in this pass, by job."""
+
+        self.restless: dict[int, None] = {}
+        """The rows on which somebody waits, or has what is not its own: they are looked at in each pass."""
+
+        self._draft = draft
+        self._trial = trial
+        self._index = trial.index
+        self._recalls = Recalls(draft, trial)
+        self._ledgers: dict[int, _Ledger] = {}
+        self._decided = placed
+
+    def run(self, rows: list[int]) -> Lending:
+        """Decide for the members on the rows (others are not considered), in the order of the rows."""
+        borrowing: dict[str, list[_Ask]] = {}
+        for row in rows:
+            if row in self._index.asking.on_row:
+                for ask in self._on_row(row):
+                    borrowing.setdefault(ask.job.id, []).append(ask)
+        in_turn = sorted(borrowing.values(), key=_turn)
+        for asks in in_turn[:GRANTED_MAX]:
+            self._borrow(asks)
+        return self
+
+    # ---- what a phase does not need any more, and what is its own ----
+
+    def _on_row(self, row: int) -> list[_Ask]:
+        """Settle the members of a row, grant or recall what is their own; return who asks for more than that."""
+        state, asks = self._draft.state, list[_Ask]()
+        for job, member in asking_on(self._index, row):
+            spec, floor = state.specs[job.id], state.floors[job.id]
+            if any(surplus(self._index, job, member)) or member.hand_back_ns:
+                self.restless[row] = None
+            if job.stage in LEAVING_STAGES or job.id in self._draft.leaving:
+                self.terms[job.id, member.rank] = as_they_are(spec, member)
+                continue
+            self.terms[job.id, member.rank] = settled(spec, floor, member)
+            if phase := wish(spec, member):
+                self.restless[row] = None
+                asks.append(_Ask(job, member, phase, row))
+        ledger = self._ledger(row)
+        more: list[_Ask] = []
+        for ask in asks:
+            if need_of(state.specs[ask.job.id], ask.phase).beyond(state.floors[ask.job.id]) != Resources():
+                more.append(ask)
+            else:
+                self._return_own(ask, ledger)
+        self._return_to_those_who_come(row, ledger)
+        return more
+
+    def _return_own(self, ask: _Ask, ledger: _Ledger) -> None:
+        """Grant a phase that needs no more than the floor, or recall what is in the way."""
+        job, member = ask.job, ask.member
+        spec, floor = self._draft.state.specs[job.id], self._draft.state.floors[job.id]
+        terms = settled(spec, floor, msgspec.structs.replace(member, granted=ask.phase))
+        need = wanted_need(spec, member, ask.phase)
+        more_mib = max(0, need.memory_mib - has_mib(spec, member))
+        devices = devices_of(member)
+        missing = max(0, need_of(spec, ask.phase).gpus - len(devices.floor))
+        here = tuple(each for each in member.lent_gpus if each in ledger.lent)[:missing]
+        short_mib = more_mib - max(0, ledger.spare_mib) if more_mib else 0
+        if short_mib > 0 or len(here) < missing:
+            ledger.closed = True
+            wanted = Wanted(short_mib, tuple(set(member.lent_gpus) - set(here)), missing - len(here))
+            self._recalls.recall(ask.row, job.id, wanted)
+            return
+        back, kept = devices.floor + here, tuple(each for each in terms.gpu_indices if each not in devices.floor)
+        ledger.spare_mib -= more_mib
+        for each in here:
+            del ledger.lent[each]
+        self._grant(ask, msgspec.structs.replace(terms, limits=need.limits, gpu_indices=back + kept))
+
+    def _return_to_those_who_come(self, row: int, ledger: _Ledger) -> None:
+        """Recall what jobs need that would be placed here but for that, and what is more than the node has."""
+        trial, index = self._trial, self._index
+        for name in trial.awaited_by.get(row, ()):
+            ledger.closed = True
+            job, count = index.state.jobs[name], trial.promises.get(name, ()).count(row)
+            devices = tuple(index.table.devices[row].leased)
+            short_mib = index.state.floors[name].memory_mib * count - ledger.spare_mib
+            self._recalls.recall(row, name, Wanted(short_mib, devices, lacks_devices(index, row, job, count)))
+        if ledger.spare_mib < 0:
+            ledger.closed = True
+            self._recalls.recall(row, "", Wanted(-ledger.spare_mib))
+
+    # ---- what others lend ----
+
+    def _borrow(self, asks: list[_Ask]) -> None:
+        """Grant what is asked beyond floors to all members of the job who ask, or to none."""
+        draft, job = self._draft, asks[0].job
+        due_ns = max(ask.member.leased_ns for ask in asks) + draft.parameters.lend_interval_seconds * SECOND_NS
+        if any(each.active and each.hand_back_ns for each in job.members) or not self._all_ask(asks):
+            return
+        if any(ask.member.leased_ns for ask in asks) and draft.now_ns < due_ns:
+            draft.wake_by(due_ns)
+            return
+        if not draft.has_room_for(self._decided + len(asks)):
+            return
+        ledgers = {ask.row: self._ledger(ask.row).copied() for ask in asks}
+        mark = self._trial.mark
+        found: list[tuple[_Ask, Terms]] = []
+        for ask in asks:
+            terms = None if ledgers[ask.row].closed else self._leased(ask, ledgers[ask.row])
+            if terms is None:
+                self._trial.back_to(mark)
+                self._ask_simulators(ask)
+                return
+            found.append((ask, terms))
+        if not self._within_ceiling(job, [terms for _, terms in found]):
+            self._trial.back_to(mark)
+            return
+        self._ledgers |= ledgers
+        for ask, terms in found:
+            self._grant(ask, terms)
+
+    def _all_ask(self, asks: list[_Ask]) -> bool:
+        """Say whether every member of the job asks, or has more than its floor: none shall have that and wait."""
+        waiting = {ask.member.rank for ask in asks}
+        others = [each for each in asks[0].job.members if each.active and each.rank not in waiting]
+        return all(each.leased is not None or each.extra is not None for each in others)
+
+    def _leased(self, ask: _Ask, ledger: _Ledger) -> Terms | None:
+        """Return the terms on which a member may enter its phase, taken from the ledger; None: there is too little."""
+        job, member, state, table = ask.job, ask.member, self._draft.state, self._index.table
+        spec, floor, terms = state.specs[job.id], state.floors[job.id], self._terms_of(job, member)
+        need = wanted_need(spec, member, ask.phase)
+        beyond, has = need.beyond(floor), Resources()
+        for part in (terms.extra, terms.leased):
+            has = has if part is None else has.plus(part)
+        now, free = table.now_on(ask.row), table.free_on(ask.row)
+        millis, mib = max(0, beyond.cpu_millis - has.cpu_millis), max(0, beyond.memory_mib - has.memory_mib)
+        own_millis, own_mib = min(millis, max(0, now[CPU])), min(mib, max(0, now[MEMORY]))
+        more_mib = max(0, need.memory_mib - has_mib(spec, member))
+        kept_mib = max(0, free[MEMORY] - max(0, now[MEMORY]))  # it is promised to others
+        if more_mib > ledger.spare_mib - kept_mib or millis - own_millis > ledger.spare_millis - free[CPU]:
+            return None
+        devices = self._devices(ask, ledger, need.gpus, need.gpu_memory_mib)
+        if devices is None:
+            return None
+        back, own, leased = devices
+        ledger.spare_mib -= more_mib
+        ledger.spare_millis -= millis
+        for each in (*back, *leased):
+            del ledger.lent[each]
+        if own_millis or own_mib or own:
+            self._trial.hold(job, ask.row, Resources(own_millis, own_mib, len(own)), own)
+        there = devices_of(member)
+        return Terms(
+            granted=ask.phase,
+            limits=need.limits,
+            gpu_indices=there.floor + back + there.extra + own + there.leased + leased,
+            leased=added(terms.leased, millis - own_millis, mib - own_mib, len(leased)),
+            extra=added(terms.extra, own_millis, own_mib, len(own)),
+        )
+
+    def _devices(
+        self, ask: _Ask, ledger: _Ledger, gpus: int, gpu_memory_mib: int
+    ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
+        """Return the devices that a member gets: back from those it lent, that nobody holds, and leased ones."""
+        member, table, spec = ask.member, self._index.table, self._draft.state.specs[ask.job.id]
+        missing = max(0, gpus - len(member.gpu_indices))
+        if not missing:
+            return (), (), ()
+        room = table.devices[ask.row]
+        back = member.lent_gpus[:missing]
+        if any(each not in ledger.lent for each in back):
+            return None
+        one = Resources(gpus=1, gpu_memory_mib=gpu_memory_mib)
+        free = room.at_hand(one, spec.gpu_models)[: max(0, table.now_on(ask.row)[GPUS])]
+        own = tuple(gpu.index for gpu in free[: missing - len(back)])
+        lent = [each for each in ledger.lent if each not in back and each not in member.lent_gpus and each in room.all]
+        usable = [each for each in lent if accepts(room.all[each], one, spec.gpu_models)]
+        leased = tuple(usable[: missing - len(back) - len(own)])
+        return (back, own, leased) if len(back) + len(own) + len(leased) == missing else None
+
+    def _ask_simulators(self, ask: _Ask) -> None:
+        """Let simulators that were added give back memory to who waits for it longest on the row."""
+        if ask.row not in self._index.scaled or ask.row in self._trial.awaited_mib:
+            return
+        spec = self._draft.state.specs[ask.job.id]
+        need = wanted_need(spec, ask.member, ask.phase)
+        more_mib = max(0, need.memory_mib - has_mib(spec, ask.member))
+        if more_mib:
+            self._trial.awaited_mib[ask.row] = more_mib
+
+    def _within_ceiling(self, job: Job, all_terms: list[Terms]) -> bool:
+        """Say whether the job's tenant may hold what was tried; the trial has counted it."""
+        share = self._index.share(job.tenant)
+        return share.ceiling is None or all(
+            not most or used <= most for used, most in zip(share.used, share.ceiling, strict=True)
+        )
+
+    def unused_mib(self, row: int, unused_mib: int) -> int:
+        """Return what is left of the memory of a row for more simulators, after what was granted."""
+        ledger = self._ledgers.get(row)
+        return unused_mib if ledger is None else min(unused_mib, ledger.spare_mib)
+
+    # ---- both ----
+
+    def _grant(self, ask: _Ask, terms: Terms) -> None:
+        """Let the member enter the phase, or have what the phase that it is in needs."""
+        key = (ask.job.id, ask.member.rank)
+        self.terms[key] = msgspec.structs.replace(terms, granted=ask.phase if ask.member.wanted else "")
+        self.granted.setdefault(ask.job.id, []).append(key)
+        self._decided += 1
+
+    def _terms_of(self, job: Job, member: Member) -> Terms:
+        return self.terms[job.id, member.rank]
+
+    def _ledger(self, row: int) -> _Ledger:
+        """Return what the row has to give, worked out when it is asked for first."""
+        if row not in self._ledgers:
+            index, state = self._index, self._draft.state
+            simulators_mib = replicas.held(index, row, self._draft.now_ns)[0]
+            leased, needs_millis = index.table.devices[row].leased, 0
+            lent: dict[int, None] = {}
+            for job, member in asking_on(index, row):
+                lent |= {each: None for each in member.lent_gpus if each not in leased}
+                held = state.floors[job.id].cpu_millis + (member.extra.cpu_millis if member.extra else 0)
+                needs_millis += need_of(state.specs[job.id], member.phase, member.granted).cpu_millis - held
+            spare_millis = index.table.free_on(row)[CPU] - needs_millis
+            self._ledgers[row] = _Ledger(spare_mib(index, row, simulators_mib), spare_millis, lent)
+        return self._ledgers[row]
+
+
+def _turn(asks: list[_Ask]) -> tuple[int, int, str]:
+    job = asks[0].job
+    return min(ask.member.wanted_ns for ask in asks), job.submitted_seq, job.id

@@ -1,0 +1,176 @@
+"""Who hands back what is leased: the fewest, of them who had it granted last; who does not in time is asked to leave.
+
+What is recalled is told the member with a deadline. Until then it leaves its phase, and has no more than its own as
+soon as the kernel says so; else it saves and leaves altogether.
+"""
+
+from __future__ import annotations
+
+from tidegate_events import events as e
+from tidegate_events.resources import Resources
+
+from tidegate_scheduler.draft import Draft
+from tidegate_scheduler.policy.elastic import leave, replicas
+from tidegate_scheduler.policy.elastic.index import Index
+from tidegate_scheduler.policy.elastic.physical import asking_on, balance_mib, surplus
+from tidegate_scheduler.policy.elastic.table import MEMORY, WHOLE_MILLIS, accepts
+from tidegate_scheduler.policy.elastic.trial import Trial
+from tidegate_scheduler.policy.parameters import SECOND_NS
+from tidegate_scheduler.state import LEAVING_STAGES, Job, Member
+
+
+def overdue(draft: Draft, trial: Trial) -> None:
+    """Ask those to leave who did not hand back in time."""
+    jobs = [draft.state.jobs[name] for name in trial.index.asking.recalled]
+    for job in sorted(jobs, key=lambda job: (job.submitted_seq, job.id)):
+        if draft.full:
+            return
+        if job.stage not in ("placed", "running") or job.id in draft.leaving:
+            continue
+        late = min((each for each in job.members if each.active and each.hand_back_ns), key=_deadline)
+        if draft.now_ns < late.hand_back_ns:
+            draft.wake_by(late.hand_back_ns)
+            continue
+        numbers = {"rank": late.rank, "hand_back_seconds": draft.state.specs[job.id].preemption.hand_back_seconds}
+        detail = f"{late.hand_back_for or late.node} needs what is leased to it"
+        leave.ask(draft, trial, job, e.Reason(code="LeaseNotReturned", detail=detail, numbers=numbers))
+
+
+def _deadline(member: Member) -> tuple[int, int]:
+    return member.hand_back_ns, member.rank
+
+
+# ---- room that is free by floors, and is still leased ----
+
+
+def awaited(trial: Trial, job: Job, rows: tuple[int, ...], now_ns: int) -> dict[int, int]:
+    """Return the rows of a placement on which others still have its memory or devices, and when they are back."""
+    index, found = trial.index, dict[int, int]()
+    for row in sorted(set(rows) & (index.scaled.keys() | index.asking.on_row.keys())):
+        count = rows.count(row)
+        more_mib, back_ns = replicas.held(index, row, now_ns)
+        need = index.state.floors[job.id]
+        short_mib = need.memory_mib * count - spare_mib(index, row, more_mib)
+        if short_mib > 0 or lacks_devices(index, row, job, count):
+            leased_ns = [_back_ns(index, other, member, now_ns) for other, member in asking_on(index, row)]
+            found[row] = max([back_ns, *leased_ns] if more_mib else leased_ns, default=back_ns)
+    return found
+
+
+def spare_mib(index: Index, row: int, simulators_mib: int) -> int:
+    """Return the memory of a row that nobody has."""
+    return int(index.table.free_on(row)[MEMORY]) - simulators_mib + balance_mib(index, row)
+
+
+def lacks_devices(index: Index, row: int, job: Job, count: int) -> int:
+    """Return how many devices `count` members of the job need that are free there, and leased to others still."""
+    need, models = index.state.floors[job.id], index.state.specs[job.id].gpu_models
+    devices = index.table.devices[row]
+    if not devices.leased or not (need.gpus or need.gpu_millis):
+        return 0
+    whole = len(devices.at_hand(need, models))
+    if need.gpus:
+        return max(0, need.gpus * count - whole)
+    parts = sum(
+        (WHOLE_MILLIS - used) // need.gpu_millis
+        for each, used in devices.used_millis.items()
+        if each in devices.all and accepts(devices.all[each], need, models)
+    )
+    return max(0, -(-(count - parts) // (WHOLE_MILLIS // need.gpu_millis)) - whole)
+
+
+def _back_ns(index: Index, job: Job, member: Member, now_ns: int) -> int:
+    """Return when the member has given back what is not its own, at the latest, if it is told now."""
+    if not any(surplus(index, job, member)):
+        return now_ns + 1
+    if job.stage in LEAVING_STAGES:
+        return max(now_ns + 1, job.deadline_ns)
+    rule = index.state.specs[job.id].preemption
+    hand_back_ns = member.hand_back_ns or now_ns + rule.hand_back_seconds * SECOND_NS
+    return max(now_ns, hand_back_ns) + rule.grace_seconds * SECOND_NS
+
+
+# ---- recalling ----
+
+
+class Wanted:
+    """What is recalled on a row: so much memory, and so many of these devices."""
+
+    def __init__(self, short_mib: int, devices: tuple[int, ...] = (), count: int = 0) -> None:
+        self.short_mib = short_mib
+        self.devices = set(devices)
+        self.count = count
+
+    @property
+    def more(self) -> bool:
+        """Say whether anything is still wanted."""
+        return self.short_mib > 0 or self.count > 0
+
+    def covers(self, more_mib: int, devices: tuple[int, ...]) -> tuple[int, int]:
+        """Return how many of the devices that are wanted, and how much of the memory, these are."""
+        return min(self.count, len(self.devices.intersection(devices))), max(0, min(self.short_mib, more_mib))
+
+    def take(self, more_mib: int, devices: tuple[int, ...]) -> None:
+        """Count what will be back."""
+        self.count -= len(self.devices.intersection(devices))
+        self.short_mib -= more_mib
+
+
+class Recalls:
+    """Recalls of one pass; whoever was told before, or leaves, gives back what it has and counts first."""
+
+    def __init__(self, draft: Draft, trial: Trial) -> None:
+        self._draft = draft
+        self._index = trial.index
+        self._told: set[str] = set()
+
+    def recall(self, row: int, for_job: str, wanted: Wanted) -> None:
+        """Tell the fewest on the row to hand back what is wanted."""
+        index, candidates = self._index, list[tuple[Job, Member]]()
+        for job, member in asking_on(index, row):
+            if self._gives_back(job, member):
+                wanted.take(*surplus(index, job, member))
+            elif any(surplus(index, job, member)):
+                candidates.append((job, member))
+        while wanted.more and candidates and not self._draft.full:
+            best = min(candidates, key=lambda each: self._rank(each, wanted))
+            if not any(wanted.covers(*surplus(index, *best))):
+                return
+            self._tell(best[0], for_job)
+            for each in [each for each in candidates if each[0] is best[0]]:
+                wanted.take(*surplus(index, *each))
+                candidates.remove(each)
+
+    def _gives_back(self, job: Job, member: Member) -> bool:
+        leaving = job.stage in LEAVING_STAGES or job.id in self._draft.leaving
+        return leaving or job.id in self._told or bool(member.hand_back_ns)
+
+    def _rank(self, each: tuple[Job, Member], wanted: Wanted) -> tuple[int, int, int, str, int]:
+        job, member = each
+        devices, more_mib = wanted.covers(*surplus(self._index, job, member))
+        return -devices, -more_mib, -member.leased_ns, job.id, member.rank
+
+    def _tell(self, job: Job, for_job: str) -> None:
+        """Tell all members of the job that have something leased: they entered the phase together."""
+        self._told.add(job.id)
+        seconds = self._draft.state.specs[job.id].preemption.hand_back_seconds
+        for member in job.members:
+            if not member.active or member.hand_back_ns:
+                continue
+            more_mib, devices = surplus(self._index, job, member)
+            if not (more_mib or devices or member.leased):
+                continue
+            leased = member.leased or Resources()
+            self._draft.add(
+                e.HandBackRequested,
+                job,
+                e.Reason(
+                    code="LeaseRecalled",
+                    detail=f"{for_job or member.node} needs it",
+                    numbers={"memory_mib": max(more_mib, leased.memory_mib), "gpus": len(devices)},
+                ),
+                attempt=job.attempt,
+                rank=member.rank,
+                deadline_ns=self._draft.now_ns + seconds * SECOND_NS,
+                for_job=for_job,
+            )
