@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 from tidegate_events.orders import SandboxOrder
+from tidegate_events.spec import phase_need
 
 from tidegate_executor import environment
 from tidegate_executor.attempt_memory import AttemptMemory
@@ -19,20 +20,31 @@ _replace = msgspec.structs.replace
 
 def answers(state: AttemptState, order: SandboxOrder) -> dict[str, dict[str, Any]]:
     """Return the answer to each process that may enter the phase it waits for, by client."""
-    now = with_devices(order, state)
     return {
         each.client: {
             "seq": each.seq,
             "phase": each.phase,
-            "environment": environment.in_phase(now.spec, each.phase, now.gpu_indices),
+            "environment": environment.in_phase(order.spec, each.phase, _devices(order, state, each.phase)),
         }
         for each in entry.entitled(state)
     }
 
 
 def with_devices(order: SandboxOrder, state: AttemptState) -> SandboxOrder:
-    """Return the order with the devices that the member has now, which may be others than it began with."""
-    return order if state.gpu_indices is None else _replace(order, gpu_indices=state.gpu_indices)
+    """Return the order with the devices that the member has in its phase, which may be others than it began with."""
+    return _replace(order, gpu_indices=_devices(order, state, state.phase.journaled))
+
+
+def _devices(order: SandboxOrder, state: AttemptState, phase: str) -> tuple[int, ...]:
+    """Return the devices of a phase: of those that an order names the first, as many as the phase needs.
+
+    Those of the phase before are among them until it is known to be over, and then they are lent.
+    """
+    indices = order.gpu_indices if state.gpu_indices is None else state.gpu_indices
+    if order.spec.phase_entry != "asked":
+        return indices
+    need = phase_need(order.spec, phase)
+    return indices[: need.gpus or min(1, need.gpu_millis)]
 
 
 async def say_phase(context: Context, memory: AttemptMemory, log: Any) -> None:

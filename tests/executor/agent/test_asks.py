@@ -27,7 +27,7 @@ replace = msgspec.structs.replace
 
 NEEDS = {
     "default": ResourceRange(minimum=Resources(500, 64)),
-    "learning": ResourceRange(minimum=Resources(500, 256, gpus=1)),
+    "learning": ResourceRange(minimum=Resources(500, 256, gpus=1)),  # of each of two components
     "sampling": ResourceRange(minimum=Resources(500, 64)),
 }
 ORDER = job("a", component("sim", "", kind="simulator"), component("learn", "", kind="learner"), phase_entry="asked")
@@ -111,6 +111,7 @@ def test_an_ask_is_told_once_and_granted_by_an_order_whose_limits_hold() -> None
     assert say(state, T0 + SECOND)[1] == [], "told once"
     state = ordered(state, 6, "learning", quotas=HIGH, gpu_indices=(3,))
     assert answered(state) == [], "the kernel does not hold them yet"
+    state = replace(state, gpu_indices=(3, 4, 5))  # the last is that of the phase before, and goes with it
     state = applied(state)
     assert granting.answers(state, ORDER) == {
         "c": {
@@ -118,7 +119,7 @@ def test_an_ask_is_told_once_and_granted_by_an_order_whose_limits_hold() -> None
             "phase": "learning",
             "environment": {
                 "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-                "CUDA_VISIBLE_DEVICES": "3",
+                "CUDA_VISIBLE_DEVICES": "3,4",
                 "TIDEGATE_GPU_MILLIS": "1000",
             },
         }
@@ -289,6 +290,15 @@ def test_nobody_enters_what_was_not_granted_whenever_the_agent_is_killed(steps: 
     if state.asks.waiting and state.phase.current == "default":
         state = applied(ordered(state, seq + 2, state.asks.told))
         assert answered(state) == ["c"], "whoever waits is let in by the next grant"
+
+
+def test_a_process_that_starts_sees_the_devices_of_its_phase() -> None:
+    state = ordered(running(), 3, gpu_indices=(3, 4))
+    assert granting.with_devices(ORDER, state).gpu_indices == (), "the default phase needs none"
+    learning, _ = in_learning()
+    assert granting.with_devices(ORDER, replace(learning, gpu_indices=(6, 7, 8))).gpu_indices == (6, 7)
+    told = replace(ORDER, spec=replace(SPEC, phase_entry="told"), gpu_indices=(3, 4))
+    assert granting.with_devices(told, replace(state, gpu_indices=None)).gpu_indices == (3, 4)
 
 
 @pytest.mark.parametrize("phase", ["learning", ""])
