@@ -57,7 +57,7 @@ from tidegate_scheduler.fold import Fold
 from tidegate_scheduler.history.verification import verify
 from tidegate_scheduler.settings import Settings
 from tidegate_scheduler.shell import Scheduler
-from tidegate_scheduler.snapshot import SnapshotStore
+from tidegate_scheduler.snapshot_store import SnapshotStore
 from tidegate_scheduler.start import load_state
 from tidegate_scheduler.state import State
 

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from blake3 import blake3
 from nats.aio.client import Client
+from nats.js.api import ObjectMeta
 from nats.js.object_store import OBJ_DEFAULT_CHUNK_SIZE
 from structlog.testing import capture_logs
 from tidegate_events import bus
@@ -17,7 +18,7 @@ from tidegate_events.journal.base import Appended, JournalUnavailableError
 from tidegate_events.journal.nats import NatsJournal
 from tidegate_scheduler import snapshot
 from tidegate_scheduler.evolve import evolve
-from tidegate_scheduler.snapshot import BUCKET, SnapshotStore, snapshot_name
+from tidegate_scheduler.snapshot_store import BUCKET, SnapshotStore, snapshot_name
 from tidegate_scheduler.start import load_state
 from tidegate_scheduler.state import Finished, State
 
@@ -73,7 +74,7 @@ async def damage(client: Client, store: SnapshotStore, seq: int) -> None:
     data = bytearray(await store.load(kept.name))
     data[-9] ^= 1
     description = msgspec.json.encode(kept.info).decode()
-    await store._objects.put(kept.name, bytes(data), snapshot.ObjectMeta(description=description))
+    await store._objects.put(kept.name, bytes(data), ObjectMeta(description=description))
 
 
 async def test_the_newest_up_to_a_sequence_is_found(keeper: SnapshotStore, client: Client) -> None:
@@ -245,7 +246,7 @@ async def test_a_description_that_is_not_the_snapshots_own_is_not_believed(
     await save(keeper, 4, 9)
     (_, kept) = await keeper.kept()
     description = msgspec.json.encode(msgspec.structs.replace(kept.info, **lie)).decode()
-    await keeper._objects.update_meta(kept.name, snapshot.ObjectMeta(name=kept.name, description=description))
+    await keeper._objects.update_meta(kept.name, ObjectMeta(name=kept.name, description=description))
     found = await keeper.find(at_most=5 if "seq" in lie else None)
     assert found is not None
     assert (found.state.seq, found.info.seq, found.info.chain) == (4, 4, "")

@@ -10,7 +10,7 @@ from tidegate_events.journal.base import JournalGapError, JournalUnavailableErro
 from tidegate_events.journal.nats import NatsJournal
 from tidegate_events.subjects import DECISION, speaks_for
 
-from tidegate_scheduler.snapshot import SnapshotStore
+from tidegate_scheduler.snapshot_store import SnapshotStore
 from tidegate_scheduler.state import State
 
 log = structlog.get_logger()

@@ -23,7 +23,7 @@ from tidegate_local.topology import NATS, ONE_OF_EACH
 from tidegate_scheduler.history.moment import Moment
 from tidegate_scheduler.history.point import reach
 from tidegate_scheduler.history.source import open_bus
-from tidegate_scheduler.snapshot import SnapshotStore
+from tidegate_scheduler.snapshot_store import SnapshotStore
 from tidegate_scheduler.state import State
 
 from tests.scheduler.history.files import a_history, told

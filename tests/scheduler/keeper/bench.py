@@ -28,7 +28,7 @@ from tidegate_scheduler.keeper.settings import Settings
 from tidegate_scheduler.keeper.shell import Keeper, Ports
 from tidegate_scheduler.keeper.streams import JournalStreams
 from tidegate_scheduler.policy.parameters import Parameters, as_values
-from tidegate_scheduler.snapshot import SnapshotStore
+from tidegate_scheduler.snapshot_store import SnapshotStore
 from tidegate_scheduler.state import State
 from tidegate_scheduler.version import POLICY_VERSION
 

@@ -14,7 +14,8 @@ from tidegate_events.journal.archive import ArchiveDirectory
 from tidegate_events.journal.base import JournalUnavailableError
 from tidegate_events.journal.generations import generations, open_first
 from tidegate_events.journal.nats import NatsJournal
-from tidegate_scheduler.snapshot import SnapshotError, SnapshotStore
+from tidegate_scheduler.snapshot import SnapshotError
+from tidegate_scheduler.snapshot_store import SnapshotStore
 
 from tests.scheduler.keeper.bench import GENERATION_BYTES, PADDING_BYTES, History, keeper, result, settings
 from tests.support.nats_cluster import NAMES, NatsCluster

@@ -19,7 +19,8 @@ from tidegate_scheduler.history import verify
 from tidegate_scheduler.keeper.settings import CLOSED_MAX
 from tidegate_scheduler.keeper.shell import HistoryForkedError, Keeper
 from tidegate_scheduler.keeper.voice import DisplacedError
-from tidegate_scheduler.snapshot import BUCKET, SnapshotStore, decode_snapshot, snapshot_name
+from tidegate_scheduler.snapshot import decode_snapshot
+from tidegate_scheduler.snapshot_store import BUCKET, SnapshotStore, snapshot_name
 from tidegate_scheduler.start import load_state
 
 from tests.scheduler.keeper.bench import GENERATION_BYTES, PADDING_BYTES, History, keeper, result, settings

@@ -14,7 +14,7 @@ from tidegate_events.journal.nats import NatsJournal
 from tidegate_local import plan
 from tidegate_local.bus import Bus, new_bus
 from tidegate_local.permissions import ADMIN, KEEPER
-from tidegate_scheduler.snapshot import SnapshotStore
+from tidegate_scheduler.snapshot_store import SnapshotStore
 
 from tests.scheduler.keeper.bench import GENERATION_BYTES, PADDING_BYTES, History, keeper, result, settings
 from tests.support.stack_bus import running

@@ -9,7 +9,7 @@ from nats.aio.client import Client
 from tidegate_events import events as e
 from tidegate_events.journal.chain import ChainDigest
 from tidegate_events.journal.generations import generations
-from tidegate_scheduler.snapshot import BUCKET, SnapshotStore
+from tidegate_scheduler.snapshot_store import BUCKET, SnapshotStore
 from tidegate_scheduler.state import State
 
 from tests.scheduler.keeper.bench import GENERATION_BYTES, PADDING_BYTES, History, keeper, settings

@@ -19,7 +19,8 @@ from tidegate_events.journal.nats import NatsJournal
 
 from tidegate_scheduler.history.errors import HistoryMissingError
 from tidegate_scheduler.history.verification import Redacted
-from tidegate_scheduler.snapshot import SnapshotStore, decode_snapshot
+from tidegate_scheduler.snapshot import decode_snapshot
+from tidegate_scheduler.snapshot_store import SnapshotStore
 from tidegate_scheduler.start import is_of
 from tidegate_scheduler.state import State
 

@@ -14,7 +14,8 @@ from tidegate_events.journal.base import JournalError
 from tidegate_events.journal.generations import Generation
 from tidegate_events.journal.nats import NatsJournal
 
-from tidegate_scheduler.snapshot import SnapshotError, SnapshotStore, read_info
+from tidegate_scheduler.snapshot import SnapshotError, read_info
+from tidegate_scheduler.snapshot_store import SnapshotStore
 from tidegate_scheduler.version import CORE_VERSION
 
 SET_ASIDE_MAX = 100

@@ -10,7 +10,7 @@ from tidegate_events.journal.chain import ChainDigest
 from tidegate_events.subjects import speaks_for
 
 from tidegate_scheduler.evolve import evolve
-from tidegate_scheduler.snapshot import Found
+from tidegate_scheduler.snapshot_store import Found
 from tidegate_scheduler.state import State
 
 

@@ -14,7 +14,7 @@ from tidegate_scheduler.keeper import settings as configuration
 from tidegate_scheduler.keeper.archiving import Archivist
 from tidegate_scheduler.keeper.shell import Keeper, Ports
 from tidegate_scheduler.keeper.streams import JournalStreams
-from tidegate_scheduler.snapshot import SnapshotStore
+from tidegate_scheduler.snapshot_store import SnapshotStore
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from tidegate_events.bus import BusSettings
 from tidegate_events.process import bus_settings
 from tidegate_events.subjects import token
 
-from tidegate_scheduler.snapshot import BUCKET_BYTES_MAX, KEPT_DEFAULT
+from tidegate_scheduler.snapshot_store import BUCKET_BYTES_MAX, KEPT_DEFAULT
 
 MIB = 1024**2
 GENERATION_BYTES_DEFAULT = 1024 * MIB

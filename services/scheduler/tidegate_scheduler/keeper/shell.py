@@ -36,7 +36,8 @@ from tidegate_scheduler.keeper.fold import Fold
 from tidegate_scheduler.keeper.settings import CLOSED_MAX, Settings
 from tidegate_scheduler.keeper.streams import JournalStreams
 from tidegate_scheduler.keeper.voice import Opening, Voice
-from tidegate_scheduler.snapshot import Kept, SnapshotError, SnapshotStore, snapshot_name
+from tidegate_scheduler.snapshot import SnapshotError
+from tidegate_scheduler.snapshot_store import Kept, SnapshotStore, snapshot_name
 from tidegate_scheduler.start import is_of
 
 RETRY_SECONDS_MAX = 10.0
