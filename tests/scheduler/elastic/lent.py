@@ -23,15 +23,10 @@ def owner(low: Resources = LOW, high: Resources = HIGH, **more: Any) -> JobSpec:
         "sampling": ResourceRange(minimum=low),
         "learning": ResourceRange(minimum=high),
     }
-    return JobSpec(
-        name="j",
-        tenant="t",
-        submitter="u",
-        components=(Component(name="main", command=("true",), resources=resources),),
-        preemption=PreemptionRule(grace_seconds=GRACE, hand_back_seconds=HAND_BACK),
-        phase_entry="asked",
-        **more,
-    )
+    fields: dict[str, Any] = {"name": "j", "tenant": "t", "submitter": "u", "phase_entry": "asked"}
+    component = Component(name="main", command=("true",), resources=resources)
+    leaves = PreemptionRule(grace_seconds=GRACE, hand_back_seconds=HAND_BACK)
+    return JobSpec(components=(component,), preemption=leaves, **(fields | more))
 
 
 def borrower(low: Resources = LOW, high: Resources = HIGH, **more: Any) -> JobSpec:

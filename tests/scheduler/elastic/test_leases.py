@@ -1,0 +1,417 @@
+"""Phases that are asked for: an owner gets its own back within its bound, and what is lent goes to who asked first."""
+
+from __future__ import annotations
+
+import pytest
+from tidegate_events import events as e
+from tidegate_events.resources import Resources
+from tidegate_scheduler.policy.parameters import Parameters
+
+from tests.scheduler.elastic.lab import asked_to_leave, of
+from tests.scheduler.elastic.lent import (
+    GRACE,
+    HAND_BACK,
+    applied,
+    ask,
+    at,
+    borrower,
+    enter,
+    go,
+    granted,
+    lending,
+    mib,
+    node,
+    owner,
+    recalled,
+    refused,
+    run,
+)
+from tests.support.cluster import Cluster, spec
+
+
+def lent_out(**capacity: int) -> Cluster:
+    """A node on which the owner samples, and the borrower learns with what is the owner's."""
+    cluster = lending(**capacity)
+    run(cluster, "owner", owner())
+    run(cluster, "borrower", borrower())
+    go(cluster, "borrower", "learning")
+    return cluster
+
+
+def hand_back(cluster: Cluster, job: str = "borrower") -> list[e.AnyEvent]:
+    return go(cluster, job, "sampling")
+
+
+# ---- borrowing ----
+
+
+def test_a_borrower_gets_what_nobody_holds_and_then_it_holds_it() -> None:
+    cluster = lending()
+    run(cluster, "borrower", borrower())
+    assert granted(ask(cluster, "borrower", "learning")) == {"borrower": "learning"}
+    member = cluster.members("borrower")[0]
+    assert (member.leased, member.extra) == (None, Resources(500, 3500, 2))
+    assert (mib(cluster, "borrower"), member.gpu_indices) == (4000, (0, 1))
+    enter(cluster, "borrower")
+    cluster.submit(spec(100, memory=1001), "other")
+    cluster.settle()
+    assert cluster.stage("other") == "pending", "1000 MiB are left beside 4000 of 5000"
+    hand_back(cluster)
+    assert (cluster.stage("other"), mib(cluster, "borrower")) == ("placed", 500)
+    assert cluster.members("borrower")[0].extra is None
+
+
+def test_a_borrower_gets_what_an_owner_lends_while_it_samples() -> None:
+    cluster = lending()
+    run(cluster, "owner", owner())
+    assert cluster.members("owner")[0].lent_gpus == (0, 1)
+    assert mib(cluster, "owner") == 500, "a phase has what it needs, and no more"
+    run(cluster, "borrower", borrower())
+    decided = ask(cluster, "borrower", "learning")
+    (change,) = of(decided, e.QuotaChanged)
+    assert (change.phase, change.gpu_indices) == ("learning", (0, 1))
+    assert (change.leased, change.extra) == (Resources(0, 3000, 2), Resources(500, 500, 0))
+    assert change.reasons[0].code == "PhaseGranted"
+    assert change.reasons[0].numbers == {"leased_mib": 3000, "leased_gpus": 2, "leased_millis": 0}
+
+
+def test_all_or_nothing() -> None:
+    cluster = lending(gpus=2)
+    run(cluster, "device", spec(100, memory=10, gpus=1))
+    run(cluster, "borrower", borrower())
+    assert not ask(cluster, "borrower", "learning"), "one of two devices is no use"
+    assert mib(cluster, "borrower") == 500
+    cluster.exit("device", "completed")
+    assert cluster.members("borrower")[0].granted == "learning"
+
+
+def test_a_phase_that_is_no_longer_asked_for_is_not_granted_and_what_was_granted_is_taken_back() -> None:
+    cluster = lending()
+    run(cluster, "owner", owner())
+    run(cluster, "borrower", borrower())
+    ask(cluster, "borrower", "learning")
+    ask(cluster, "borrower", "")
+    applied(cluster, "borrower")
+    member = cluster.members("borrower")[0]
+    assert (member.granted, member.leased, member.extra, member.gpu_indices) == ("", None, None, ())
+    assert (mib(cluster, "borrower"), member.held_mib) == (500, 0)
+
+
+def test_memory_is_lent_only_when_the_kernel_holds_the_lower_limit() -> None:
+    cluster = lending()
+    run(cluster, "owner", owner())
+    go(cluster, "owner", "learning")
+    run(cluster, "borrower", borrower())
+    ask(cluster, "borrower", "learning")
+    ask(cluster, "owner", "sampling")
+    assert not granted(enter(cluster, "owner"))
+    assert (mib(cluster, "owner"), cluster.members("owner")[0].held_mib) == (500, 4000)
+    assert not granted(refused(cluster, "owner", 2000)), "what the kernel kept is not there"
+    assert cluster.members("owner")[0].held_mib == 2000
+    assert not granted(cluster.advance(3600))
+    assert granted(applied(cluster, "owner")) == {"borrower": "learning"}
+
+
+def test_what_was_refused_in_part_is_lent_in_part() -> None:
+    cluster = lending()
+    run(cluster, "owner", owner())
+    go(cluster, "owner", "learning")
+    run(cluster, "borrower", borrower(high=Resources(500, 1500)))
+    ask(cluster, "borrower", "learning")
+    ask(cluster, "owner", "sampling")
+    enter(cluster, "owner")
+    assert granted(refused(cluster, "owner", 3500)) == {"borrower": "learning"}, "1000 of 5000 beside 3500 and 500"
+
+
+def test_jobs_that_are_told_lend_no_memory() -> None:
+    cluster = lending()
+    run(cluster, "told", owner(phase_entry="told"))
+    assert (mib(cluster, "told"), cluster.members("told")[0].lent_gpus) == (4000, ())
+    run(cluster, "borrower", borrower())
+    assert not ask(cluster, "borrower", "learning")
+
+
+# ---- an owner asks ----
+
+
+def test_an_owner_enters_at_once_where_nobody_has_what_it_lends() -> None:
+    cluster = lending()
+    run(cluster, "owner", owner())
+    assert granted(ask(cluster, "owner", "learning")) == {"owner": "learning"}
+    member = cluster.members("owner")[0]
+    assert (mib(cluster, "owner"), member.gpu_indices, member.lent_gpus) == (4000, (0, 1), ())
+    enter(cluster, "owner")
+    assert cluster.members("owner")[0].phase == "learning"
+
+
+def test_who_hands_back_in_time_goes_on() -> None:
+    cluster = lent_out()
+    decided = ask(cluster, "owner", "learning")
+    (told,) = of(decided, e.HandBackRequested)
+    assert (told.job, told.for_job, told.deadline_ns) == ("borrower", "owner", at(cluster, HAND_BACK))
+    assert told.reasons[0].code == "LeaseRecalled"
+    assert not granted(decided)
+    assert granted(hand_back(cluster))["owner"] == "learning"
+    member = cluster.members("borrower")[0]
+    assert (member.hand_back_ns, member.hand_back_for, member.leased) == (0, "", None)
+    assert not cluster.advance(HAND_BACK + 1)
+    assert cluster.stage("borrower") == "running"
+
+
+def test_who_does_not_is_asked_to_save_and_leave_and_the_owner_waits_no_longer_than_both_bounds() -> None:
+    cluster = lent_out()
+    ask(cluster, "owner", "learning")
+    assert not asked_to_leave(cluster.advance(HAND_BACK - 1))
+    decided = cluster.advance(1)
+    (asked,) = of(decided, e.PreemptRequested)
+    assert (asked.job, asked.deadline_ns, asked.for_job) == ("borrower", at(cluster, GRACE), "")
+    assert asked.reasons[0].code == "LeaseNotReturned"
+    cluster.now += GRACE * 1_000_000_000
+    assert granted(cluster.exit("borrower", "suspended", acknowledged=True))["owner"] == "learning"
+    assert cluster.job("borrower").preemptions == 0, "it is no preemption for room: its budget stays"
+
+
+def test_who_cannot_give_back_memory_is_asked_to_leave() -> None:
+    cluster = lent_out()
+    ask(cluster, "owner", "learning")
+    ask(cluster, "borrower", "sampling")
+    enter(cluster, "borrower")
+    assert not granted(refused(cluster, "borrower", 3000))
+    assert cluster.members("borrower")[0].hand_back_ns == at(cluster, HAND_BACK), (
+        "it has left its phase, not its memory"
+    )
+    assert asked_to_leave(cluster.advance(HAND_BACK)) == {"borrower": ""}
+    assert granted(cluster.exit("borrower", "suspended"))["owner"] == "learning"
+
+
+def test_memory_that_is_given_back_late_but_in_time_is_enough() -> None:
+    cluster = lent_out()
+    ask(cluster, "owner", "learning")
+    ask(cluster, "borrower", "sampling")
+    enter(cluster, "borrower")
+    refused(cluster, "borrower", 3000)
+    cluster.advance(HAND_BACK - 1)
+    assert granted(applied(cluster, "borrower"))["owner"] == "learning"
+    assert not asked_to_leave(cluster.advance(GRACE))
+
+
+def test_only_what_is_in_the_way_is_recalled_from_the_fewest_and_the_latest() -> None:
+    cluster = lending(memory=9000, cpu=8000, gpus=4)
+    run(cluster, "owner", owner(high=Resources(1000, 6500, 4)))
+    for name in ("first", "second", "third"):
+        run(cluster, name, borrower(high=Resources(500, 500, 1)))
+        go(cluster, name, "learning")
+        cluster.advance(5)
+    run(cluster, "small", owner(high=Resources(500, 500)))
+    assert recalled(ask(cluster, "owner", "learning")) == {"first": "owner", "second": "owner", "third": "owner"}
+
+
+def test_the_one_that_covers_it_is_recalled_alone() -> None:
+    cluster = lending(memory=9000, cpu=8000, gpus=3)
+    run(cluster, "one", owner(high=Resources(500, 500, 1)))
+    run(cluster, "two", owner(high=Resources(500, 500, 2)))
+    run(cluster, "early", borrower(high=Resources(500, 500, 1)))
+    run(cluster, "late", borrower(high=Resources(500, 500, 2)))
+    go(cluster, "early", "learning")
+    go(cluster, "late", "learning")
+    assert cluster.members("early")[0].gpu_indices == (0,), "of the one who came first"
+    assert recalled(ask(cluster, "two", "learning")) == {"late": "two"}
+
+
+def test_cpu_is_taken_back_at_once() -> None:
+    cluster = lending(cpu=1500)
+    run(cluster, "owner", owner(high=Resources(1000, 500)))
+    run(cluster, "borrower", borrower(high=Resources(1000, 500)))
+    go(cluster, "borrower", "learning")
+    assert cluster.members("borrower")[0].leased == Resources(500)
+    decided = ask(cluster, "owner", "learning")
+    assert granted(decided) == {"owner": "learning"}
+    assert not recalled(decided)
+    assert [cluster.members(job)[0].quotas[0].cpu_millis for job in ("owner", "borrower")] == [1000, 500]
+
+
+# ---- gangs ----
+
+
+def a_gang(*names: str) -> Cluster:
+    """Two nodes with an owner each, and a gang of borrowers over both."""
+    cluster = lending(memory=5000)
+    node(cluster, "n2", memory=5000)
+    for name in names:
+        run(cluster, name, owner())
+    run(cluster, "gang", borrower(gang_size=2, low=Resources(500, 600), high=Resources(500, 4000, 2)))
+    assert {member.node for member in cluster.members("gang")} == {"n1", "n2"}
+    return cluster
+
+
+def test_a_gang_is_granted_together_and_only_when_all_have_asked() -> None:
+    cluster = a_gang("one", "two")
+    assert not ask(cluster, "gang", "learning", ranks=(0,)), "it would hold and wait"
+    decided = ask(cluster, "gang", "learning", ranks=(1,))
+    assert [(each.rank, each.phase) for each in of(decided, e.QuotaChanged)] == [(0, "learning"), (1, "learning")]
+
+
+def test_a_gang_of_which_one_member_finds_nothing_gets_nothing() -> None:
+    cluster = a_gang("one", "two")
+    go(cluster, "two", "learning")
+    assert not granted(ask(cluster, "gang", "learning", ranks=(0, 1)))
+    assert all(member.leased is None for member in cluster.members("gang"))
+    ask(cluster, "two", "sampling")
+    enter(cluster, "two")
+    decided = applied(cluster, "two")
+    assert [each.rank for each in of(decided, e.QuotaChanged) if each.phase] == [0, 1]
+
+
+def test_a_gang_hands_back_together() -> None:
+    cluster = a_gang("one", "two")
+    ask(cluster, "gang", "learning", ranks=(0, 1))
+    for rank in (0, 1):
+        enter(cluster, "gang", rank=rank)
+    decided = ask(cluster, "two", "learning")
+    assert [(each.rank, each.for_job) for each in of(decided, e.HandBackRequested)] == [(0, "two"), (1, "two")]
+
+
+# ---- what else happens meanwhile ----
+
+
+def test_an_owner_that_is_cancelled_while_it_waits_leaves_the_recall_as_it_is() -> None:
+    cluster = lent_out()
+    ask(cluster, "owner", "learning")
+    cluster.cancel("owner")
+    cluster.settle()
+    cluster.exit("owner", "stopped")
+    assert cluster.stage("owner") == "cancelled"
+    hand_back(cluster)
+    assert cluster.members("borrower")[0].hand_back_ns == 0
+    assert granted(ask(cluster, "borrower", "learning")) == {}, "not at once again"
+    assert granted(cluster.advance(1)) == {"borrower": "learning"}
+    assert cluster.members("borrower")[0].leased is None, "nobody else's now"
+
+
+def test_what_a_job_that_ends_had_leased_is_its_owners_again() -> None:
+    cluster = lent_out()
+    ask(cluster, "owner", "learning")
+    assert granted(cluster.exit("borrower", "completed"))["owner"] == "learning"
+
+
+def test_a_lost_node_ends_all_of_it() -> None:
+    cluster = lent_out()
+    ask(cluster, "owner", "learning")
+    cluster.silence("n1")
+    cluster.advance(31)
+    assert {cluster.stage(job) for job in ("owner", "borrower")} == {"pending"}
+    node(cluster, "n2")
+    cluster.advance(60)
+    assert {cluster.stage(job) for job in ("owner", "borrower")} == {"placed"}
+
+
+@pytest.mark.parametrize("phase", ["learning", "sampling", "unheard-of"])
+def test_a_phase_that_was_entered_without_a_grant_gets_what_is_there_and_no_more(phase: str) -> None:
+    cluster = lent_out()
+    cluster.phase("owner", phase)
+    assert cluster.members("owner")[0].phase == phase
+    assert mib(cluster, "owner") == 500
+    assert bool(cluster.members("borrower")[0].hand_back_ns) == (phase == "learning"), (
+        "it is its own, so it is recalled"
+    )
+
+
+def test_a_phase_changed_that_comes_after_the_member_was_asked_to_leave_changes_no_limits() -> None:
+    cluster = lent_out()
+    ask(cluster, "owner", "learning")
+    cluster.advance(HAND_BACK)
+    assert cluster.stage("borrower") == "preempting"
+    cluster.phase("borrower", "sampling")
+    assert mib(cluster, "borrower") == 4000, "it is saving: nothing is taken from it"
+    assert granted(cluster.exit("borrower", "suspended"))["owner"] == "learning"
+
+
+def test_an_owner_that_leaves_while_others_have_what_is_its_own_does_not_wait_for_them() -> None:
+    cluster = lent_out()
+    cluster.exit("owner", "completed")
+    assert cluster.stage("owner") == "completed"
+    assert cluster.members("borrower")[0].gpu_indices == (0, 1)
+
+
+def test_a_job_that_comes_to_room_that_is_still_leased_waits_for_it_with_the_room_kept() -> None:
+    cluster = lent_out()
+    cluster.exit("owner", "completed")
+    cluster.submit(spec(100, memory=3000, gpus=2), "new")
+    decided = cluster.settle()
+    assert recalled(decided) == {"borrower": "new"}
+    assert cluster.job("new").reserved_nodes == ("n1",)
+    assert cluster.waiting["new"].code == "Reserved"
+    assert cluster.job("new").reserved_start_ns == at(cluster, HAND_BACK + GRACE)
+    hand_back(cluster)
+    assert (cluster.stage("new"), cluster.members("new")[0].gpu_indices) == ("placed", (0, 1))
+
+
+def test_it_goes_elsewhere_if_there_is_room() -> None:
+    cluster = lent_out()
+    cluster.exit("owner", "completed")
+    node(cluster, "n2")
+    cluster.submit(spec(100, memory=3000, gpus=2), "new")
+    assert not recalled(cluster.settle())
+    assert cluster.members("new")[0].node == "n2"
+
+
+def test_two_borrowers_take_turns_with_one_device() -> None:
+    cluster = lending(gpus=1, cpu=8000)
+    run(cluster, "owner", owner(high=Resources(500, 500, 1)))
+    wants = {"a": borrower(high=Resources(500, 500, 1)), "b": borrower(high=Resources(500, 500, 1))}
+    for name, job in wants.items():
+        run(cluster, name, job)
+    ask(cluster, "a", "learning")
+    ask(cluster, "b", "learning")
+    had: list[str] = []
+    for _ in range(8):
+        (name,) = [name for name in wants if cluster.members(name)[0].granted]
+        had.append(name)
+        enter(cluster, name)
+        cluster.advance(30)
+        go(cluster, name, "sampling")
+        ask(cluster, name, "learning")
+    assert had == ["a", "b"] * 4
+
+
+def test_nothing_more_is_leased_while_an_owner_waits() -> None:
+    cluster = lending(memory=6000, cpu=8000, gpus=3)
+    run(cluster, "owner", owner(high=Resources(1000, 4000, 2)))
+    run(cluster, "other", owner(high=Resources(500, 500, 1)))
+    run(cluster, "borrower", borrower())
+    run(cluster, "late", borrower(high=Resources(500, 500, 1)))
+    go(cluster, "borrower", "learning")
+    assert recalled(ask(cluster, "owner", "learning"))
+    assert not granted(ask(cluster, "late", "learning"))
+    decided = hand_back(cluster)
+    assert granted(decided) == {"borrower": "sampling", "owner": "learning", "late": "learning"}
+
+
+def test_leases_do_not_flap() -> None:
+    cluster = lending(Parameters(lend_interval_seconds=30))
+    run(cluster, "owner", owner())
+    run(cluster, "borrower", borrower())
+    go(cluster, "borrower", "learning")
+    hand_back(cluster)
+    assert not granted(ask(cluster, "borrower", "learning"))
+    assert cluster.wake_at == at(cluster, 30)
+    assert granted(cluster.advance(30)) == {"borrower": "learning"}
+
+
+def test_a_ceiling_bounds_what_is_held_beyond_floors_and_not_what_is_leased() -> None:
+    cluster = lending()
+    cluster.ask(e.QueueChanged, tenant="b", ceiling=Resources(4000, 4000, 1))
+    run(cluster, "borrower", borrower(tenant="b"))
+    assert not ask(cluster, "borrower", "learning")
+    cluster.ask(e.QueueChanged, tenant="b", ceiling=Resources(4000, 4000, 2))
+    assert granted(cluster.settle()) == {"borrower": "learning"}
+
+
+def test_who_preempts_a_borrower_gets_all_that_it_holds() -> None:
+    cluster = lending()
+    run(cluster, "borrower", borrower())
+    go(cluster, "borrower", "learning")
+    cluster.submit(spec(100, memory=4500, gpus=2, priority=5), "urgent")
+    assert asked_to_leave(cluster.settle()) == {"borrower": "urgent"}
+    cluster.exit("borrower", "suspended", acknowledged=True)
+    assert cluster.stage("urgent") == "placed"
