@@ -130,6 +130,38 @@ def test_step_rates_are_said_in_steps() -> None:
     assert sentence(_entry("StepRateLow", data=data)) == "step rate below its target: 1.5 of 20 steps/s over 30 s"
 
 
+def test_phases_that_are_asked_for_are_said_in_words() -> None:
+    quotas = [{"component": "learner", "cpu_millis": 500, "memory_mib": 2048}]
+    leased = {"cpu_millis": 0, "memory_mib": 1536, "gpus": 1}
+    said = [
+        ("PhaseRequested", {"phase": "learning", "step": 4}, "waits to enter phase learning at step 4"),
+        ("PhaseRequested", {"phase": ""}, "waits for no phase any more"),
+        (
+            "QuotaChanged",
+            {"quotas": quotas, "phase": "learning", "gpu_indices": [2, 3], "leased": leased},
+            "quota shall be [learner 0.5 CPU 2G]; may enter phase learning, GPU 2, 3, leased of it 1.5G 1 GPU",
+        ),
+        (
+            "HandBackRequested",
+            {"deadline_ns": 40 * SECOND, "for_job": "j-2"},
+            "told to leave its leased phase within 30 s, for j-2",
+        ),
+        ("ShrinkRefused", {"quotas": quotas}, "memory in use is not taken back: the kernel keeps learner 2G"),
+    ]
+    entries = [_entry(kind, 10, data=data) for kind, data, _ in said]
+    assert [sentence(entry) for entry in entries] == [words for _, _, words in said]
+    assert sentence({**entries[0], "rank": 1}).endswith("(rank 1)")
+
+
+def test_a_quota_that_opens_a_phase_stands_for_itself() -> None:
+    quotas = {"quotas": [{"component": "learner", "cpu_millis": 1500, "memory_mib": 512}]}
+    entries = [
+        _entry("PhaseChanged", 1, rank=0, data={"phase": "default"}),
+        _entry("QuotaChanged", 2, rank=0, data={**quotas, "phase": "learning"}),
+    ]
+    assert any("may enter phase learning" in line for line in _lines(_detail(*entries)))
+
+
 def test_dropped_events_are_counted() -> None:
     assert any("7 events in the middle" in line for line in _lines(_detail(dropped=7)))
 

@@ -11,14 +11,22 @@ from collections import Counter
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from tidegate.cli import moments, ribbon, text
+from tidegate.cli import lending, moments, ribbon, text
 from tidegate.cli.wording import Entry, quotas_in_words, sentence
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 ROUTINE_KINDS = frozenset(
-    {"PhaseChanged", "QuotaChanged", "QuotaApplied", "CheckpointSaved", "CheckpointVerified", "ProgressReported"}
+    {
+        "PhaseChanged",
+        "PhaseRequested",
+        "QuotaChanged",
+        "QuotaApplied",
+        "CheckpointSaved",
+        "CheckpointVerified",
+        "ProgressReported",
+    }
 )
 ROUTINE_SHOWN_FIRST, ROUTINE_SHOWN_LAST = 4, 2
 """Of a run of routine lines only so many are shown; in between they are summed up."""
@@ -51,6 +59,8 @@ _STYLES = {
     "JobCancelled": "bold",
     "QuotaChanged": "dim",
     "QuotaApplied": "dim",
+    "HandBackRequested": "magenta",
+    "ShrinkRefused": "yellow",
     "StepRateLow": "yellow",
     "NodeDrainRequested": "magenta",
     "NodeResumeRequested": "magenta",
@@ -63,6 +73,7 @@ _STYLES = {
 }
 _PLURALS = {
     "PhaseChanged": "phase changes",
+    "PhaseRequested": "phases asked for",
     "QuotaChanged": "quota decisions",
     "QuotaApplied": "quotas applied",
     "CheckpointSaved": "checkpoints saved",
@@ -91,6 +102,8 @@ class Line:
         if entry.get("rank") != self.entry.get("rank"):
             return False
         if entry["kind"] == "QuotaChanged" and self.entry["kind"] == "PhaseChanged" and self.quota is None:
+            if lending.terms(entry["data"]):  # it says more than limits
+                return False
             self.quota = entry
             return True
         decided = self.quota or (self.entry if self.entry["kind"] == "QuotaChanged" else None)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from tidegate.cli import asking, text
+from tidegate.cli import asking, lending, text
 
 Entry = dict[str, Any]
 DATA_CHARS_MAX = 200
@@ -67,7 +67,7 @@ def _rank(entry: Entry) -> str:
 
 
 def _quota_changed(entry: Entry, data: dict[str, Any]) -> str:
-    return f"quota shall be {quotas_in_words(data.get('quotas'))}{_rank(entry)}"
+    return f"quota shall be {quotas_in_words(data.get('quotas'))}{lending.terms(data)}{_rank(entry)}"
 
 
 def _quota_applied(entry: Entry, data: dict[str, Any]) -> str:
@@ -185,6 +185,7 @@ _WORDS: dict[str, Callable[[Entry, dict[str, Any]], str]] = {
     "JobRejected": lambda entry, data: "rejected: it can never run here",
     "CancelRequested": lambda entry, data: f"cancel requested by {data.get('actor') or 'somebody'}",
     **asking.WORDS,
+    **lending.WORDS,
     "JobPlaced": _placed,
     "PlacementRejected": _rejected_placement,
     "SandboxStarted": _started_sandbox,
