@@ -194,6 +194,7 @@ EXAMPLES: tuple[e.Event, ...] = (
         **_TRIED,
         members=(e.MemberPlacement(rank=0, node="n1", incarnation=3, quotas=_QUOTAS, gpu_indices=(0,)),),
         resume=_CHECKPOINT,
+        backfills=("j-7",),
     ),
     e.JobStarted(**_TRIED),
     e.JobResumed(**_TRIED, checkpoint_id="c" * 64, step=120),

@@ -47,6 +47,7 @@ GROWN: dict[type[msgspec.Struct], dict[str, Any]] = {
         "saved_ns": 1,
         "reserved_start_ns": 1,
         "cpu_model": "EPYC",
+        "backfills": ("j",),
     },
     Node: {
         "rack": "r1",

@@ -233,11 +233,15 @@ class JobRejected(Decision, frozen=True, kw_only=True):
 
 
 class JobPlaced(Decision, frozen=True, kw_only=True):
-    """All members of the job's next attempt got their places; `resume` is the checkpoint to continue from."""
+    """All members of the job's next attempt got their places; `resume` is the checkpoint to continue from.
+
+    `backfills` are the jobs for which room is kept that this one has until they come.
+    """
 
     attempt: int
     members: tuple[MemberPlacement, ...]
     resume: CheckpointRef | None = None
+    backfills: tuple[str, ...] = ()
 
 
 class JobStarted(Decision, frozen=True, kw_only=True):

@@ -187,6 +187,7 @@ def _on_placed(state: State, event: e.JobPlaced, at: str) -> None:
     job.attempt = event.attempt
     job.members = [_placed(placement) for placement in event.members]
     job.resumed_from = event.resume
+    job.backfills = event.backfills
     job.result = {}
     job.stage = "placed"
     job.placed_ns = event.at_ns
@@ -344,6 +345,7 @@ def _back_to_queue(state: State, job: Job, stage: Literal["pending", "suspended"
     job.held = job.held or job.suspend_requested
     job.suspend_requested = job.requeue_requested = job.slow = False
     job.stage = stage
+    job.backfills = ()
     job.members = []
     job.started_ns = 0
     job.deadline_ns = 0

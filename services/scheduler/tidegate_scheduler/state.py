@@ -98,7 +98,8 @@ class Job(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     this attempt's step rate is below the job's target, `suspended_ns` when it last left because it was asked to,
     `saved_ns` when its newest checkpoint was committed (0: not known, or there is none), and `reserved_start_ns` when
     the room reserved for it is expected to be free (0: not known, or none is reserved). `cpu_model` is that of the node
-    of its first attempt, where the job is strict: it goes to no other.
+    of its first attempt, where the job is strict: it goes to no other. `backfills` are the jobs for which room is kept
+    that this attempt has until they come.
     """
 
     id: str
@@ -139,6 +140,7 @@ class Job(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     saved_ns: int = 0
     reserved_start_ns: int = 0
     cpu_model: str = ""
+    backfills: tuple[str, ...] = ()
 
     @property
     def waiting(self) -> bool:

@@ -50,8 +50,11 @@ class CheckedCluster(Cluster):
         return recorded
 
     def settle(self) -> list[e.AnyEvent]:
-        """Settle, and hold that what is kept then is kept for somebody who can come."""
+        """Settle, and hold that what is kept then is kept for somebody who can come, and nobody keeps what is recalled."""
         decided = super().settle()
+        for job in self.state.jobs.values():
+            late = [each.rank for each in job.members if each.active and 0 < each.hand_back_ns <= self.now]
+            assert not late or job.stage not in ("placed", "running"), f"{job.id} kept what was recalled: {late}"
         for job in self.state.jobs.values():
             if job.reserved_nodes:
                 queue = self.state.queues.get(job.tenant)
@@ -66,6 +69,10 @@ class CheckedCluster(Cluster):
         victim, winner = self.job(event.job), self.job(event.for_job)
         parameters = as_parameters(self.state.header.parameters)
         assert victim.id != winner.id
+        if event.reasons[0].code == "Backfilled":
+            assert winner.id in victim.backfills, f"it was let in by nobody: {event}"
+            assert 0 < winner.reserved_start_ns <= event.deadline_ns, f"before its time: {event}"
+            return
         assert not self._close_to_its_end(victim, event.at_ns, parameters), f"protected: {event}"
         assert victim.preemptions < parameters.preemptions_max, f"beyond its budget: {event}"
         since = victim.started_ns or victim.placed_ns

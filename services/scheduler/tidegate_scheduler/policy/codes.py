@@ -88,6 +88,11 @@ NODES: dict[str, tuple[str, str]] = {
 RUNNING: dict[str, tuple[str, str]] = {
     "LeastCost": ("Asked to leave for a job of higher priority: it costs least (`lost_seconds`).", ""),
     "LowerPriority": ("Asked to leave for a job of higher priority (policy 1).", ""),
+    "Backfilled": (
+        "Asked to leave: it was let into room that is kept for another job, which comes now, and it is there still, "
+        "because its limit was raised.",
+        "",
+    ),
     "QuotaReclaimed": ("Asked to leave: its tenant borrowed what another one was guaranteed and now needs.", ""),
     "SimulatorsAdded": ("It got more simulators, between its own bounds: there is CPU to spare.", ""),
     "SimulatorsRemoved": ("It gave simulators back: others need the CPU.", ""),

@@ -59,9 +59,15 @@ class Index:
 
         self.asking = Asking()
         self.unreachable: dict[str, None] = {}
+        self.lost: dict[str, int] = {}
+        """Of the nodes that are lost and of which nothing was asked, the time from which on they were not heard."""
+
         self.clearing: dict[str, None] = {}
         self.overfull: dict[int, None] = {}
         self.reserving: dict[str, None] = {}
+        self.backfilling: dict[str, None] = {}
+        """The jobs that were let into room that is kept for others."""
+
         self.aside: dict[str, None] = {}
         """The jobs that wait and stand in no line: held, in back-off, or about to be cancelled."""
 
@@ -110,7 +116,7 @@ class Index:
         for job in jobs:
             self._leave(job)
         for name in nodes:
-            self._put_node(self.state.nodes[name])
+            self._put_or_drop(name)
         if self._ranked != self.table.renamed:
             self.table.rank_names()
             self._ranked = self.table.renamed
@@ -194,6 +200,12 @@ class Index:
 
     # ---- nodes ----
 
+    def _put_or_drop(self, name: str) -> None:
+        if name in self.state.nodes:
+            self._put_node(self.state.nodes[name])
+        elif name in self.table.rows:
+            self._drop_node(name)
+
     def _put_node(self, node: Node) -> None:
         self._accounts.count(node)
         kind = Kind(
@@ -212,6 +224,18 @@ class Index:
         _keep(self.cordoned, node.name, node.status == "up" and node.cordoned)
         _keep(self.unreachable, node.name, node.status == "unreachable")
         _keep(self.clearing, node.name, bool(node.drain_deadline_ns) and node.status != "lost")
+        if node.status == "lost" and not node.drain_deadline_ns and not node.cordoned:
+            self.lost[node.name] = node.unreachable_since_ns
+        else:
+            self.lost.pop(node.name, None)
+
+    def _drop_node(self, name: str) -> None:
+        """Take a node out that is forgotten: whoever held or was promised room there has left it before."""
+        row = self.table.drop(name)
+        for rows in (self.unshared, self.overfull, self.on_row, self._promised_on, self.scaled):
+            rows.pop(row, None)
+        for names in (self.unsettled_nodes, self.up, self.cordoned, self.unreachable, self.lost, self.clearing):
+            names.pop(name, None)
 
     # ---- tenants ----
 
@@ -251,6 +275,7 @@ class Index:
             self._promised_on[row].pop(name, None)
             self.unshared[row] = None
         self.reserving.pop(name, None)
+        self.backfilling.pop(name, None)
         self.aside.pop(name, None)
         self._step_out(entry)
 
@@ -285,6 +310,8 @@ class Index:
 
     def _seat(self, job: Job, entry: Entry) -> None:
         rows = self.table.rows
+        if job.backfills:
+            self.backfilling[job.id] = None
         entry.leaving = job.stage in LEAVING_STAGES
         entry.seats = tuple(
             seat_of(rows[member.node], member) for member in job.members if member.active and member.node in rows

@@ -4,34 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 import msgspec
 from tidegate_events import events as e
 
 from tidegate_scheduler.counting import DEFRAGMENTATION
 from tidegate_scheduler.draft import Draft
-from tidegate_scheduler.policy.elastic import admission, fit, leave, recall, resize
+from tidegate_scheduler.policy.elastic import admission, backfill, fit, leave, recall, resize
 from tidegate_scheduler.policy.elastic.barred import barred_rows, unwanted_rows
 from tidegate_scheduler.policy.elastic.cordon import cordon
 from tidegate_scheduler.policy.elastic.defragment import Defragmentation, Moves
 from tidegate_scheduler.policy.elastic.entries import Seat
+from tidegate_scheduler.policy.elastic.forget import forget
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.nowhere import NO_LIMIT_SECONDS, Nowhere, Right
 from tidegate_scheduler.policy.elastic.preempt import Plan, plan_preemption
 from tidegate_scheduler.policy.elastic.prefetch import Prefetch
 from tidegate_scheduler.policy.elastic.queue import FairOrder, Line, Turn, Turns
 from tidegate_scheduler.policy.elastic.reasons import Waiting, shortage
-from tidegate_scheduler.policy.elastic.reserve import Reservation, may_use_until, reserve
+from tidegate_scheduler.policy.elastic.reserve import Reservation, reserve, slips, start_on
 from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.elastic.victims import Victims
 from tidegate_scheduler.policy.elastic.yielding import Yielding
-from tidegate_scheduler.policy.limits import time_limit_seconds
 from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.policy.settle import settle_job, settle_node
 from tidegate_scheduler.state import Job, State
 
 PLANS_MAX = 16
 """Preemptions and new reservations that one pass works out; who is blocked behind them waits for the next."""
+
+
+_Found = TypeVar("_Found")
 
 
 class Placement(msgspec.Struct, frozen=True):
@@ -100,9 +104,11 @@ class _Pass:
             if draft.full:
                 return
             self._settle(job)
+        forget(draft, index)
         leave.relieve(draft, self._trial, self.victims)
         leave.clear_nodes(draft, self._trial)
         recall.overdue(draft, self._trial)
+        backfill.reclaim(draft, self._trial)
 
     def _settle(self, job: Job) -> None:
         """Decide about one job; where nothing is to be decided, it is settled until it changes or falls due."""
@@ -117,6 +123,7 @@ class _Pass:
         if len(draft.events) > decided:
             if job.id in draft.leaving:
                 self._trial.ask_to_leave(job)
+                self._trial.withdraw(job)
             return
         self._index.settled(job.id)
         if due_ns is not None:
@@ -187,7 +194,8 @@ class _Pass:
         others = self._yielding.to(job, turn, reserved) if rows is None else []
         if any(fit.is_roomy(line.fit, row) for other in others for row in self._trial.promises[other.id]):
             rows = self._without(others, lambda: fit.rows_now(line.fit, barred, one_node=one_node))
-        return rows if rows is not None else self._borrowed(job, line, barred)
+        self._trial.backfills.pop(job.id, None)
+        return rows if rows is not None else backfill.find(self._draft, self._trial, job, line.fit, barred)
 
     def _with_memory(self, job: Job, turn: Turn, rows: fit.Rows, barred: frozenset[int]) -> fit.Rows | None:
         """Return the rows, or others, if nobody has their memory or devices yet; else keep the room until then."""
@@ -208,24 +216,20 @@ class _Pass:
         return None
 
     def _without(self, others: list[Job], find: Callable[[], fit.Rows | None]) -> fit.Rows | None:
-        """Return the rows that are found when nothing is promised to the others; whom they cost theirs, asks anew."""
-        kept = [(other, self._trial.withdraw(other)) for other in others]
-        rows = find()
+        """Return the rows that are found when nothing is promised to the others, to as few of them as will do.
+
+        Whom that costs its room asks anew.
+        """
+        kept: list[tuple[Job, fit.Rows]] = []
+        rows = None
+        for other in others:
+            kept.append((other, self._trial.withdraw(other)))
+            if (rows := find()) is not None:
+                break
         for other, promised in kept:
             if rows is None or not set(promised) & set(rows):
                 self._trial.promise(other, promised)
         return rows
-
-    def _borrowed(self, job: Job, line: Line, barred: frozenset[int]) -> fit.Rows | None:
-        """Return where the job fits into room that is kept for others, if it has left before they come."""
-        limit = time_limit_seconds(job, self._draft.state.specs[job.id])
-        if limit is None:
-            return None
-        until_ns = self._draft.now_ns + (limit + self._draft.parameters.stop_grace_seconds_max) * SECOND_NS - job.ran_ns
-        usable = may_use_until(self._index, self._trial.promises, until_ns)
-        if not usable:
-            return None
-        return fit.rows_in(line.fit, self._table.free, barred, among=usable)
 
     def _right(self, line: Line) -> Right:
         key, guaranteed = line.key, self._index.share(line.key.tenant).guaranteed is not None
@@ -267,9 +271,8 @@ class _Pass:
             return True
         if not barred and not self._untried and not self._waits_for_one_node(job, line):
             self._nowhere.add(line.key.shape, self._right(line))
-        if reserved and all(self._table.open[row] for row in reserved) and self._may_keep():
-            self._waiting.for_room(job, reserved)
-            self._trial.promise(job, reserved)
+        if reserved and self._usable(reserved, barred) and self._may_keep():
+            self._stay(job, line, reserved, barred)
             return False
         self._reserve(job, line, barred)
         return False
@@ -313,11 +316,28 @@ class _Pass:
         self._draft.wake_by((second + 1) * SECOND_NS)
         return False
 
+    def _usable(self, reserved: fit.Rows, barred: frozenset[int]) -> bool:
+        return all(self._table.open[row] for row in reserved) and barred.isdisjoint(reserved)
+
+    def _stay(self, job: Job, line: Line, reserved: fit.Rows, barred: frozenset[int]) -> None:
+        """Keep the room that is kept; if it comes free later than was told, keep other room, or say when it does."""
+        told_ns, asked, start_ns = job.reserved_start_ns, self._trial.asked, 0
+        if told_ns:
+            behind = self._yielding.after(told_ns)
+            start_ns = self._beside(behind, lambda: start_on(self._index, job, line.fit, reserved, asked))
+        found = Reservation(reserved, start_ns)
+        if slips(told_ns, start_ns) and self._may_plan():
+            other = reserve(self._index, job, line.fit, barred, asked)
+            if other is not None and other.start_by_ns and slips(other.start_by_ns, start_ns):
+                found = other
+        self._keep(job, line, found.rows, found.start_by_ns)
+
     def _reserve(self, job: Job, line: Line, barred: frozenset[int]) -> None:
         """Keep room for the job where it comes free first, if that many may be kept."""
         found = None
         if self._may_keep() and self._may_plan():
-            found = reserve(self._index, line, barred, self._trial.asked) or self._after_all(line, barred)
+            found = reserve(self._index, job, line.fit, barred, self._trial.asked)
+            found = found or self._after_all(job, line, barred)
         if found is not None:
             self._keep(job, line, found.rows, found.start_by_ns)
             return
@@ -330,13 +350,21 @@ class _Pass:
         """Say whether one more reservation is allowed: of those whose turn comes later, who has one may lose it."""
         return self._yielding.kept < self._draft.parameters.reservations_max
 
-    def _after_all(self, line: Line, barred: frozenset[int]) -> Reservation | None:
+    def _after_all(self, job: Job, line: Line, barred: frozenset[int]) -> Reservation | None:
         """Return room that is kept for others too: nobody knows when it comes, but then whose turn is first has it."""
-        kept = [(other, self._trial.withdraw(other)) for other in self._yielding.others()]
-        found = reserve(self._index, line, barred, self._trial.asked) if kept else None
+        others = self._yielding.others()
+        if not others:
+            return None
+        found = self._beside(others, lambda: reserve(self._index, job, line.fit, barred, self._trial.asked))
+        return Reservation(found.rows, 0) if found is not None else None
+
+    def _beside(self, others: list[Job], find: Callable[[], _Found]) -> _Found:
+        """Return what is found while nothing is promised to the others, who keep theirs."""
+        kept = [(other, self._trial.withdraw(other)) for other in others]
+        found = find()
         for other, promised in kept:
             self._trial.promise(other, promised)
-        return Reservation(found.rows, 0) if found is not None else None
+        return found
 
     def _later(self, line: Line, reserved: fit.Rows, barred: frozenset[int]) -> fit.Rows | None:
         """Return where the job fits once the leaving have left: where room was promised to it before all else."""
@@ -368,9 +396,9 @@ class _Pass:
         return lowest < job.priority or self._index.share(job.tenant).guaranteed is not None
 
     def _keep(self, job: Job, line: Line, rows: fit.Rows, start_by_ns: int) -> None:
-        """Promise the rows to the job, and say so where that is new."""
+        """Promise the rows to the job, and say so where they are others, or come free so much later than was told."""
         nodes = tuple(self._table.names[row] for row in rows)
-        if nodes != job.reserved_nodes:
+        if sorted(nodes) != sorted(job.reserved_nodes) or slips(job.reserved_start_ns, start_by_ns):
             reason = shortage(self._index, line.fit, promises=self._trial.promises)
             self._draft.add(e.RoomReserved, job, reason, nodes=nodes, start_by_ns=start_by_ns)
         self._waiting.for_room(job, rows)

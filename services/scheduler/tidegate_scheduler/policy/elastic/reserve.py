@@ -14,13 +14,17 @@ import numpy as np
 
 from tidegate_scheduler.policy.elastic.fit import Rows, rows_in
 from tidegate_scheduler.policy.elastic.index import Index
-from tidegate_scheduler.policy.elastic.queue import Line
 from tidegate_scheduler.policy.elastic.shapes import Fit
 from tidegate_scheduler.policy.elastic.table import CPU, GPUS, Ints
 from tidegate_scheduler.policy.limits import ends_by_ns
+from tidegate_scheduler.policy.parameters import SECOND_NS
+from tidegate_scheduler.state import Job
 
 NODES_LOOKED_AT_MAX = 32
 """Nodes of one reservation beyond what its gang needs at least: those that are emptiest already."""
+
+SLIP_NS = 60 * SECOND_NS
+"""A start is told anew when it is so much later than was told, so it is told no more often than time passes."""
 
 NEVER = 1 << 62
 
@@ -32,24 +36,40 @@ class Reservation(msgspec.Struct, frozen=True):
     start_by_ns: int
 
 
-def reserve(index: Index, line: Line, barred: frozenset[int], asked: set[str]) -> Reservation | None:
+def reserve(index: Index, job: Job, fit: Fit, barred: frozenset[int], asked: set[str]) -> Reservation | None:
     """Return where room for the job comes free first, None where it never would.
 
     The room of those who were `asked` to leave counts as free later already.
     """
-    table, fit = index.table, line.fit
+    table = index.table
     rows = np.arange(len(table))
     holds = fit.holds_empty() * table.open[: len(rows)]
     if barred:
         holds[list(barred)] = 0
     looked_at = NODES_LOOKED_AT_MAX + fit.shape.gang_size
     candidates = _emptiest(fit, np.flatnonzero(holds > 0))[:looked_at].tolist()
-    there = [job for row in candidates for job in index.on_row.get(row, ())]
-    ends = {job: _end(index, job) for job in there if job not in asked}
+    return _first(index, job, fit, candidates, asked)
+
+
+def start_on(index: Index, job: Job, fit: Fit, rows: Rows, asked: set[str]) -> int:
+    """Return when the job fits on these rows first, 0 where that is not known."""
+    found = _first(index, job, fit, sorted(set(rows)), asked)
+    return found.start_by_ns if found is not None else 0
+
+
+def slips(told_ns: int, start_ns: int) -> bool:
+    """Say whether a start that was told has become so much later, or unknown, that it is told anew."""
+    return bool(told_ns) and (not start_ns or start_ns >= told_ns + SLIP_NS)
+
+
+def _first(index: Index, job: Job, fit: Fit, candidates: list[int], asked: set[str]) -> Reservation | None:
+    """Return the first moment at which the job fits on the candidates, and where, None where there is none."""
+    there = [name for row in candidates for name in index.on_row.get(row, ())]
+    ends = {name: _end(index, name, job) for name in there if name not in asked}
     moments = [0, *sorted(set(ends.values()))]
 
     def rows_at(moment: int) -> Rows | None:
-        gone = [job for job, end in ends.items() if end <= moment]
+        gone = [name for name, end in ends.items() if end <= moment]
         return _rows_without(index, fit, gone, candidates)
 
     # The more have left, the more fits: the first moment at which it does is found by halving.
@@ -61,27 +81,19 @@ def reserve(index: Index, line: Line, barred: frozenset[int], asked: set[str]) -
     return Reservation(found, 0 if moments[first] >= NEVER else moments[first])
 
 
-def may_use_until(index: Index, reserved: dict[str, Rows], until_ns: int) -> frozenset[int]:
-    """Return the rows on which the first room that is kept is kept for a time after `until_ns`, which is known."""
-    soonest: dict[int, int] = {}
-    for name, rows in reserved.items():
-        job, nodes = index.state.jobs[name], tuple(index.table.names[row] for row in rows)
-        start_ns = (
-            (job.reserved_start_ns or NEVER) if nodes == job.reserved_nodes else 0
-        )  # one of this pass: not said yet
-        for row in rows:
-            soonest[row] = min(soonest.get(row, NEVER), start_ns)
-    return frozenset(row for row, start_ns in soonest.items() if until_ns < start_ns < NEVER)
-
-
 def _emptiest(fit: Fit, rows: Ints) -> Ints:
     table = fit.table
     return rows[np.lexsort((table.place[rows], -table.later[CPU, rows], -table.later[GPUS, rows]))]
 
 
-def _end(index: Index, job: str) -> int:
-    found = ends_by_ns(index.state.jobs[job], index.state.specs[job])
-    return NEVER if found is None else found
+def _end(index: Index, name: str, for_job: Job) -> int:
+    """Return when one who holds room has certainly left; whoever was let in until the job comes leaves for it."""
+    job = index.state.jobs[name]
+    found = ends_by_ns(job, index.state.specs[name])
+    end_ns = NEVER if found is None else found
+    if for_job.reserved_start_ns and for_job.id in job.backfills:
+        return min(end_ns, for_job.reserved_start_ns)
+    return end_ns
 
 
 def _rows_without(index: Index, fit: Fit, gone: list[str], among: list[int]) -> Rows | None:

@@ -210,4 +210,12 @@ def _add_placement(draft: Draft, trial: Trial, placement: tuple[Job, tuple[Seat,
         for rank, seat in enumerate(seats)
     )
     reason = e.Reason(code="Fits", detail=f"first in line on {', '.join(sorted({names[seat.row] for seat in seats}))}")
-    draft.add(e.JobPlaced, job, reason, attempt=job.attempt + 1, members=members, resume=job.newest_checkpoint)
+    draft.add(
+        e.JobPlaced,
+        job,
+        reason,
+        attempt=job.attempt + 1,
+        members=members,
+        resume=job.newest_checkpoint,
+        backfills=trial.backfills.get(job.id, ()),
+    )

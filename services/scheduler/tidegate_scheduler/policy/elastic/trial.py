@@ -26,6 +26,9 @@ class Trial:
         self.awaited_mib: dict[int, int] = {}
         """By row the memory that simulators shall give back to jobs which would be placed there but for that."""
 
+        self.backfills: dict[str, tuple[str, ...]] = {}
+        """By job that is let into room that is kept, for whom it is kept."""
+
         self.awaited_by: dict[int, list[str]] = {}
         """By row the jobs that would be placed there if others gave back what they have of it."""
 

@@ -21,7 +21,7 @@ class Yielding:
         self.asked: set[str] = set()
 
     def to(self, job: Job, turn: Turn, reserved: Rows) -> list[Job]:
-        """Return those whose room the job may have, in a total order."""
+        """Return those whose room the job may have, whoever loses it first in front."""
         promises, jobs = self._trial.promises, self._draft.state.jobs
         if not promises:
             return []
@@ -35,12 +35,16 @@ class Yielding:
             or self._later_in_turn(other, need)
             or (rows and self._behind(other, job, rows))
         ]
-        return sorted(found, key=lambda other: (other.submitted_seq, other.id))
+        return sorted(found, key=_loses)
 
     def behind(self, job: Job, reserved: Rows) -> list[Job]:
-        """Return those whose room on the same rows comes free after that of the job: theirs is what is left then."""
+        """Return those whose room on the same rows comes free after that of the job: theirs is what is left then.
+
+        Whoever loses it first is in front.
+        """
         rows = set(reserved)
-        return [other for other in self._trial.promised() if self._behind(other, job, rows)] if rows else []
+        found = [other for other in self._trial.promised() if self._behind(other, job, rows)] if rows else []
+        return sorted(found, key=_loses)
 
     def _behind(self, other: Job, job: Job, rows: set[int]) -> bool:
         mine, theirs = job.reserved_start_ns or NEVER, other.reserved_start_ns or NEVER
@@ -51,6 +55,10 @@ class Yielding:
     def others(self) -> list[Job]:
         """Return all that room is promised to."""
         return self._trial.promised()
+
+    def after(self, start_ns: int) -> list[Job]:
+        """Return those whose promised room comes no sooner than that, as far as anybody knows."""
+        return [other for other in self._trial.promised() if (other.reserved_start_ns or NEVER) >= start_ns]
 
     @property
     def kept(self) -> int:
@@ -91,6 +99,11 @@ class Yielding:
         if other.id in self.asked or other.reserved_start_ns:
             return False
         return all(mine >= theirs for mine, theirs in zip(need, _whole(self._draft.state, other), strict=True))
+
+
+def _loses(job: Job) -> tuple[int, int, int, str]:
+    """Return the order in which jobs lose room: those of lower priority, whose room comes later, who came later."""
+    return (job.priority, -(job.reserved_start_ns or NEVER), -job.submitted_seq, job.id)
 
 
 def _whole(state: State, job: Job) -> tuple[int, ...]:
