@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
 
 import msgspec
 from tidegate_events import events as e
@@ -18,12 +17,12 @@ from tidegate_scheduler.policy.elastic.defragment import Defragmentation, Moves
 from tidegate_scheduler.policy.elastic.entries import Seat
 from tidegate_scheduler.policy.elastic.forget import forget
 from tidegate_scheduler.policy.elastic.index import Index
+from tidegate_scheduler.policy.elastic.keeping import Keeping
 from tidegate_scheduler.policy.elastic.nowhere import NO_LIMIT_SECONDS, Nowhere, Right
 from tidegate_scheduler.policy.elastic.preempt import Plan, plan_preemption
 from tidegate_scheduler.policy.elastic.prefetch import Prefetch
 from tidegate_scheduler.policy.elastic.queue import FairOrder, Line, Turn, Turns
-from tidegate_scheduler.policy.elastic.reasons import Waiting, shortage
-from tidegate_scheduler.policy.elastic.reserve import Reservation, reserve, slips, start_on
+from tidegate_scheduler.policy.elastic.reasons import Waiting
 from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.elastic.victims import Victims
 from tidegate_scheduler.policy.elastic.yielding import Yielding
@@ -33,9 +32,6 @@ from tidegate_scheduler.state import Job, State
 
 PLANS_MAX = 16
 """Preemptions and new reservations that one pass works out; who is blocked behind them waits for the next."""
-
-
-_Found = TypeVar("_Found")
 
 
 class Placement(msgspec.Struct, frozen=True):
@@ -91,6 +87,7 @@ class _Pass:
         self._waiting = draft.waiting = Waiting(trial.index, draft.now_ns)
         self._placements: list[Placement] = []
         self._yielding = Yielding(draft, trial)
+        self._keeping = Keeping(draft, trial, self._waiting, self._yielding, self._may_plan)
 
     # ---- what happened, and what operators and nodes ask ----
 
@@ -118,7 +115,7 @@ class _Pass:
         leave.asked_by_operator(draft, self._trial, job)
         if job.waiting and job.held and job.reserved_nodes and job.id not in draft.leaving:
             self._trial.withdraw(job)
-            self._release(job, "Held")
+            self._keeping.release(job, "Held")
         due_ns, draft.wake_at_ns = draft.wake_at_ns, earlier
         if len(draft.events) > decided:
             if job.id in draft.leaving:
@@ -157,7 +154,7 @@ class _Pass:
         """Let the jobs of a stopped queue wait, with nothing kept for them."""
         self._waiting.of_line(line, e.Reason(code="QueueStopped", detail=f"the queue of {line.key.tenant}"))
         if line.key.alone and self._trial.withdraw(job := self._draft.state.jobs[line.key.alone]):
-            self._release(job, "QueueStopped")
+            self._keeping.release(job, "QueueStopped")
 
     def _ask(self, job: Job, turn: Turn) -> bool:
         """Place the job or let it wait; say whether the next one of its line is asked too."""
@@ -167,7 +164,7 @@ class _Pass:
         self._yielding.asked.add(job.id)
         reserved = self._trial.withdraw(job)
         if not self._within_ceiling(job, line):
-            self._release(job, "QuotaReached")
+            self._keeping.release(job, "QuotaReached")
             return False
         if not reserved and self._nowhere.rules_out(line.key.shape, self._right(line)):
             self._waiting.of_line(line, None)
@@ -211,7 +208,7 @@ class _Pass:
             self._trial.awaited_mib[row] = self._trial.awaited_mib.get(row, 0) + more_mib
             self._trial.awaited_by.setdefault(row, []).append(job.id)
         back_ns = max(awaited.values())
-        self._keep(job, turn.line, rows, back_ns)
+        self._keeping.keep(job, turn.line, rows, back_ns)
         draft.wake_by(back_ns)
         return None
 
@@ -257,7 +254,7 @@ class _Pass:
         if admission.reject(self._draft, job, line.fit):
             return True
         if not fit.could_hold(line.fit, up_only=True):
-            self._release(job, "NoNode")
+            self._keeping.release(job, "NoNode")
             reason = e.Reason(code="NoNode", detail="the nodes that are open could not hold it, were they empty")
             self._waiting.of_line(line, reason)
             return False
@@ -265,28 +262,28 @@ class _Pass:
         if rows is None and reserved and (behind := self._yielding.behind(job, reserved)):
             rows = self._without(behind, lambda: self._later(line, reserved, barred))
         if rows is not None:
-            self._keep(job, line, rows, self._left_by(rows, ()))
+            self._keeping.keep(job, line, rows, self._keeping.left_by(rows, ()))
             return True
         if self._make_room(job, line, barred):
             return True
         if not barred and not self._untried and not self._waits_for_one_node(job, line):
             self._nowhere.add(line.key.shape, self._right(line))
-        if reserved and self._usable(reserved, barred) and self._may_keep():
-            self._stay(job, line, reserved, barred)
+        if reserved and self._keeping.usable(reserved, barred) and self._keeping.may_keep():
+            self._keeping.stay(job, line, reserved, barred)
             return False
-        self._reserve(job, line, barred)
+        self._keeping.reserve(job, line, barred)
         return False
 
     def _make_room(self, job: Job, line: Line, barred: frozenset[int]) -> bool:
         """Ask others to leave so that the job fits, or to move; say whether any are asked."""
         plan = self._plan(job, line, barred)
         if plan is not None:
-            self._keep(job, line, plan.rows, self._left_by(plan.rows, plan.victims))
+            self._keeping.keep(job, line, plan.rows, self._keeping.left_by(plan.rows, plan.victims))
             self._preempt(job, plan)
             return True
         moves = self._defragmentation.plan(job, line, barred)
         if moves is not None:
-            self._keep(job, line, moves.rows, self._left_by(moves.rows, moves.jobs))
+            self._keeping.keep(job, line, moves.rows, self._keeping.left_by(moves.rows, moves.jobs))
             self._move(job, moves)
         return moves is not None
 
@@ -316,56 +313,6 @@ class _Pass:
         self._draft.wake_by((second + 1) * SECOND_NS)
         return False
 
-    def _usable(self, reserved: fit.Rows, barred: frozenset[int]) -> bool:
-        return all(self._table.open[row] for row in reserved) and barred.isdisjoint(reserved)
-
-    def _stay(self, job: Job, line: Line, reserved: fit.Rows, barred: frozenset[int]) -> None:
-        """Keep the room that is kept; if it comes free later than was told, keep other room, or say when it does."""
-        told_ns, asked, start_ns = job.reserved_start_ns, self._trial.asked, 0
-        if told_ns:
-            behind = self._yielding.after(told_ns)
-            start_ns = self._beside(behind, lambda: start_on(self._index, job, line.fit, reserved, asked))
-        found = Reservation(reserved, start_ns)
-        if slips(told_ns, start_ns) and self._may_plan():
-            other = reserve(self._index, job, line.fit, barred, asked)
-            if other is not None and other.start_by_ns and slips(other.start_by_ns, start_ns):
-                found = other
-        self._keep(job, line, found.rows, found.start_by_ns)
-
-    def _reserve(self, job: Job, line: Line, barred: frozenset[int]) -> None:
-        """Keep room for the job where it comes free first, if that many may be kept."""
-        found = None
-        if self._may_keep() and self._may_plan():
-            found = reserve(self._index, job, line.fit, barred, self._trial.asked)
-            found = found or self._after_all(job, line, barred)
-        if found is not None:
-            self._keep(job, line, found.rows, found.start_by_ns)
-            return
-        if job.reserved_nodes:
-            kept = self._draft.parameters.reservations_max
-            self._release(job, "NoNode" if self._may_keep() else f"room is kept for {kept} in front of it")
-        self._waiting.of_line(line, None)
-
-    def _may_keep(self) -> bool:
-        """Say whether one more reservation is allowed: of those whose turn comes later, who has one may lose it."""
-        return self._yielding.kept < self._draft.parameters.reservations_max
-
-    def _after_all(self, job: Job, line: Line, barred: frozenset[int]) -> Reservation | None:
-        """Return room that is kept for others too: nobody knows when it comes, but then whose turn is first has it."""
-        others = self._yielding.others()
-        if not others:
-            return None
-        found = self._beside(others, lambda: reserve(self._index, job, line.fit, barred, self._trial.asked))
-        return Reservation(found.rows, 0) if found is not None else None
-
-    def _beside(self, others: list[Job], find: Callable[[], _Found]) -> _Found:
-        """Return what is found while nothing is promised to the others, who keep theirs."""
-        kept = [(other, self._trial.withdraw(other)) for other in others]
-        found = find()
-        for other, promised in kept:
-            self._trial.promise(other, promised)
-        return found
-
     def _later(self, line: Line, reserved: fit.Rows, barred: frozenset[int]) -> fit.Rows | None:
         """Return where the job fits once the leaving have left: where room was promised to it before all else."""
         if not self._trial.left:
@@ -380,29 +327,9 @@ class _Pass:
             return None
         return fit.rows_in(line.fit, self._table.later, barred)
 
-    def _left_by(self, rows: fit.Rows, victims: tuple[str, ...]) -> int:
-        """Return when those who are leaving the rows, and the victims, have left at the latest."""
-        draft, on_row = self._draft, self._index.on_row
-        ends = [draft.now_ns]
-        for name in (*victims, *(each for row in rows for each in on_row.get(row, ()))):
-            if self._index.leaving(name):
-                ends.append(draft.state.jobs[name].deadline_ns)
-            elif name in victims or name in self._trial.asked:
-                ends.append(draft.now_ns + draft.state.specs[name].preemption.grace_seconds * SECOND_NS)
-        return max(ends)
-
     def _may_preempt(self, job: Job) -> bool:
         lowest = min(self._index.held, default=job.priority)
         return lowest < job.priority or self._index.share(job.tenant).guaranteed is not None
-
-    def _keep(self, job: Job, line: Line, rows: fit.Rows, start_by_ns: int) -> None:
-        """Promise the rows to the job, and say so where they are others, or come free so much later than was told."""
-        nodes = tuple(self._table.names[row] for row in rows)
-        if sorted(nodes) != sorted(job.reserved_nodes) or slips(job.reserved_start_ns, start_by_ns):
-            reason = shortage(self._index, line.fit, promises=self._trial.promises)
-            self._draft.add(e.RoomReserved, job, reason, nodes=nodes, start_by_ns=start_by_ns)
-        self._waiting.for_room(job, rows)
-        self._trial.promise(job, rows)
 
     def _preempt(self, job: Job, plan: Plan) -> None:
         for name in plan.victims:
@@ -430,11 +357,6 @@ class _Pass:
         reason = e.Reason(code=DEFRAGMENTATION, detail=f"fits elsewhere, and {job.id} fits then", numbers=numbers)
         for name in moves.jobs:
             leave.ask(self._draft, self._trial, self._draft.state.jobs[name], reason, for_job=job.id)
-
-    def _release(self, job: Job, why: str) -> None:
-        """Say that nothing is kept for the job any more, where something was."""
-        if job.reserved_nodes:
-            self._draft.add(e.RoomReserved, job, e.Reason(code="Released", detail=why), nodes=())
 
     def _within_ceiling(self, job: Job, line: Line) -> bool:
         """Say whether the tenant may hold the job too; where not, its line waits for that."""

@@ -1,0 +1,112 @@
+"""For whom room is kept in a pass, where, and what is told of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from tidegate_events import events as e
+
+from tidegate_scheduler.draft import Draft
+from tidegate_scheduler.policy.elastic.fit import Rows
+from tidegate_scheduler.policy.elastic.queue import Line
+from tidegate_scheduler.policy.elastic.reasons import Waiting, shortage
+from tidegate_scheduler.policy.elastic.reserve import Reservation, reserve, slips, start_on
+from tidegate_scheduler.policy.elastic.trial import Trial
+from tidegate_scheduler.policy.elastic.yielding import Yielding
+from tidegate_scheduler.policy.parameters import SECOND_NS
+from tidegate_scheduler.state import Job
+
+_Found = TypeVar("_Found")
+
+
+class Keeping:
+    """Keeps room in one pass; `may_plan` says whether one more place for it may be worked out."""
+
+    def __init__(
+        self, draft: Draft, trial: Trial, waiting: Waiting, yielding: Yielding, may_plan: Callable[[], bool]
+    ) -> None:
+        self._draft = draft
+        self._trial = trial
+        self._index = trial.index
+        self._table = trial.index.table
+        self._waiting = waiting
+        self._yielding = yielding
+        self._may_plan = may_plan
+
+    def usable(self, reserved: Rows, barred: frozenset[int]) -> bool:
+        """Say whether the job may use room that is kept for it, when that comes free."""
+        return all(self._table.open[row] for row in reserved) and barred.isdisjoint(reserved)
+
+    def stay(self, job: Job, line: Line, reserved: Rows, barred: frozenset[int]) -> None:
+        """Keep the room that is kept; if it comes free later than was told, keep other room, or say when it does."""
+        told_ns, asked, start_ns = job.reserved_start_ns, self._trial.asked, 0
+        if told_ns:
+            behind = self._yielding.after(told_ns)
+            start_ns = self._beside(behind, lambda: start_on(self._index, job, line.fit, reserved, asked))
+            start_ns = max(start_ns, self._draft.now_ns) if start_ns else 0
+        found = Reservation(reserved, start_ns)
+        if slips(told_ns, start_ns) and self._may_plan():
+            other = reserve(self._index, job, line.fit, barred, asked)
+            if other is not None and other.start_by_ns and slips(other.start_by_ns, start_ns):
+                found = other
+        self.keep(job, line, found.rows, found.start_by_ns)
+
+    def reserve(self, job: Job, line: Line, barred: frozenset[int]) -> None:
+        """Keep room for the job where it comes free first, if that many may be kept."""
+        found = None
+        if self.may_keep() and self._may_plan():
+            found = reserve(self._index, job, line.fit, barred, self._trial.asked)
+            found = found or self._after_all(job, line, barred)
+        if found is not None:
+            self.keep(job, line, found.rows, found.start_by_ns)
+            return
+        if job.reserved_nodes:
+            kept = self._draft.parameters.reservations_max
+            self.release(job, "NoNode" if self.may_keep() else f"room is kept for {kept} in front of it")
+        self._waiting.of_line(line, None)
+
+    def may_keep(self) -> bool:
+        """Say whether one more reservation is allowed: of those whose turn comes later, who has one may lose it."""
+        return self._yielding.kept < self._draft.parameters.reservations_max
+
+    def _after_all(self, job: Job, line: Line, barred: frozenset[int]) -> Reservation | None:
+        """Return room that is kept for others too: nobody knows when it comes, but then whose turn is first has it."""
+        others = self._yielding.others()
+        if not others:
+            return None
+        found = self._beside(others, lambda: reserve(self._index, job, line.fit, barred, self._trial.asked))
+        return Reservation(found.rows, 0) if found is not None else None
+
+    def _beside(self, others: list[Job], find: Callable[[], _Found]) -> _Found:
+        """Return what is found while nothing is promised to the others, who keep theirs."""
+        kept = [(other, self._trial.withdraw(other)) for other in others]
+        found = find()
+        for other, promised in kept:
+            self._trial.promise(other, promised)
+        return found
+
+    def left_by(self, rows: Rows, victims: tuple[str, ...]) -> int:
+        """Return when those who are leaving the rows, and the victims, have left at the latest."""
+        draft, on_row = self._draft, self._index.on_row
+        ends = [draft.now_ns]
+        for name in (*victims, *(each for row in rows for each in on_row.get(row, ()))):
+            if self._index.leaving(name):
+                ends.append(draft.state.jobs[name].deadline_ns)
+            elif name in victims or name in self._trial.asked:
+                ends.append(draft.now_ns + draft.state.specs[name].preemption.grace_seconds * SECOND_NS)
+        return max(ends)
+
+    def keep(self, job: Job, line: Line, rows: Rows, start_by_ns: int) -> None:
+        """Promise the rows to the job, and say so where they are others, or come free so much later than was told."""
+        nodes = tuple(self._table.names[row] for row in rows)
+        if sorted(nodes) != sorted(job.reserved_nodes) or slips(job.reserved_start_ns, start_by_ns):
+            reason = shortage(self._index, line.fit, promises=self._trial.promises)
+            self._draft.add(e.RoomReserved, job, reason, nodes=nodes, start_by_ns=start_by_ns)
+        self._waiting.for_room(job, rows)
+        self._trial.promise(job, rows)
+
+    def release(self, job: Job, why: str) -> None:
+        """Say that nothing is kept for the job any more, where something was."""
+        if job.reserved_nodes:
+            self._draft.add(e.RoomReserved, job, e.Reason(code="Released", detail=why), nodes=())
