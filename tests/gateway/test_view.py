@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from tidegate_events import events as e
 from tidegate_events import subjects
@@ -47,14 +48,16 @@ class Story:
         self.seq = 0
         self.seqs: dict[tuple[str, int], int] = {}
 
-    def tell(self, service: str, kind: type[e.Event], *, at_epoch: int = 1, by: str = "", **fields: Any) -> None:
+    def tell(
+        self, service: str, kind: type[e.Event], *, at_epoch: int = 1, by: str = "", **fields: Any
+    ) -> tuple[bool, ...]:
         name = by or {"node": "n1"}.get(service, "x")
         self.seqs[name, at_epoch] = self.seqs.get((name, at_epoch), 0) + 1
         self.seq += 1
         event = kind(id=f"e{self.seq}", at_ns=self.seq * 1_000_000_000, **fields)
         writer = Writer(service, name, at_epoch, self.seqs[name, at_epoch])  # type: ignore[arg-type]
         subject = subjects.DECISION if service == "scheduler" else subjects.fact(service, name)
-        self.view.apply(Recorded(self.seq, subject, Frame(writer, (event,))))  # type: ignore[arg-type]
+        return self.view.apply(Recorded(self.seq, subject, Frame(writer, (event,))))  # type: ignore[arg-type]
 
     def join(self, incarnation: int = 1, **fields: Any) -> None:
         self.tell(
@@ -115,6 +118,22 @@ def test_desired_and_observed_quotas_are_kept_apart(story: Story) -> None:
     quota = render.detail(story.job)["attempts"][0]["members"][0]["quotas"][0]
     assert (quota["desired"]["cpu_millis"], quota["observed"]["cpu_millis"], quota["enforced"]) == (900, 100, True)
     assert render.node(story.view.nodes["n1"])["allocated"]["cpu_millis"] == 2100
+
+
+def test_what_is_said_of_phases_that_are_asked_for_moves_no_job(story: Story) -> None:
+    story.run()
+    kept = (QUOTAS[0], e.Quota(component="learn", cpu_millis=300, memory_mib=512))
+    told = {"deadline_ns": 1, "for_job": "j-2"}
+    assert story.tell("node", e.PhaseRequested, **MEMBER, phase="learning", step=7) == (False,), "its phases are told"
+    story.job.spec = msgspec.structs.replace(story.job.spec, phase_entry="asked")
+    assert story.tell("node", e.PhaseRequested, **MEMBER, phase="learning", step=7) == (True,)
+    assert story.tell("node", e.ShrinkRefused, **MEMBER, node="n2", quotas=kept) == (False,)
+    assert story.tell("node", e.ShrinkRefused, **MEMBER, node="n1", quotas=kept) == (True,)
+    assert story.tell("scheduler", e.HandBackRequested, **JOB, revision=0, attempt=1, rank=0, **told) == (True,)
+    assert story.tell("scheduler", e.HandBackRequested, **JOB, revision=3, attempt=2, rank=0, **told) == (False,)
+    shown = render.detail(story.job)
+    assert (shown["state"], shown["revision"], shown["step"]) == ("running", 3, 7)
+    assert shown["attempts"][0]["members"][0]["quotas"][1]["observed"]["memory_mib"] == 512
 
 
 def test_preempt_suspend_and_resume_are_counted(story: Story) -> None:

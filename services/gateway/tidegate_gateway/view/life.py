@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from tidegate_events import events as e
 
+from tidegate_gateway.view import lending
 from tidegate_gateway.view.model import (
     ATTEMPTS_MAX,
     CHECKPOINTS_MAX,
@@ -212,6 +213,8 @@ def _on_step_rate(job: Job, event: e.StepRateLow | e.StepRateRecovered) -> bool:
 def _on_decision(job: Job, event: e.Decision) -> bool:
     if isinstance(event, e.QuotaChanged):
         return _on_quota_changed(job, event)
+    if isinstance(event, e.HandBackRequested):
+        return lending.on_hand_back_requested(job, event)
     # A revision that is higher than the one counted here cannot be stale; one that is lower is.
     if job.ended or event.revision < job.revision or not _DECISIONS[type(event)](job, event):
         return False
@@ -364,7 +367,9 @@ _FACTS: dict[type[msgspec.Struct], Callable[[Job, Any], bool]] = {
     e.SandboxStarted: _on_sandbox_started,
     e.SandboxExited: _on_sandbox_exited,
     e.PhaseChanged: _on_phase_changed,
+    e.PhaseRequested: lending.on_phase_requested,
     e.QuotaApplied: _on_quota_applied,
+    e.ShrinkRefused: lending.on_shrink_refused,
     e.CheckpointFailed: _on_checkpoint_failed,
     e.CheckpointVerified: _on_checkpoint_verified,
     e.StepRateLow: _on_step_rate,
