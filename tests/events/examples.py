@@ -114,6 +114,7 @@ EXAMPLES: tuple[e.Event, ...] = (
     ),
     e.NodeDrainRequested(**_EVENT, **_ASKED, node="n1", deadline_ns=1_796_000_600_000_000_000),
     e.NodeResumeRequested(**_EVENT, **_ASKED, node="n1"),
+    e.NodeForgetRequested(**_EVENT, **_ASKED, node="n1"),
     e.MaintenancePlanned(
         **_EVENT,
         **_ASKED,
@@ -188,6 +189,7 @@ EXAMPLES: tuple[e.Event, ...] = (
     e.NodeReachable(**_NODE),
     e.NodeLost(**_NODE),
     e.NodeCordoned(**_NODE, reasons=(_REASON,)),
+    e.NodeForgotten(**_NODE),
     e.ImagePrefetchHinted(**_EVENT, node="n1", image="host"),
     e.JobRejected(**_DECISION),
     e.JobPlaced(

@@ -61,6 +61,13 @@ class NodeCordoned(Event, frozen=True, kw_only=True):
     reasons: tuple[Reason, ...]
 
 
+class NodeForgotten(Event, frozen=True, kw_only=True):
+    """The node was lost for so long that nothing is kept of it any more. Its agent may join again, as a new node."""
+
+    node: str
+    incarnation: int
+
+
 class ImagePrefetchHinted(Event, frozen=True, kw_only=True):
     """A job that needs the image will probably come to the node next: it may be made ready there."""
 

@@ -83,6 +83,13 @@ CONTRACT: tuple[Row, ...] = (
         _UNKNOWN_NODE,
     ),
     Row(
+        e.NodeForgetRequested,
+        "gateway",
+        "nothing is kept of the node",
+        "node",
+        "the node is not lost",
+    ),
+    Row(
         e.MaintenancePlanned,
         "gateway",
         "nothing shall run on the nodes from its start until its end; one of the same name is replaced, and where "
@@ -190,6 +197,13 @@ CONTRACT: tuple[Row, ...] = (
         "nothing new is placed on the node until an operator resumes it; it outlives the agent's restart",
         "incarnation",
         "the node has another incarnation",
+    ),
+    Row(
+        e.NodeForgotten,
+        "scheduler",
+        "nothing is kept of the node",
+        "incarnation",
+        "the node has another incarnation, or is not lost",
     ),
     Row(
         e.ImagePrefetchHinted,

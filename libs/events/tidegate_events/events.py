@@ -14,6 +14,7 @@ from tidegate_events.cluster import DecisionPass as DecisionPass
 from tidegate_events.cluster import ImagePrefetchHinted as ImagePrefetchHinted
 from tidegate_events.cluster import LeaderElected as LeaderElected
 from tidegate_events.cluster import NodeCordoned as NodeCordoned
+from tidegate_events.cluster import NodeForgotten as NodeForgotten
 from tidegate_events.cluster import NodeLost as NodeLost
 from tidegate_events.cluster import NodeReachable as NodeReachable
 from tidegate_events.cluster import NodeUnreachable as NodeUnreachable
@@ -28,6 +29,7 @@ from tidegate_events.operations import JobPriorityChanged as JobPriorityChanged
 from tidegate_events.operations import MaintenanceCancelled as MaintenanceCancelled
 from tidegate_events.operations import MaintenancePlanned as MaintenancePlanned
 from tidegate_events.operations import NodeDrainRequested as NodeDrainRequested
+from tidegate_events.operations import NodeForgetRequested as NodeForgetRequested
 from tidegate_events.operations import NodeResumeRequested as NodeResumeRequested
 from tidegate_events.operations import QueueChanged as QueueChanged
 from tidegate_events.operations import ReleaseRequested as ReleaseRequested
@@ -371,6 +373,7 @@ AnyEvent = (
     | QueueChanged
     | NodeDrainRequested
     | NodeResumeRequested
+    | NodeForgetRequested
     | MaintenancePlanned
     | MaintenanceCancelled
     | NodeJoined
@@ -395,6 +398,7 @@ AnyEvent = (
     | NodeReachable
     | NodeLost
     | NodeCordoned
+    | NodeForgotten
     | ImagePrefetchHinted
     | JobRejected
     | JobPlaced

@@ -97,6 +97,14 @@ class NodeResumeRequested(Event, frozen=True, kw_only=True):
     node: str
 
 
+class NodeForgetRequested(Event, frozen=True, kw_only=True):
+    """The lost node will not come back: nothing shall be kept of it any more, neither what was asked of it."""
+
+    actor: str
+    note: str = ""
+    node: str
+
+
 class MaintenancePlanned(Event, frozen=True, kw_only=True):
     """From `start_ns` until `end_ns` nothing shall run on the nodes: a drain known before. The same name replans it."""
 

@@ -12,6 +12,7 @@ from tidegate_events.events import (
     HandBackRequested,
     ImagePrefetchHinted,
     NodeCordoned,
+    NodeForgotten,
     NodeLost,
     QuotaChanged,
     Reason,
@@ -90,6 +91,10 @@ class Draft:
                 reasons=(reason,),
             )
         )
+
+    def add_node_forgotten(self, node: Node) -> None:
+        """Decide that nothing is kept of `node` any more."""
+        self._append(NodeForgotten(id=self._next_id(), at_ns=self.now_ns, node=node.name, incarnation=node.incarnation))
 
     def add_prefetch_hint(self, node: Node, image: str) -> None:
         """Say that `image` will probably be needed on `node` next."""

@@ -136,6 +136,8 @@ def _on_node_lost(state: State, event: e.NodeLost, _at: str) -> None:
     if node is None or node.incarnation != event.incarnation or node.status == "lost":
         return
     node.status = "lost"
+    if state.elastic and not node.unreachable_since_ns:
+        node.unreachable_since_ns = max(event.at_ns, state.header.now_ns)
     for job in state.seats.on(node.name):
         for member in job.members:
             if member.node == node.name and member.active:
@@ -149,6 +151,12 @@ def _on_node_cordoned(state: State, event: e.NodeCordoned, _at: str) -> None:
     if node is not None and node.incarnation == event.incarnation and not node.cordoned:
         node.cordoned = True
         state.touch(f"node/{node.name}")
+
+
+def _on_node_forgotten(state: State, event: e.NodeForgotten, _at: str) -> None:
+    node = state.nodes.get(event.node)
+    if node is not None and node.incarnation == event.incarnation:
+        state.forget_node(node)
 
 
 def _on_image_prefetch_hinted(state: State, event: e.ImagePrefetchHinted, _at: str) -> None:
@@ -169,6 +177,7 @@ _RULES: dict[type[e.Event], Callable[[State, Any, str], None]] = {
     e.NodeReachable: _on_node_reachable,
     e.NodeLost: _on_node_lost,
     e.NodeCordoned: _on_node_cordoned,
+    e.NodeForgotten: _on_node_forgotten,
     e.ImagePrefetchHinted: _on_image_prefetch_hinted,
     **lifecycle.RULES,
     **operations.RULES,

@@ -103,6 +103,12 @@ def _on_node_resume(state: State, event: e.NodeResumeRequested, _at: str) -> Non
         state.touch(f"node/{node.name}")
 
 
+def _on_node_forget(state: State, event: e.NodeForgetRequested, _at: str) -> None:
+    node = state.nodes.get(event.node)
+    if node is not None:
+        state.forget_node(node)
+
+
 def _on_maintenance_planned(state: State, event: e.MaintenancePlanned, _at: str) -> None:
     """Keep it, and no more than MAINTENANCE_MAX: evolve has no clock, so the event's time says which are over."""
     if event.end_ns <= event.start_ns or not event.nodes:
@@ -135,6 +141,7 @@ RULES: dict[type[e.Event], Callable[[State, Any, str], None]] = {
     e.QueueChanged: _on_queue_changed,
     e.NodeDrainRequested: _on_drain,
     e.NodeResumeRequested: _on_node_resume,
+    e.NodeForgetRequested: _on_node_forget,
     e.MaintenancePlanned: _on_maintenance_planned,
     e.MaintenanceCancelled: _on_maintenance_cancelled,
 }

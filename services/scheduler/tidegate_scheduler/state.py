@@ -327,6 +327,15 @@ class State:
         self.floors[job] = member_floor(spec)
         return blake3(msgspec.json.encode(spec)).hexdigest()
 
+    def forget_node(self, node: Node) -> None:
+        """Keep nothing of a node, if it is lost; what it is told to end is ended by name, should it come back."""
+        if node.status != "lost":
+            return
+        del self.nodes[node.name]
+        self.touch(f"node/{node.name}")
+        for zombie in node.zombies:
+            self.forget_spec(zombie.job)
+
     def forget_spec(self, job: str) -> None:
         """Drop the specification of an ended job, unless a zombie of it must still be told to end."""
         if job in self.jobs or self.zombies.nodes_with(job):

@@ -176,11 +176,11 @@ def tables(index: Index) -> dict[str, object]:
         "total": index.total,
         "reserving": sorted(index.reserving),
         "overfull": sorted(table.names[row] for row in index.overfull),
-        "unreachable": sorted(index.unreachable),
-        "clearing": sorted(index.clearing),
+        "unreachable": sorted(index.fleet.unreachable),
+        "clearing": sorted(index.fleet.clearing),
         "aside": sorted(index.aside),
-        "up": sorted(index.up),
-        "cordoned": sorted(index.cordoned),
+        "up": sorted(index.fleet.up),
+        "cordoned": sorted(index.fleet.cordoned),
     }
 
 

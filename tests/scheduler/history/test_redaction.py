@@ -59,6 +59,7 @@ KEPT = {
     ("NodeUnreachable", "node"), ("NodeReachable", "node"), ("NodeLost", "node"),
     ("NodeCordoned", "node"), ("ImagePrefetchHinted", "node"), ("ImagePrefetchHinted", "image"),
     ("NodeDrainRequested", "node"), ("NodeResumeRequested", "node"),
+    ("NodeForgetRequested", "node"), ("NodeForgotten", "node"),
     ("QueueChanged", "tenant"),
     ("MaintenancePlanned", "name"), ("MaintenancePlanned", "nodes"), ("MaintenanceCancelled", "name"),
     ("RoomReserved", "nodes"),

@@ -49,6 +49,10 @@ def _node_resume(entry: Entry, data: dict[str, Any]) -> str:
     return f"{entry.get('node')} shall take jobs again, asked by {_who(data)}"
 
 
+def _node_forget(entry: Entry, data: dict[str, Any]) -> str:
+    return f"nothing shall be kept of {entry.get('node')}, asked by {_who(data)}"
+
+
 def _planned(entry: Entry, data: dict[str, Any]) -> str:
     when = f"{moments.date_and_time(data.get('start_ns'))} to {moments.date_and_time(data.get('end_ns'))}"
     return f"maintenance {data.get('name')} on {', '.join(data.get('nodes') or [])}, {when}, planned by {_who(data)}"
@@ -69,6 +73,7 @@ WORDS: dict[str, Words] = {
     "QueueChanged": _queue,
     "NodeDrainRequested": _drain,
     "NodeResumeRequested": _node_resume,
+    "NodeForgetRequested": _node_forget,
     "MaintenancePlanned": _planned,
     "MaintenanceCancelled": _cancelled,
 }

@@ -64,6 +64,8 @@ _STYLES = {
     "StepRateLow": "yellow",
     "NodeDrainRequested": "magenta",
     "NodeResumeRequested": "magenta",
+    "NodeForgetRequested": "magenta",
+    "NodeForgotten": "dim",
     "NodeCordoned": "bold red",
     "ImagePrefetchHinted": "dim",
     "ProgressReported": "dim",

@@ -210,6 +210,7 @@ _WORDS: dict[str, Callable[[Entry, dict[str, Any]], str]] = {
     "NodeUnreachable": lambda entry, data: "no heartbeat: nothing new is placed there",
     "NodeReachable": lambda entry, data: "heartbeats are back",
     "NodeLost": lambda entry, data: "node lost: what ran there counts as lost",
+    "NodeForgotten": lambda entry, data: f"{entry.get('node')} was lost for so long that nothing is kept of it",
     "NodeCordoned": lambda entry, data: f"{entry.get('node')} keeps failing jobs: nothing new is placed there",
     "ImagePrefetchHinted": lambda entry, data: f"image {data.get('image')} will probably be needed there next",
     "GenerationOpened": lambda entry, data: (

@@ -24,7 +24,8 @@ class Parameters(msgspec.Struct, frozen=True):
     expected is not preempted, until it has overrun that by `overrun_permille`; 0 protects nobody.
 
     A node on which `cordon_failures` attempts came to grief within `cordon_window_seconds` is cordoned (0: none is),
-    unless more than `cordon_permille` of the nodes that are up would be cordoned then.
+    unless more than `cordon_permille` of the nodes that are up would be cordoned then. A node that was lost for
+    `node_forgotten_seconds` is forgotten (0: never), unless an operator drained it or it is cordoned.
     """
 
     node_lost_seconds: Seconds = 30
@@ -47,6 +48,7 @@ class Parameters(msgspec.Struct, frozen=True):
     cordon_failures: Count = 5
     cordon_window_seconds: Seconds = 600
     cordon_permille: Permille = 100
+    node_forgotten_seconds: Seconds = 7 * 24 * 3600
     defragmentations_per_hour: Annotated[int, msgspec.Meta(ge=0, le=1_000)] = 6
 
 

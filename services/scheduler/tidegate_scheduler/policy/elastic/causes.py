@@ -26,7 +26,7 @@ from tidegate_scheduler.policy.elastic.reasons import (
     shortage,
 )
 from tidegate_scheduler.policy.elastic.shapes import Fit, Shape
-from tidegate_scheduler.policy.elastic.table import GPUS, SHARE, WHOLE_MILLIS, Kind, accepts
+from tidegate_scheduler.policy.elastic.table import GPUS, NO_KIND, SHARE, WHOLE_MILLIS, Kind, accepts
 from tidegate_scheduler.policy.elastic.victims import BUDGET, COOLDOWN, PROTECTED, Victims, overrun_ns
 from tidegate_scheduler.policy.parameters import SECOND_NS, Parameters, as_parameters
 from tidegate_scheduler.state import Job, Maintenance, Node
@@ -147,6 +147,7 @@ class Causes:
         """Say what no node has that the job asks for."""
         table = self._index.table
         kinds = [table.kinds[int(row)] for row in np.unique(table.kind[: len(table)], return_index=True)[1]]
+        kinds = [kind for kind in kinds if kind != NO_KIND]
         if not kinds:
             return Reason(code="NoNode", detail="no node has joined")
         if not (kinds := [kind for kind in kinds if shape.isolation in kind.levels]):

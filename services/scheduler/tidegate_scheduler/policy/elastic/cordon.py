@@ -44,7 +44,7 @@ def cordon(draft: Draft, index: Index) -> bool:
     if not suspects:
         return False
     since_ns = draft.now_ns - parameters.cordon_window_seconds * SECOND_NS
-    cordoned, most = len(index.cordoned), _most(len(index.up), parameters)
+    cordoned, most = len(index.fleet.cordoned), _most(len(index.fleet.up), parameters)
     shut: set[int] = set()
     for node in sorted(suspects, key=lambda node: (-_count(node.failures, since_ns), node.name)):
         if cordoned >= most or draft.full:

@@ -13,11 +13,12 @@ from typing import TypeVar
 from tidegate_scheduler.policy.elastic.accounts import Accounts
 from tidegate_scheduler.policy.elastic.asking import Asking
 from tidegate_scheduler.policy.elastic.entries import Entry, Seat, held_by, seat_of
+from tidegate_scheduler.policy.elastic.fleet import Fleet, kind_of
 from tidegate_scheduler.policy.elastic.held import Held, has_more
 from tidegate_scheduler.policy.elastic.lines import line_key
 from tidegate_scheduler.policy.elastic.queue import Amounts, Line, LineKey, Share, Waiter, plus
 from tidegate_scheduler.policy.elastic.shapes import Fit, Shape
-from tidegate_scheduler.policy.elastic.table import Kind, NodeTable
+from tidegate_scheduler.policy.elastic.table import NodeTable
 from tidegate_scheduler.policy.sharing import is_fixed
 from tidegate_scheduler.state import LEAVING_STAGES, Job, Node, State
 
@@ -45,10 +46,7 @@ class Index:
         self.judged_by: tuple[int, int] | None = None
         """The parameters by which the nodes that are settled were judged."""
 
-        self.up: dict[str, None] = {}
-        self.cordoned: dict[str, None] = {}
-        """Of the nodes that are up, those that are cordoned."""
-
+        self.fleet = Fleet()
         self.held: dict[int, Held] = {}
         self.left: dict[int, int] = {}
         """How many members are leaving each row."""
@@ -58,11 +56,6 @@ class Index:
         """By row the jobs that have more simulators there than they are guaranteed, or had."""
 
         self.asking = Asking()
-        self.unreachable: dict[str, None] = {}
-        self.lost: dict[str, int] = {}
-        """Of the nodes that are lost and of which nothing was asked, the time from which on they were not heard."""
-
-        self.clearing: dict[str, None] = {}
         self.overfull: dict[int, None] = {}
         self.reserving: dict[str, None] = {}
         self.backfilling: dict[str, None] = {}
@@ -208,34 +201,19 @@ class Index:
 
     def _put_node(self, node: Node) -> None:
         self._accounts.count(node)
-        kind = Kind(
-            cpu_millis=node.capacity.cpu_millis,
-            memory_mib=node.capacity.memory_mib,
-            levels=node.levels,
-            images=tuple(sorted(node.images.items())),
-            devices=tuple(sorted((gpu.model, gpu.memory_mib) for gpu in node.gpus)),
-            cpu_model=node.cpu_model,
-        )
         is_open = node.status == "up" and not node.zombies and not node.cordoned and not node.drain_deadline_ns
-        row = self.table.put(node.name, kind, node.gpus, switch=node.switch, is_open=is_open)
+        row = self.table.put(node.name, kind_of(node), node.gpus, switch=node.switch, is_open=is_open)
         self.unshared[row] = None
         self.unsettled_nodes[node.name] = None
-        _keep(self.up, node.name, node.status == "up")
-        _keep(self.cordoned, node.name, node.status == "up" and node.cordoned)
-        _keep(self.unreachable, node.name, node.status == "unreachable")
-        _keep(self.clearing, node.name, bool(node.drain_deadline_ns) and node.status != "lost")
-        if node.status == "lost" and not node.drain_deadline_ns and not node.cordoned:
-            self.lost[node.name] = node.unreachable_since_ns
-        else:
-            self.lost.pop(node.name, None)
+        self.fleet.put(node)
 
     def _drop_node(self, name: str) -> None:
         """Take a node out that is forgotten: whoever held or was promised room there has left it before."""
         row = self.table.drop(name)
         for rows in (self.unshared, self.overfull, self.on_row, self._promised_on, self.scaled):
             rows.pop(row, None)
-        for names in (self.unsettled_nodes, self.up, self.cordoned, self.unreachable, self.lost, self.clearing):
-            names.pop(name, None)
+        self.unsettled_nodes.pop(name, None)
+        self.fleet.drop(name)
 
     # ---- tenants ----
 

@@ -24,7 +24,7 @@ def asked_by_operator(draft: Draft, trial: Trial, job: Job) -> None:
 def clear_nodes(draft: Draft, trial: Trial) -> None:
     """Ask jobs to leave nodes that are drained or come to their maintenance; the protected as late as possible."""
     state = draft.state
-    for name in sorted(trial.index.clearing):
+    for name in sorted(trial.index.fleet.clearing):
         _clear(draft, trial, state.nodes[name], state.nodes[name].drain_deadline_ns, "NodeDrained")
     for window in sorted(state.maintenance.values(), key=lambda window: (window.start_ns, window.name)):
         if draft.now_ns >= window.end_ns:

@@ -94,7 +94,7 @@ class _Pass:
     def settle(self) -> None:
         """Decide what was seen, what operators asked for, and who leaves nodes that go away."""
         draft, index = self._draft, self._index
-        for name in sorted(index.unreachable):
+        for name in sorted(index.fleet.unreachable):
             if not draft.full:
                 settle_node(draft, draft.state.nodes[name])
         for job in index.unsettled():

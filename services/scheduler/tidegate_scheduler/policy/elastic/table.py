@@ -37,6 +37,10 @@ class Kind(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
     cpu_model: str
 
 
+NO_KIND = Kind(0, 0, (), (), (), "")
+"""Of a row that no node has."""
+
+
 class Devices(msgspec.Struct):
     """One node's devices in `order`, smallest first: those that are wholly free, and what is used of the others.
 
@@ -101,6 +105,7 @@ class NodeTable:
         self.place: Ints = np.zeros(ROWS_FIRST, np.int64)
         self.switches: list[str] = []
         self._kind_ids: dict[Kind, int] = {}
+        self._spare: list[int] = []
         self._switch_ids: dict[str, int] = {}
 
     def __len__(self) -> int:
@@ -220,7 +225,28 @@ class NodeTable:
         count = len(self.names)
         self.place[np.array(sorted(range(count), key=self.names.__getitem__), np.int64)] = np.arange(count)
 
+    def drop(self, name: str) -> int:
+        """Take out a node that is gone; return its row, which suits nobody until another node gets it."""
+        row = self.rows.pop(name)
+        self._spare.append(row)
+        self.names[row] = ""
+        self.devices[row] = Devices({}, [])
+        self.mixed.pop(row, None)
+        self.kinds[row] = NO_KIND
+        self.kind[row] = self._kind[row] = self._kind_ids.setdefault(NO_KIND, len(self._kind_ids))
+        self.open[row] = self.is_open[row] = False
+        self._free[row], self._later[row] = [0, 0, 0, 0], [0, 0, 0, 0]
+        self.nodes_changed += 1
+        self.renamed += 1
+        self.settle(row)
+        return row
+
     def _append(self, name: str) -> int:
+        if self._spare:
+            row = self._spare.pop()
+            self.names[row], self.rows[name] = name, row
+            self.renamed += 1
+            return row
         row = len(self.names)
         if row == len(self.open):
             self._columns = np.concatenate([self._columns, np.zeros_like(self._columns)], axis=2)
@@ -230,7 +256,7 @@ class NodeTable:
         self.names.append(name)
         self.rows[name] = row
         self.devices.append(Devices({}, []))
-        self.kinds.append(Kind(0, 0, (), (), (), ""))
+        self.kinds.append(NO_KIND)
         self._free.append([0, 0, 0, 0])
         self._later.append([0, 0, 0, 0])
         self._now.append([0, 0, 0, 0])
