@@ -14,8 +14,7 @@ from tidegate_scheduler.state import Job
 
 def ceiling_reached(share: Share, line: Line) -> e.Reason | None:
     """Return why a line's tenant may not hold one job more of it, None where it may."""
-    whole = amounts(line.key.shape.need, line.key.shape.gang_size)
-    if share.ceiling is None or share.within(whole, share.ceiling):
+    if share.ceiling is None or share.within(amounts(line.key.shape.need, line.key.shape.gang_size), share.ceiling):
         return None
     names = ("cpu_millis", "memory_mib", "gpu_millis")
     numbers = {f"{name}_used": used for name, used in zip(names, share.used, strict=True)}

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from typing import TypeVar
 
+from tidegate_events.events import Quota
+
 from tidegate_scheduler.policy.elastic.accounts import Accounts
 from tidegate_scheduler.policy.elastic.asking import Asking
 from tidegate_scheduler.policy.elastic.entries import Entry, Seat, held_by, seat_of
@@ -19,7 +21,7 @@ from tidegate_scheduler.policy.elastic.lines import line_key
 from tidegate_scheduler.policy.elastic.queue import Amounts, Line, LineKey, Share, Waiter, plus
 from tidegate_scheduler.policy.elastic.shapes import Fit, Shape
 from tidegate_scheduler.policy.elastic.table import NodeTable
-from tidegate_scheduler.policy.sharing import is_fixed
+from tidegate_scheduler.policy.sharing import Seated, is_fixed
 from tidegate_scheduler.state import LEAVING_STAGES, Job, Node, State
 
 _Key = TypeVar("_Key")
@@ -27,6 +29,10 @@ FITS_MAX = 4096
 """Shapes that are remembered without a line; beyond, those are forgotten."""
 
 DUE_SPARE = 1024
+
+
+SharedRow = tuple[int, list[Seated], dict[tuple[str, int], tuple[Quota, ...]]]
+"""The CPU of a row, among whom it was shared, and their quotas."""
 
 
 class Index:
@@ -52,6 +58,9 @@ class Index:
         """How many members are leaving each row."""
 
         self.unshared: dict[int, None] = {}
+        self.shared: dict[int, SharedRow] = {}
+        """How the last pass shared the rows on which it placed somebody."""
+
         self.scaled: dict[int, dict[str, None]] = {}
         """By row the jobs that have more simulators there than they are guaranteed, or had."""
 

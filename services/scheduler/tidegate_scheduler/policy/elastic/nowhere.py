@@ -42,4 +42,5 @@ class Nowhere:
 
     def rules_out(self, shape: Shape, right: Right) -> bool:
         """Say whether a job of the shape would find no room either."""
-        return any(tried.covers(right) for tried in self._tried.get(shape, ()))
+        tried = self._tried.get(shape)
+        return tried is not None and any(other.covers(right) for other in tried)

@@ -46,7 +46,7 @@ def _deadline(member: Member) -> tuple[int, int]:
 def awaited(trial: Trial, job: Job, rows: tuple[int, ...], now_ns: int) -> dict[int, int]:
     """Return the rows of a placement on which others still have its memory or devices, and when they are back."""
     index, found = trial.index, dict[int, int]()
-    for row in sorted(set(rows) & (index.scaled.keys() | index.asking.on_row.keys())):
+    for row in sorted({row for row in rows if row in index.scaled or row in index.asking.on_row}):
         count = rows.count(row)
         more_mib, back_ns = replicas.held(index, row, now_ns)
         need = index.state.floors[job.id]

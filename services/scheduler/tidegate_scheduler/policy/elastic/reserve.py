@@ -67,10 +67,15 @@ def _first(index: Index, job: Job, fit: Fit, candidates: list[int], asked: set[s
     there = [name for row in candidates for name in index.on_row.get(row, ())]
     ends = {name: _end(index, name, job) for name in there if name not in asked}
     moments = [0, *sorted(set(ends.values()))]
+    room = np.zeros_like(index.table.later)
+    room[:, candidates] = index.table.later[:, candidates]
 
     def rows_at(moment: int) -> Rows | None:
-        gone = [name for name, end in ends.items() if end <= moment]
-        return _rows_without(index, fit, gone, candidates)
+        gone = [name for name, end in ends.items() if end <= moment and not index.leaving(name)]
+        _add(index, gone, room, 1)
+        rows = rows_in(fit, room, among=candidates)
+        _add(index, gone, room, -1)
+        return rows
 
     # The more have left, the more fits: the first moment at which it does is found by halving.
     first = bisect_left(moments, True, key=lambda moment: rows_at(moment) is not None)
@@ -96,14 +101,11 @@ def _end(index: Index, name: str, for_job: Job) -> int:
     return end_ns
 
 
-def _rows_without(index: Index, fit: Fit, gone: list[str], among: list[int]) -> Rows | None:
-    """Return the gang's rows in the room that there is without these jobs."""
-    table, floors = index.table, index.state.floors
-    room = table.later.copy()
-    for job in gone:
-        if not index.leaving(job):
-            for seat in index.seats_of(job):
-                need = seat.holds(floors[job])
-                amounts = (need.cpu_millis, need.memory_mib, need.gpus or (1 if need.gpu_millis else 0))
-                room[:3, seat.row] += amounts
-    return rows_in(fit, room, among=among)
+def _add(index: Index, jobs: list[str], room: Ints, sign: int) -> None:
+    """Add to the room what the jobs hold, or with `sign` -1 take it away."""
+    for job in jobs:
+        for seat in index.seats_of(job):
+            need = seat.holds(index.state.floors[job])
+            amounts = (need.cpu_millis, need.memory_mib, need.gpus or (1 if need.gpu_millis else 0))
+            for amount, each in enumerate(amounts):
+                room[amount, seat.row] += sign * each

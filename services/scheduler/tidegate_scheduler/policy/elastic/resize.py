@@ -16,6 +16,7 @@ from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy import sharing
 from tidegate_scheduler.policy.elastic import replicas
 from tidegate_scheduler.policy.elastic.entries import Seat
+from tidegate_scheduler.policy.elastic.index import SharedRow
 from tidegate_scheduler.policy.elastic.lend import Lending
 from tidegate_scheduler.policy.elastic.terms import Terms, first_limits, own_millis, phase_reasons
 from tidegate_scheduler.policy.elastic.trial import Trial
@@ -45,6 +46,7 @@ def resize(draft: Draft, trial: Trial, placements: Placements) -> None:
     changes = _Changes()
     coming = _coming(placements)
     index, tried = trial.index, trial.changed()
+    earlier, index.shared = index.shared, {}
     rows = sorted(index.unshared.keys() | tried, key=index.table.names.__getitem__)
     lending = Lending(draft, trial, len(placements)).run(rows)
     for row in rows:
@@ -55,7 +57,7 @@ def resize(draft: Draft, trial: Trial, placements: Placements) -> None:
             index.unshared.pop(row, None)
             continue
         there = _members(trial, row)
-        found = _shared(draft, trial, (row, there, new), lending)
+        found = _shared(draft, trial, (row, there, new), (lending, earlier))
         shares |= found
         here = [
             change
@@ -124,8 +126,8 @@ def _members(trial: Trial, row: int) -> list[tuple[Job, Member]]:
     return [(job, member) for job in jobs for member in job.members if member.active and member.node == name]
 
 
-def _shared(draft: Draft, trial: Trial, on: _OnRow, lending: Lending) -> _Shares:
-    row, there, coming = on
+def _shared(draft: Draft, trial: Trial, on: _OnRow, known: tuple[Lending, dict[int, SharedRow]]) -> _Shares:
+    (row, there, coming), (lending, earlier) = on, known
     state, capacity_millis = draft.state, trial.index.table.kinds[row].cpu_millis
     room = replicas.room_on(trial, row)
     members = [
@@ -141,14 +143,31 @@ def _shared(draft: Draft, trial: Trial, on: _OnRow, lending: Lending) -> _Shares
             None if terms is None else terms.limits,
             None if terms is None else own_millis(state.floors[job.id], terms),
         )
-        for job, member in sorted(there, key=lambda each: (not _leaves(draft, each[0]), _order(each[0]), each[1].rank))
+        for *_, job, member in sorted(
+            (not _leaves(draft, job), _order(job), member.rank, job, member) for job, member in there
+        )
     ]
     members += [
         sharing.Seated(job.id, rank, DEFAULT_PHASE, _order(job), limits=first_limits(state.specs[job.id]))
         for job, rank in coming
     ]
     room.memory_mib = lending.unused_mib(row, replicas.unused_mib(trial, row, draft.now_ns))
-    return replicas.grown(state, room, capacity_millis, members, sharing.share(state, capacity_millis, members))
+    return replicas.grown(state, room, capacity_millis, members, _share(trial, row, members, earlier, bool(coming)))
+
+
+def _share(
+    trial: Trial, row: int, members: list[sharing.Seated], earlier: dict[int, SharedRow], placed: bool
+) -> _Shares:
+    """Share the CPU of a row; where somebody is placed, it is remembered: the next pass sees the same who is there."""
+    index = trial.index
+    capacity_millis = index.table.kinds[row].cpu_millis
+    known = earlier.get(row)
+    if known is not None and known[0] == capacity_millis and known[1] == members:
+        return dict(known[2])
+    shares = sharing.share(index.state, capacity_millis, members)
+    if placed:
+        index.shared[row] = (capacity_millis, members, dict(shares))
+    return shares
 
 
 def _leaves(draft: Draft, job: Job) -> bool:
