@@ -96,7 +96,8 @@ def change_terms(state: State, job: Job, member: Member, event: e.QuotaChanged) 
         member.gpu_indices = event.gpu_indices
     if (event.leased or event.extra) and event.phase and event.phase != member.granted:
         member.leased_ns = event.at_ns
-    member.leased, member.extra, member.granted = event.leased, event.extra, event.phase
+    member.leased, member.extra = event.leased, event.extra
+    member.granted = event.phase if event.phase == member.wanted else ""  # it may have thought better of it meanwhile
     _handed_back(member)
 
 
