@@ -107,6 +107,17 @@ def test_a_node_is_drained_and_resumed(training: LiveGateway, cli: Cli) -> None:
     assert cli("node", "drain", "n1", "--deadline", "1m").code == 2
 
 
+def test_a_lost_node_is_forgotten(training: LiveGateway, cli: Cli) -> None:
+    assert cli("node", "forget", "n1").code == 5
+    training.cluster.silence("n1")
+    training.cluster.advance(31)
+    training.publish()
+    assert cli("node", "forget", "n1", "--reason", "scrapped").out == "n1 is forgotten\n"
+    assert cli("node", "forget", "n1").code == 4
+    training.publish()
+    assert "n1" not in training.cluster.state.nodes
+
+
 def test_a_queue_is_created_set_stopped_and_listed(training: LiveGateway, cli: Cli) -> None:
     made = cli("queue", "create", "lab-a", "--weight", "3", "--guaranteed", "cpu=2,mem=1G", "--ceiling", "gpu=4")
     assert made.out == "lab-a: weight 3, guaranteed 2 CPU 1G, at most 4 GPU\n"

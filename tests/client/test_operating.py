@@ -23,6 +23,7 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], str, Any]] = [
     ("set_limit", ("j-1", None), {}, "/v1/jobs/j-1/limit", {"time_limit_seconds": None}),
     ("drain_node", ("n1", 9, "disk"), {}, "/v1/nodes/n1/drain", {"deadline_ns": 9, "reason": "disk"}),
     ("resume_node", ("n1",), {}, "/v1/nodes/n1/resume", {}),
+    ("forget_node", ("n1", "scrapped"), {}, "/v1/nodes/n1/forget", {"reason": "scrapped"}),
     ("create_queue", ("t",), {}, "/v1/queues", {"tenant": "t", "weight": 1, "guaranteed": None, "ceiling": None}),
     ("set_queue", ("t",), {"ceiling": None}, "/v1/queues/t", {"ceiling": None}),
     (

@@ -48,6 +48,7 @@ ACTIONS = st.lists(
                 "drain",
                 "cordon",
                 "window",
+                "forget",
             ]
         ),
         st.integers(0, 5),
@@ -155,6 +156,13 @@ class Both:
         elif action == "drain":
             asked: Any = e.NodeDrainRequested(**about, node=node, deadline_ns=self.now_ns)
             self.write("gateway", "g1", asked if pick < 4 else e.NodeResumeRequested(**about, node=node))
+        elif action == "forget":
+            incarnation = self.incarnations[node] - (pick == 5)
+            asked = e.NodeForgotten(**self.stamp(), node=node, incarnation=incarnation)
+            if pick < 3:
+                self.write("scheduler", "s1", asked)
+            else:
+                self.write("gateway", "g1", e.NodeForgetRequested(**about, node=node))
         else:
             ends = {"start_ns": self.now_ns, "end_ns": self.now_ns + (pick - 1) * 60 * SECOND_NS}
             window: Any = e.MaintenancePlanned(**about, name=node, nodes=(node,), **ends)
@@ -164,7 +172,7 @@ class Both:
         if action in ASKED:
             self.ask(action, pick)
             return
-        if action in ("drain", "cordon", "window"):
+        if action in ("drain", "cordon", "window", "forget"):
             self.operate(action, pick)
             return
         node = f"n{pick % 2 + 1}"

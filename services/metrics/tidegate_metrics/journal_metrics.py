@@ -166,6 +166,13 @@ class JournalMetrics:
                 if member.node == event.node and member.active:
                     _lose(job, member)
 
+    def _on_node_forgotten(self, event: e.NodeForgotten | e.NodeForgetRequested) -> None:
+        node = self.nodes.get(event.node)
+        if node is None or node.status != "lost":
+            return
+        if isinstance(event, e.NodeForgetRequested) or node.incarnation == event.incarnation:
+            del self.nodes[event.node]
+
     # ---- decisions ----
 
     def _current(self, event: e.Decision) -> JobTrack | None:
@@ -274,6 +281,8 @@ _RULES: dict[type[e.Event], Callable[[JournalMetrics, Any], None]] = {
     e.NodeUnreachable: JournalMetrics._on_node_status,
     e.NodeReachable: JournalMetrics._on_node_status,
     e.NodeLost: JournalMetrics._on_node_lost,
+    e.NodeForgotten: JournalMetrics._on_node_forgotten,
+    e.NodeForgetRequested: JournalMetrics._on_node_forgotten,
     e.LeaderElected: JournalMetrics._on_leader_elected,
     e.JobPlaced: JournalMetrics._on_placed,
     e.JobStarted: JournalMetrics._on_started,

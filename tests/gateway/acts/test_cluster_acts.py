@@ -62,6 +62,25 @@ async def test_a_cordon_is_shown_and_ends_by_resume(bench: Any) -> None:
     assert (await _post(bench, "/v1/nodes/n1/resume")).json()["cordoned"] == []
 
 
+async def test_a_lost_node_is_forgotten_when_an_operator_says_so(bench: Any) -> None:
+    await _with_node(bench)
+    refused = await _post(bench, "/v1/nodes/n1/forget", reason="scrapped")
+    assert (refused.status_code, refused.json()["code"]) == (409, "not_lost")
+    await bench.history.decide(e.NodeLost(**bench.history.stamp(node="n1", incarnation=1)))
+    await bench.settle()
+    forgotten = await _post(bench, "/v1/nodes/n1/forget", reason="scrapped")
+    assert (forgotten.status_code, forgotten.json()) == (202, {"node": "n1", "forgotten": True, "changed": True})
+    assert (await bench.client.get("/v1/nodes")).json()["nodes"] == []
+    assert (await _post(bench, "/v1/nodes/n1/forget")).status_code == 404
+    (event,) = await _written(bench)
+    assert (type(event).__name__, event.node, event.actor, event.note) == (
+        "NodeForgetRequested",
+        "n1",
+        "olga",
+        "scrapped",
+    )
+
+
 async def test_what_cannot_be_of_a_node_is_refused(bench: Any) -> None:
     await _with_node(bench)
     now_ns = bench.clock.now_ns()

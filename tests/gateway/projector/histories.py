@@ -20,7 +20,7 @@ _EXTRA = st.tuples(
     st.just(""),
 )
 _KINDS = ["submit", "cancel", "join", "lost", "unreachable", "start", "exit", "reject", "save", "fail", "pass", "late"]
-_KINDS += [*ASKED, "drain", "cordon", "window"]
+_KINDS += [*ASKED, "drain", "cordon", "window", "forget"]
 _OUTCOMES = st.sampled_from(["completed", "suspended", "failed", "stopped", "lost"])
 _SCHEDULED = st.tuples(st.sampled_from([*_KINDS, "pass", "start"]), st.integers(0, 5), _OUTCOMES)
 

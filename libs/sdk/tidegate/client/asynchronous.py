@@ -127,6 +127,10 @@ class AsyncClient:
         """End drain and cordon of the node. Raises NotFound and Conflict."""
         return await self._run(operating.resume_node(node, reason))
 
+    async def forget_node(self, node: str, reason: str = "") -> Document:
+        """Have nothing kept of a lost node any more. Raises NotFound and Conflict."""
+        return await self._run(operating.forget_node(node, reason))
+
     async def queues(self) -> List[Document]:
         """Return each tenant's queue with what the tenant uses."""
         return await self._run(operating.queues())

@@ -39,6 +39,11 @@ def resume_node(node: str, reason: str) -> Flow[Document]:
     return (yield from _ask(f"/v1/nodes/{_quoted(node)}/resume", reason, {}))
 
 
+def forget_node(node: str, reason: str) -> Flow[Document]:
+    """Have nothing kept of a lost node any more."""
+    return (yield from _ask(f"/v1/nodes/{_quoted(node)}/forget", reason, {}))
+
+
 def queues() -> Flow[List[Document]]:
     """Return the tenants' queues."""
     found: List[Document] = (yield from ask_document(Call("GET", "/v1/queues")))["queues"]

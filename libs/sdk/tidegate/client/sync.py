@@ -136,6 +136,10 @@ class Client:
         """End drain and cordon of the node. Raises NotFound and Conflict."""
         return self._run(operating.resume_node(node, reason))
 
+    def forget_node(self, node: str, reason: str = "") -> Document:
+        """Have nothing kept of a lost node any more. Raises NotFound and Conflict."""
+        return self._run(operating.forget_node(node, reason))
+
     def queues(self) -> List[Document]:
         """Return each tenant's queue with what the tenant uses."""
         return self._run(operating.queues())

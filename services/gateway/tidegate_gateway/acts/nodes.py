@@ -1,4 +1,7 @@
-"""What may be asked of a node: that its jobs leave by a time and nothing new comes, and that it takes jobs again."""
+"""What may be asked of a node: that its jobs leave by a time and nothing new comes, and that it takes jobs again.
+
+Of one that is lost: that nothing is kept of it any more.
+"""
 
 from __future__ import annotations
 
@@ -44,3 +47,11 @@ def resume(view: View, name: str, asked: Asked) -> EventMaker | None:
     if node.resumed:
         return None
     raise CannotError("not_drained", f"node {name} is neither drained nor cordoned", "a node that is", node=name)
+
+
+def forget(view: View, name: str, asked: Asked) -> EventMaker:
+    """Keep nothing of a lost node any more."""
+    node = known_node(view, name)
+    if node.state != "lost":
+        raise CannotError("not_lost", f"node {name} is {node.state}", "a node that is lost", node=name)
+    return partial(e.NodeForgetRequested, node=name, actor=asked.actor, note=asked.note)

@@ -55,6 +55,7 @@ ROUTES = (
     Route("/v1/nodes", cluster.nodes, methods=["GET"]),
     Route("/v1/nodes/{node}/drain", node_acts.drain, methods=["POST"]),
     Route("/v1/nodes/{node}/resume", node_acts.resume, methods=["POST"]),
+    Route("/v1/nodes/{node}/forget", node_acts.forget, methods=["POST"]),
     Route("/v1/maintenance", maintenance.listing, methods=["GET"]),
     Route("/v1/maintenance", maintenance.plan, methods=["POST"]),
     Route("/v1/maintenance/{name}/cancel", maintenance.cancel, methods=["POST"]),

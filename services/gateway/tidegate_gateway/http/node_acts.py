@@ -1,4 +1,4 @@
-"""Endpoints by which an operator empties a node and gives it back."""
+"""Endpoints by which an operator empties a node, gives it back, or has a lost one forgotten."""
 
 from __future__ import annotations
 
@@ -42,6 +42,17 @@ async def resume(request: Request) -> Response:
     await fresh(gateway)
     written = await gateway.desk.record(lambda view: acts.resume(view, node, asked))
     return _answer(request, "resume", written)
+
+
+async def forget(request: Request) -> Response:
+    """POST /v1/nodes/{node}/forget."""
+    asked, _ = await read_asked(request)
+    gateway, node = gateway_of(request), request.path_params["node"]
+    permit_operator(gateway, asked.actor)
+    await fresh(gateway)
+    await gateway.desk.record(lambda view: acts.forget(view, node, asked))
+    log.info("act_taken", act="node_forget", node=node, written=True)
+    return json_response({"node": node, "forgotten": True, "changed": True}, 202)
 
 
 def _answer(request: Request, act: str, written: bool) -> Response:

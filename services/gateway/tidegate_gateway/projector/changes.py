@@ -37,6 +37,7 @@ class Rows(msgspec.Struct, frozen=True):
     jobs: list[Row]
     attempts: list[Row]
     nodes: list[Row]
+    gone_nodes: list[Row]
     allocations: list[Row]
     gone_allocations: list[Row]
     checkpoints: list[Row]
@@ -61,6 +62,7 @@ class Changes:
         self._attempts: dict[tuple[str, int], Attempt] = {}
         self._checkpoints: dict[tuple[str, int], Checkpoint] = {}
         self._nodes: set[str] = set()
+        self._nodes_before = set(view.nodes)
         self._queues: set[str] = set()
         self._windows: set[str] = set()
         self._windows_before = set(view.maintenance)
@@ -91,7 +93,8 @@ class Changes:
         return Rows(
             jobs=[job_row(job) for job in self._jobs.values()],
             attempts=[attempt_row(job, attempt) for (job, _), attempt in self._attempts.items()],
-            nodes=[node_row(view.nodes[name]) for name in sorted(self._nodes)],
+            nodes=[node_row(view.nodes[name]) for name in sorted(self._nodes & view.nodes.keys())],
+            gone_nodes=[(text(name),) for name in sorted(self._nodes_before - view.nodes.keys())],
             allocations=allocations,
             gone_allocations=gone,
             checkpoints=[checkpoint_row(*key, checkpoint) for key, checkpoint in self._checkpoints.items()],
@@ -149,7 +152,9 @@ class Changes:
         """Return the rows to write and the keys of those to delete, and note the first as written."""
         written: list[Row] = []
         gone: list[Row] = []
-        for name in sorted(self._nodes):
+        for name in sorted(self._nodes_before - self._view.nodes.keys()):
+            gone += [row[:4] for row in self._held.pop(name, {}).values()]
+        for name in sorted(self._nodes & self._view.nodes.keys()):
             node = self._view.nodes[name]
             now = {key: allocation_row(name, key, hold) for key, hold in node.holds.items()}
             before = self._held.get(name, {})

@@ -17,16 +17,26 @@ def on_node_event(nodes: Nodes, jobs: Iterable[Job], event: e.Event) -> bool:
     """Fold an event about a node; say whether it counted."""
     if isinstance(event, e.NodeJoined):
         return _on_joined(nodes, jobs, event)
-    if isinstance(event, e.NodeDrainRequested | e.NodeResumeRequested | e.ImagePrefetchHinted):
-        node = nodes.get(event.node)
-        return node is not None and _on_word(node, event)
-    if not isinstance(event, e.NodeUnreachable | e.NodeReachable | e.NodeLost | e.NodeCordoned):
+    node = nodes.get(getattr(event, "node", ""))
+    if node is None:
         return False
-    node = nodes.get(event.node)
-    if node is None or node.incarnation != event.incarnation:
+    if isinstance(event, e.NodeDrainRequested | e.NodeResumeRequested | e.ImagePrefetchHinted):
+        return _on_word(node, event)
+    if isinstance(event, e.NodeForgetRequested):
+        return _forget(nodes, node)
+    return _on_incarnation(nodes, node, jobs, event)
+
+
+def _on_incarnation(nodes: Nodes, node: Node, jobs: Iterable[Job], event: e.Event) -> bool:
+    """Fold what was decided about the node as its agent had joined last."""
+    if not isinstance(event, e.NodeUnreachable | e.NodeReachable | e.NodeLost | e.NodeCordoned | e.NodeForgotten):
+        return False
+    if node.incarnation != event.incarnation:
         return False
     if isinstance(event, e.NodeLost):
         return _on_lost(node, jobs, event.at_ns)
+    if isinstance(event, e.NodeForgotten):
+        return _forget(nodes, node)
     return _on_cordoned(node, event) if isinstance(event, e.NodeCordoned) else _on_reach(node, event)
 
 
@@ -138,6 +148,14 @@ def _on_lost(node: Node, jobs: Iterable[Job], at_ns: int) -> bool:
         _lose(job, member, "its node was lost")
     for held in node.holds.values():
         held.sandbox = "lost"
+    return True
+
+
+def _forget(nodes: Nodes, node: Node) -> bool:
+    """Keep nothing of a node, if it is lost."""
+    if node.state != "lost":
+        return False
+    del nodes[node.name]
     return True
 
 

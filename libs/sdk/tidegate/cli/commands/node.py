@@ -1,4 +1,4 @@
-"""`tidegate node`: empty a node, give it back, list all."""
+"""`tidegate node`: empty a node, give it back, forget a lost one, list all."""
 
 from __future__ import annotations
 
@@ -53,6 +53,22 @@ def resume(node: NodeArgument, reason: Reason = "", as_json: output.JsonFlag = F
         answer = client.resume_node(node, reason)
     why = answer["reason"]
     _show(answer, f"is resumed, but takes no jobs: {text.reason(why)}" if why else "takes jobs", as_json)
+
+
+@app.command("forget")
+def forget(node: NodeArgument, reason: Reason = "", as_json: output.JsonFlag = False) -> None:
+    """Keep nothing of a lost node that will not come back. Any other node is refused (5).
+
+    Nodes that nobody drained are forgotten by themselves some days after they were lost. One that comes back joins as a
+    new node, and is told to end what runs there from before.
+
+    \b
+    Examples:
+      tidegate node forget n7 --reason "scrapped"
+    """
+    with connect() as client, output.Progress(f"Forgetting {node}"):
+        answer = client.forget_node(node, reason)
+    _show(answer, "is forgotten", as_json)
 
 
 def _show(answer: dict[str, Any], words: str, as_json: bool) -> None:
