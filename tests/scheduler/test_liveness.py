@@ -101,6 +101,16 @@ def test_a_node_that_was_heard_while_its_silence_was_written_is_reachable(cluste
     assert _kinds(liveness.observe(now=6.0, at_ns=1)) == ["NodeReachable"]
 
 
+def test_who_is_heard_and_has_not_joined_is_a_stranger(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STRANGERS_MAX", 2)
+    liveness = Liveness(cluster.state, SILENCE_SECONDS, now=0.0)
+    for name in ("n1", "n2", "n3", "n4"):
+        liveness.hear(name, now=1.0)
+    cluster.node("n3")
+    assert liveness.strangers() == ["n2"]
+    assert liveness.strangers() == []
+
+
 def test_a_cluster_that_falls_silent_as_a_whole_is_journaled_in_frames_of_bounded_size(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

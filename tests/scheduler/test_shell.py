@@ -228,6 +228,21 @@ async def test_a_new_leader_gives_every_node_a_whole_silence(bench: Bench) -> No
     await asyncio.gather(second, return_exceptions=True)
 
 
+async def test_a_node_that_is_heard_and_not_known_is_asked_to_join(bench: Bench) -> None:
+    serving = asyncio.create_task(bench.scheduler().run())
+    beating = asyncio.create_task(bench.heartbeats())
+    async with asyncio.timeout(WAIT_SECONDS):
+        asked = await bench.orders.get()
+    assert (asked.incarnation, asked.sandboxes) == (wire.FORGOTTEN_INCARNATION, ())
+    await bench.join()
+    async with asyncio.timeout(WAIT_SECONDS):
+        while (await bench.orders.get()).incarnation != 1:
+            pass
+    serving.cancel()
+    beating.cancel()
+    await asyncio.gather(serving, beating, return_exceptions=True)
+
+
 async def test_a_restarted_scheduler_knows_all_and_places_nothing_twice(bench: Bench) -> None:
     serving = asyncio.create_task(bench.scheduler().run())
     beating = asyncio.create_task(bench.heartbeats())

@@ -17,6 +17,10 @@ LOOPBACK = "127.0.0.1"
 """The address of a node that names none: right where all nodes are one machine."""
 
 
+FORGOTTEN_INCARNATION = 0
+"""Orders for it, which no agent has, say that the scheduler knows no such node: its agent joins again, as it is."""
+
+
 class GangPlace(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Where one member of a gang stands in it.
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 import structlog
 from tidegate_events.events import HeldSandbox, NodeJoined, Reason
-from tidegate_events.orders import NodeOrders, SandboxOrder
+from tidegate_events.orders import FORGOTTEN_INCARNATION, NodeOrders, SandboxOrder
 
 from tidegate_executor import admission, conclusion, preparation, retention, runner
 from tidegate_executor.admission import Claim, Offer
@@ -25,6 +25,8 @@ from tidegate_executor.sandbox.base import FoundSandbox, InfrastructureError, Sa
 
 log = structlog.get_logger()
 _replace = msgspec.structs.replace
+JOIN_INTERVAL_NS = 5_000_000_000
+"""Between two times that it joins."""
 
 
 class NodeAgent:
@@ -38,6 +40,7 @@ class NodeAgent:
         self._ended: dict[str, tuple[AttemptState, str | None]] = {}
         self._newest_orders = (0, 0)
         self._offer: Offer | None = None
+        self._joined_ns = 0
 
     # ---- what there is ----
 
@@ -131,6 +134,7 @@ class NodeAgent:
     async def join(self, offer: Offer) -> None:
         """Put NodeJoined on disk, with what is held at that moment; facts put earlier come before it."""
         self._offer = offer
+        self._joined_ns = self._context.clock.now_ns()
         capacity = offer.capacity
         held = [each.memory.state for each in self._runners.values() if not each.memory.state.is_over]
         joined = NodeJoined(
@@ -152,10 +156,20 @@ class NodeAgent:
         log.info("node_joining", incarnation=self.incarnation, held=len(held), levels=joined.levels)
         await self._context.spool.put([joined])
 
+    async def _join_again(self) -> None:
+        """Join as a node that the scheduler has forgotten; where it has not, that says nothing new to it."""
+        now_ns = self._context.clock.now_ns()
+        if self._offer is not None and now_ns - self._joined_ns >= JOIN_INTERVAL_NS:
+            log.warning("joins_again", why="the scheduler keeps nothing of this node any more")
+            await self.join(self._offer)
+
     # ---- orders ----
 
     async def on_orders(self, orders: NodeOrders) -> None:
         """Carry out the desired state; older and foreign orders are ignored, what is not mentioned is left alone."""
+        if orders.node == self._context.node and orders.incarnation == FORGOTTEN_INCARNATION:
+            await self._join_again()
+            return
         version = (orders.epoch, orders.at_seq)
         if orders.node != self._context.node or orders.incarnation != self.incarnation:
             log.debug("orders_ignored", incarnation=orders.incarnation)

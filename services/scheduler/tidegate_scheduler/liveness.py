@@ -17,6 +17,8 @@ LOOK_GAP_SECONDS_MAX = 2.0
 SEEN_MAX = 1000
 """Observations of one look, which go into one frame; the others are made at the next look."""
 
+STRANGERS_MAX = 1000
+
 
 class Liveness:
     """Remembers when each node of `state` was last heard, on a clock of its own that may start anywhere (seconds)."""
@@ -38,6 +40,7 @@ class Liveness:
         self._returned: dict[str, None] = {}
         """Of those that are away, the ones that were heard."""
 
+        self._strangers: dict[str, None] = {}
         self._watched: dict[str, None] = {}
         for node in state.nodes.values():
             self._incarnations[node.name] = node.incarnation
@@ -50,6 +53,13 @@ class Liveness:
             self._heard[node] = now
             if node in self._away:
                 self._returned[node] = None
+        elif len(self._strangers) < STRANGERS_MAX:
+            self._strangers[node] = None
+
+    def strangers(self) -> list[str]:
+        """Return who was heard since this was asked last though no such node has joined, or it was forgotten."""
+        heard, self._strangers = self._strangers, {}
+        return [name for name in heard if name not in self._state.nodes]
 
     def listen_anew(self, now: float) -> None:
         """Forget old silences: the listener itself was away, so nobody can be blamed for them."""

@@ -42,6 +42,7 @@ from tidegate_scheduler.state import State
 LIVENESS_TICK_SECONDS = 0.5
 FULL_WAIT_SECONDS = 1.0
 NODES_LOGGED_MAX = 5
+STRANGERS_SECONDS = 5.0
 BUCKET_TIMEOUTS_PER_LEASE = 3
 """A renewal that got no answer leaves time to look what became of it before the lease ends."""
 
@@ -66,6 +67,7 @@ class Scheduler:
         self._liveness: Liveness | None = None
         self._heap: Heap | None = None
         self._wake_at_ns: int | None = None
+        self._strangers_at = 0.0
 
     async def run(self) -> None:
         """Lead or stand by until cancelled; the lease is let go of at the end."""
@@ -145,6 +147,7 @@ class Scheduler:
                 log.error("journal_full", error=str(error), retry_in_seconds=FULL_WAIT_SECONDS)
                 await asyncio.sleep(FULL_WAIT_SECONDS)
             await self._send_orders(leadership, book)
+            await self._ask_strangers(leadership)
 
     async def _await_change(self, *, at_once: bool = False) -> None:
         """Wait until something was folded, a decision falls due, or it is time to look at the nodes."""
@@ -210,6 +213,23 @@ class Scheduler:
                     await self._client.publish(subjects.order(name), wire.encode(part))
                 book.told(orders, now)
             await turn.pause()
+
+    async def _ask_strangers(self, leadership: Leadership) -> None:
+        """Ask agents that are heard and of which the state knows no node, having forgotten it, to join again."""
+        now = self._now()
+        if self._liveness is None or not self._client.is_connected or now < self._strangers_at:
+            return
+        self._strangers_at = now + STRANGERS_SECONDS
+        state = self._fold.state
+        for name in self._liveness.strangers():
+            join = wire.NodeOrders(
+                node=name,
+                incarnation=wire.FORGOTTEN_INCARNATION,
+                epoch=leadership.epoch,
+                at_seq=state.seq,
+                sandboxes=(),
+            )
+            await self._client.publish(subjects.order(name), wire.encode(join))
 
     async def _on_heartbeat(self, message: Msg) -> None:
         try:

@@ -14,10 +14,11 @@ from typing import Any
 import msgspec
 import pytest
 from nats.aio.client import Client
-from tidegate_events import subjects
+from tidegate_events import orders, subjects
 from tidegate_events.events import (
     CheckpointFailed,
     CheckpointSaved,
+    NodeJoined,
     PhaseChanged,
     PlacementRejected,
     Quota,
@@ -462,6 +463,27 @@ async def test_what_was_swept_is_reported_as_lost(make_agent: MakeAgent, schedul
     assert joined.sandboxes == ()
     kinds = [type(event).__name__ for event in await scheduler.events()]
     assert kinds.index("SandboxExited") < len(kinds) - 1 - kinds[::-1].index("NodeJoined")
+
+
+async def test_an_agent_that_was_forgotten_joins_again_with_what_it_holds(
+    make_agent: MakeAgent, scheduler: Scheduler, client: Client
+) -> None:
+    make_agent()
+    first = await scheduler.joined()
+    scheduler.want(job("here", component("main", "import time; time.sleep(60)")))
+    await scheduler.first(SandboxStarted, "here")
+    forgotten = orders.NodeOrders(node=NODE, incarnation=orders.FORGOTTEN_INCARNATION, epoch=1, at_seq=1, sandboxes=())
+
+    async def joined_again() -> list[Any] | None:
+        await client.publish(subjects.order(NODE), orders.encode(forgotten))
+        joins = await scheduler.events(NodeJoined)
+        return joins if len(joins) > 1 else None
+
+    again = (await until(joined_again))[-1]
+    assert (again.incarnation, again.capacity) == (first.incarnation, first.capacity)
+    assert [(held.job, held.attempt) for held in again.sandboxes] == [("here", 1)]
+    scheduler.change(scheduler.wanted["here.1.0"], desired="stop")
+    await scheduler.exit_of("here")
 
 
 CANARY = "canary-5f0e2b6c9d"
