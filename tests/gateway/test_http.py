@@ -129,6 +129,22 @@ async def test_a_waiting_job_says_why(bench: Any) -> None:
     assert busy["reasons"][0]["detail"] == "later"
 
 
+async def test_a_running_job_that_waits_for_its_phase_says_why(bench: Any) -> None:
+    job_id = (await bench.submit({**SHORT, "phase_entry": "asked"})).json()["job_id"]
+    told_id = (await bench.submit(SHORT)).json()["job_id"]
+    for each in (job_id, told_id):
+        await _place(bench, each)
+        await _end(bench, each, e.JobStarted, 1)
+    reason = {"code": "PhaseAsked", "detail": "waits to enter learning", "numbers": {"rank": 0}}
+    said = {"job": job_id, "state": "running", "position": 0, "reasons": [reason]}
+    assert "why" not in (await bench.client.get(f"/v1/jobs/{job_id}")).json(), "it runs, and nobody said anything"
+    bench.asker.answerers["tg.ask.scheduler.explain"] = lambda _: said
+    assert (await bench.client.get(f"/v1/jobs/{job_id}")).json()["why"]["reasons"] == [reason]
+    assert "why" not in (await bench.client.get(f"/v1/jobs/{told_id}")).json()
+    said["reasons"] = []
+    assert "why" not in (await bench.client.get(f"/v1/jobs/{job_id}")).json()
+
+
 async def test_logs_come_from_the_node_of_the_attempt(bench: Any) -> None:
     job_id = (await bench.submit(SHORT)).json()["job_id"]
     path = f"/v1/jobs/{job_id}/logs"

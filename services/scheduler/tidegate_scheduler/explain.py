@@ -8,6 +8,7 @@ import msgspec
 from tidegate_events.events import JobPlaced, JobRejected, Reason
 
 from tidegate_scheduler.decide import Pass
+from tidegate_scheduler.leasing import waits_for_phase
 from tidegate_scheduler.policy import registry
 from tidegate_scheduler.policy.elastic.reasons import Waiting
 from tidegate_scheduler.policy.first.queue import BACK_OFF
@@ -66,7 +67,7 @@ def explain(state: State, waiting: Mapping[str, Reason], job_id: str, now_ns: in
     if job is None:
         return Explanation(job_id, "unknown", 0, ())
     if not job.waiting:
-        return Explanation(job_id, job.stage, 0, ())
+        return Explanation(job_id, job.stage, 0, waits_for_phase(state, job))
     outlook = registry.outlook(state, _moment(state, now_ns))
     position = outlook.position(job)
     starts = outlook.starts(position) if position <= FORECAST_MAX else {}

@@ -6,7 +6,7 @@ Only members of jobs whose `phase_entry` is `asked` are touched, so histories wi
 from __future__ import annotations
 
 from tidegate_events import events as e
-from tidegate_events.spec import JobSpec
+from tidegate_events.spec import JobSpec, phase_need
 
 from tidegate_scheduler.state import Job, Member, State
 
@@ -111,6 +111,32 @@ def on_hand_back_requested(state: State, event: e.HandBackRequested, at: str) ->
             member.hand_back_ns, member.hand_back_for = event.deadline_ns, event.for_job
             job.cause = at
             state.touch(f"job/{job.id}")
+
+
+def waits_for_phase(state: State, job: Job) -> tuple[e.Reason, ...]:
+    """Say which phases members of a running job wait for, and what they lack."""
+    spec, found = state.specs[job.id], []
+    for member in job.members:
+        if not member.active or not member.wanted or member.granted == member.wanted:
+            continue
+        need = phase_need(spec, member.wanted)
+        numbers = {
+            "rank": member.rank,
+            "memory_mib_needed": max(0, need.memory_mib - limits_mib(spec, member.quotas)),
+            "gpus_needed": max(0, need.gpus - len(member.gpu_indices)),
+        }
+        told = [
+            (each.hand_back_ns, other.id)
+            for other in state.seats.on(member.node)
+            for each in other.members
+            if each.active and each.node == member.node and each.hand_back_for == job.id
+        ]
+        detail = f"waits to enter {member.wanted}"
+        if told:
+            numbers["hand_back_ns"] = max(told)[0]
+            detail += f"; {', '.join(sorted({name for _, name in told}))} shall hand back what is leased"
+        found.append(e.Reason(code="PhaseAsked", detail=detail, numbers=numbers))
+    return tuple(found)
 
 
 def _handed_back(member: Member) -> None:

@@ -11,6 +11,7 @@ from tidegate_scheduler.decide import decide
 from tidegate_scheduler.policy.parameters import Parameters
 
 from tests.scheduler.elastic.lab import elastic, looked_up, run
+from tests.scheduler.elastic.lent import ask, borrower, owner
 from tests.scheduler.elastic.world import answers, tables, told_anew
 from tests.support.cluster import SECOND, Cluster, spec
 
@@ -18,6 +19,11 @@ from tests.support.cluster import SECOND, Cluster, spec
 def busy() -> Cluster:
     """Return a cluster in which every table of the index holds something."""
     cluster = elastic()
+    cluster.node("n4", 2000, memory=5000, gpus=2)
+    for name, job in (("owner", owner(priority=9)), ("borrower", borrower(priority=9))):
+        run(cluster, name, job)
+    ask(cluster, "borrower", "learning")
+    ask(cluster, "owner", "learning")
     devices = (GpuDevice(0, "a", "A", 24_000), GpuDevice(1, "b", "B", 80_000))
     cluster.node("n2", 4000, devices=devices, switch="s1")
     cluster.node("n1", 4000, gpus=2)
@@ -50,6 +56,8 @@ CHANGES: dict[str, Callable[[Cluster], object]] = {
     "a preemptor is cancelled": lambda cluster: cluster.cancel("high"),
     "a job is let go": lambda cluster: cluster.ask(e.ReleaseRequested, "held"),
     "a part is left": lambda cluster: cluster.exit("part", "completed"),
+    "a lease is handed back": lambda cluster: ask(cluster, "borrower", ""),
+    "an owner leaves": lambda cluster: cluster.exit("owner", "completed"),
     "time passes": lambda cluster: cluster.advance(10_000),
 }
 

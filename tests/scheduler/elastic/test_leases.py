@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from tidegate_events import events as e
 from tidegate_events.resources import Resources
+from tidegate_scheduler.explain import explain
 from tidegate_scheduler.policy.parameters import Parameters
 
 from tests.scheduler.elastic.lab import asked_to_leave, of
@@ -228,6 +229,25 @@ def test_cpu_is_taken_back_at_once() -> None:
     assert granted(decided) == {"owner": "learning"}
     assert not recalled(decided)
     assert [cluster.members(job)[0].quotas[0].cpu_millis for job in ("owner", "borrower")] == [1000, 500]
+
+
+def test_who_waits_for_its_phase_says_for_what_and_for_whom() -> None:
+    cluster = lent_out()
+    assert explain(cluster.state, cluster.waiting, "owner").reasons == ()
+    ask(cluster, "owner", "learning")
+    (why,) = explain(cluster.state, cluster.waiting, "owner").reasons
+    assert (why.code, why.detail) == (
+        "PhaseAsked",
+        "waits to enter learning; borrower shall hand back what is leased",
+    )
+    assert why.numbers == {
+        "rank": 0,
+        "memory_mib_needed": 3500,
+        "gpus_needed": 2,
+        "hand_back_ns": at(cluster, HAND_BACK),
+    }
+    hand_back(cluster)
+    assert explain(cluster.state, cluster.waiting, "owner").reasons == ()
 
 
 # ---- gangs ----

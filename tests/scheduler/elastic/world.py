@@ -50,7 +50,7 @@ class CheckedCluster(Cluster):
         return recorded
 
     def settle(self) -> list[e.AnyEvent]:
-        """Settle, and hold that what is kept then is kept for somebody who can come, and nobody keeps what is recalled."""
+        """Settle, and hold that room is kept then for who can come, and that nobody keeps what was recalled."""
         decided = super().settle()
         for job in self.state.jobs.values():
             late = [each.rank for each in job.members if each.active and 0 < each.hand_back_ns <= self.now]

@@ -89,6 +89,10 @@ async def detail(request: Request) -> Response:
     answer = render.detail(job)
     if job.waiting:
         answer["why"] = await queue.explain(gateway, job)
+    elif queue.asks_for_phases(job):
+        said = await queue.explain(gateway, job)
+        if said["reasons"] and said["answered_by"] == "scheduler":  # it runs: whoever waits for nothing has no reason
+            answer["why"] = said
     return json_response(answer, headers=trace_headers(job.id))
 
 

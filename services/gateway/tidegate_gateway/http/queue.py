@@ -81,9 +81,14 @@ async def in_line(gateway: Gateway) -> tuple[str, list[dict[str, Any]]]:
     return ("scheduler" if said else "gateway"), line
 
 
+def asks_for_phases(job: Job) -> bool:
+    """Say whether the job runs and may wait for a phase that it asked for."""
+    return job.state == "running" and job.spec.phase_entry == "asked"
+
+
 async def explain(gateway: Gateway, job: Job) -> dict[str, Any]:
     """Return why the job waits, in the scheduler's words, or why there are none."""
-    if not job.waiting:
+    if not job.waiting and not asks_for_phases(job):
         return _by_gateway(job, "NotWaiting", f"the job is {job.state}")
     try:
         answer = await gateway.asker.ask(subjects.ask_scheduler("explain"), {"job": job.id}, EXPLAIN_SECONDS_MAX)

@@ -19,6 +19,7 @@ from tidegate_scheduler.history.point import Point, Told, reach, reach_known
 from tidegate_scheduler.history.shares import Share, shares, triggers
 from tidegate_scheduler.history.source import Source
 from tidegate_scheduler.history.verdicts import verdicts
+from tidegate_scheduler.leasing import waits_for_phase
 from tidegate_scheduler.policy.outlook import Verdict
 from tidegate_scheduler.state import State
 
@@ -186,6 +187,8 @@ def _answer(state: State, found: Why) -> str:
     where = ", ".join(sorted({member.node for member in job.members}))
     placed = found.placed
     because = text.reasons(placed.decision["reasons"]) if placed is not None else "placed before this history begins"
+    if asked := waits_for_phase(state, job):
+        because = text.reasons([msgspec.to_builtins(reason) for reason in asked])
     return f"it is {job.stage} on {where}: {because}"
 
 

@@ -96,6 +96,23 @@ RUNNING: dict[str, tuple[str, str]] = {
     "QuotaReclaimed": ("Asked to leave: its tenant borrowed what another one was guaranteed and now needs.", ""),
     "SimulatorsAdded": ("It got more simulators, between its own bounds: there is CPU to spare.", ""),
     "SimulatorsRemoved": ("It gave simulators back: others need the CPU.", ""),
+    "PhaseAsked": (
+        "It runs, and a member waits to enter the phase that is named. What that needs beyond what the member has: "
+        "`memory_mib_needed`, `gpus_needed`. `hand_back_ns`: by when others were told to hand it back.",
+        "Wait: an owner's phase is granted in bounds; what is borrowed, when it is free or lent.",
+    ),
+    "PhaseGranted": (
+        "A member may enter the phase that it asked for; `leased_*` of it is lent, and may be recalled.",
+        "",
+    ),
+    "LeaseRecalled": (
+        "Told to leave a phase, for the job that is named needs what is leased to it.",
+        "Leave the phase in time: `hand_back_seconds` of its `preemption`.",
+    ),
+    "LeaseNotReturned": (
+        "Asked to leave: it did not hand back in time what was leased to it.",
+        "Raise `hand_back_seconds`.",
+    ),
     "SuspendRequested": ("Asked to leave by an operator, and is held then.", "`tidegate job resume`."),
     "RequeueRequested": ("Asked to leave by an operator, and waits again.", ""),
     "NodeShrank": ("Asked to leave: its node came back with less than its members hold.", ""),
