@@ -10,6 +10,7 @@ from tidegate_events.events import AnyEvent, Quota
 from tidegate_executor import preparation
 from tidegate_executor.attempt_memory import AttemptMemory
 from tidegate_executor.attempts import facts, planning, transitions
+from tidegate_executor.attempts.state import Replica
 from tidegate_executor.context import Context
 from tidegate_executor.sandbox.base import InfrastructureError, Limits, ResizeRefusedError, Sandbox
 from tidegate_executor.spool.spool import SpoolFullError
@@ -95,8 +96,10 @@ async def _try(memory: AttemptMemory, sandbox: Sandbox, quotas: tuple[Quota, ...
 
 
 async def _component(memory: AttemptMemory, sandbox: Sandbox, quota: Quota, log: Any) -> Quota | None:
+    """Return the quota as the kernel holds it; None where it keeps the memory limit of a replica."""
     limits = preparation.limits_of(quota)
     kernel: Limits | None = None
+    refused = False
     for replica in memory.state.replicas_of(quota.component):
         if replica.status != "running":
             continue
@@ -105,8 +108,20 @@ async def _component(memory: AttemptMemory, sandbox: Sandbox, quota: Quota, log:
         except ResizeRefusedError as error:
             if any(r.status == "running" and r.name == replica.name for r in memory.state.replicas):
                 log.warning("resize_refused", replica=replica.name, why=str(error))
-                return None
-    return seen(quota, kernel)
+                refused = True
+                await _all_but_memory(sandbox, replica, limits, log)
+    return None if refused else seen(quota, kernel)
+
+
+async def _all_but_memory(sandbox: Sandbox, replica: Replica, limits: Limits, log: Any) -> None:
+    """Give a replica the CPU of its new limits: that its memory is in use does not stand against it."""
+    for each in (await sandbox.stats()).replicas:
+        if (each.component, each.replica) == (replica.component, replica.replica) and each.limits is not None:
+            kept = _replace(limits, memory_mib=each.limits.memory_mib)
+            try:
+                await sandbox.resize(replica.component, replica.replica, kept)
+            except ResizeRefusedError as error:  # it ended meanwhile, and its exit says so
+                log.info("resize_refused", replica=replica.name, why=str(error))
 
 
 async def _kept(sandbox: Sandbox, refused: tuple[Quota, ...]) -> tuple[Quota, ...]:

@@ -182,6 +182,16 @@ def test_who_comes_back_at_once_needs_no_fact_unless_the_lease_is_recalled() -> 
     assert answered(applied(ordered(recalled, 10, "learning"))) == ["c"]
 
 
+def test_memory_that_the_kernel_keeps_does_not_keep_anybody_from_the_next_phase() -> None:
+    state, now = in_learning()
+    state, _ = say(asking(entering(state, None, now), "sampling", seq=2), now, seq=8)
+    state = ordered(state, 8, "sampling", quotas=LOW)
+    assert answered(state) == []
+    assert answered(replace(state, shrinks_refused=LOW[:1])) == []
+    assert answered(replace(state, shrinks_refused=LOW)) == ["c"]
+    assert answered(replace(state, shrinks_refused=HIGH)) == [], "that was another order"
+
+
 def test_nothing_is_granted_while_it_is_asked_to_leave() -> None:
     state, _ = say(asking(running(), "learning"), T0, seq=5)
     state = applied(ordered(state, 6, "learning"))

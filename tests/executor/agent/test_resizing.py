@@ -94,8 +94,8 @@ class Node:
         self.memory = AttemptMemory(cast(Spool, self.disk), ORDER, state)
         self.context = cast(Context, SimpleNamespace(node="n1", clock=SystemClock()))
 
-    async def want(self, memory_mib: int, *, times: int = 1) -> list[Any]:
-        quotas = tuple(replace(quota, memory_mib=memory_mib) for quota in ORDER.quotas)
+    async def want(self, memory_mib: int, *, times: int = 1, cpu_millis: int = 500) -> list[Any]:
+        quotas = tuple(replace(quota, memory_mib=memory_mib, cpu_millis=cpu_millis) for quota in ORDER.quotas)
         self.memory.change(transitions.on_order(self.memory.state, replace(ORDER, quotas=quotas)))
         told = len(self.disk.events)
         for _ in range(times):
@@ -125,6 +125,18 @@ async def test_what_the_kernel_keeps_is_told_once_for_each_change() -> None:
     assert await node.want(72, times=3) == []
     node.kernel.in_use_mib["learn.0"] = 70
     assert [type(event) for event in await node.want(64)] == [QuotaApplied, ShrinkRefused], "another one is told"
+    assert [type(event) for event in await node.want(72)] == [QuotaApplied]
+    assert [type(event) for event in await node.want(64)] == [QuotaApplied, ShrinkRefused], "and again after that"
+
+
+async def test_memory_in_use_keeps_nobody_from_cpu_nor_the_other_replicas_from_their_limits() -> None:
+    node = Node()
+    node.kernel.in_use_mib["sim.0"] = 100
+    await node.want(64, cpu_millis=900)
+    held = {name: (limits.cpu_millis, limits.memory_mib) for name, limits in node.kernel.limits.items()}
+    assert held == {"sim.0": (900, 128), "sim.1": (900, 64), "learn.0": (900, 64)}
+    (refused,) = [event for event in node.disk.events if isinstance(event, ShrinkRefused)]
+    assert [(quota.cpu_millis, quota.memory_mib) for quota in refused.quotas] == [(900, 128), (900, 64)]
 
 
 async def test_what_cannot_be_read_is_told_with_the_next_try() -> None:

@@ -46,9 +46,12 @@ def to_tell(state: AttemptState) -> str | None:
 
 
 def limits_hold(state: AttemptState) -> bool:
-    """Say whether the kernel holds the limits that the newest order asks for, and that was told."""
+    """Say whether the kernel holds the limits that the newest order asks for, and that was told.
+
+    More memory than it asks for will do, where that is told too: who waits for a phase could never give it back.
+    """
     asked = {quota.component: quota for quota in state.quotas_asked}
-    return all(asked.get(quota.component) == quota for quota in state.quotas_wanted)
+    return all(asked.get(quota.component) == quota or quota in state.shrinks_refused for quota in state.quotas_wanted)
 
 
 def _may_enter(state: AttemptState, phase: str) -> bool:

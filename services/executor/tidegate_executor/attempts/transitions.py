@@ -80,6 +80,7 @@ def on_order(state: AttemptState, order: SandboxOrder, at_seq: int = 0) -> Attem
         granted=order.phase,
         hand_back_ns=order.hand_back_ns,
         order_seq=at_seq,
+        shrinks_refused=tuple(quota for quota in state.shrinks_refused if quota in order.quotas),
     )
 
 
