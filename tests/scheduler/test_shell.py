@@ -31,7 +31,16 @@ from tests.support.schedulers import create_lease_bucket
 
 WAIT_SECONDS = 20
 ASKED_MAX = 5000
+POLLS_MAX = 400
 SILENCE_SECONDS = 1.0
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(POLLS_MAX):
+        if condition():
+            return
+        await asyncio.sleep(WAIT_SECONDS / POLLS_MAX)
+    raise AssertionError(f"not within {WAIT_SECONDS} s")
 
 
 class Bench:
@@ -241,6 +250,27 @@ async def test_a_node_that_is_heard_and_not_known_is_asked_to_join(bench: Bench)
     serving.cancel()
     beating.cancel()
     await asyncio.gather(serving, beating, return_exceptions=True)
+
+
+async def test_who_stands_by_has_the_tables_that_it_will_decide_on(bench: Bench) -> None:
+    first = asyncio.create_task(bench.scheduler("s1").run())
+    beating = asyncio.create_task(bench.heartbeats())
+    await bench.join()
+    await bench.submit("j1")
+    await bench.event(e.JobPlaced)
+    standby = bench.scheduler("s2")
+    second = asyncio.create_task(standby.run())
+    await until(lambda: standby._fold.state.derived is not None)
+    tables = standby._fold.state.derived
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    await bench.submit("j2", cpu=500)
+    await until(lambda: "j2" in (jobs := standby._fold.state.jobs) and not jobs["j2"].waiting)
+    assert standby._fold.state.header.epoch == 2
+    assert standby._fold.state.derived is tables
+    second.cancel()
+    beating.cancel()
+    await asyncio.gather(second, beating, return_exceptions=True)
 
 
 async def test_a_restarted_scheduler_knows_all_and_places_nothing_twice(bench: Bench) -> None:

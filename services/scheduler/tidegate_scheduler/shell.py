@@ -35,6 +35,7 @@ from tidegate_scheduler.lease_bucket import NatsLeaseBucket
 from tidegate_scheduler.liveness import Liveness
 from tidegate_scheduler.order_book import OrderBook
 from tidegate_scheduler.orders import in_parts
+from tidegate_scheduler.policy import registry
 from tidegate_scheduler.questions import Questions
 from tidegate_scheduler.settings import Settings
 from tidegate_scheduler.state import State
@@ -75,6 +76,7 @@ class Scheduler:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._fold.run())
                 await self._fold.reach(await self._journal.end())
+                self._keep_tables()
                 self._heap = Heap(self._now())
                 self._liveness = Liveness(self._fold.state, self._settings.node_silence_seconds, self._now())
                 await self._client.subscribe(subjects.LIVE_ALL, cb=self._on_heartbeat)
@@ -106,8 +108,15 @@ class Scheduler:
             if self._candidate.other is not None:
                 say_ready()
             self._look_at_nodes()
+            self._keep_tables()
             await self._candidate.changed(LIVENESS_TICK_SECONDS)
         return term
+
+    def _keep_tables(self) -> None:
+        """Keep what the policy derives of the state up with it: making it anew takes longer than a lease lasts."""
+        state = self._fold.state
+        if state.elastic and state.header.policy in registry.POLICIES:
+            registry.outlook(state, self._clock.now_ns())
 
     async def _lead(self, term: LeaseRecord) -> None:
         leadership = Leadership(
