@@ -154,6 +154,8 @@ def test_while_it_waits_the_phase_before_is_left_and_the_ask_is_told_anew() -> N
     state = entering(state, None, now)
     state, said = say(asking(state, "sampling", seq=2), now, seq=8)
     assert said == ["ask sampling"]
+    between = applied(ordered(transitions.phase_told(state, now + DWELL_NS), 8, "sampling"))
+    assert answered(between) == [], "it is void with the change, and not told anew yet"
     state, said = say(state, now + DWELL_NS, seq=9)
     assert said == ["in default", "ask sampling"], "a change of the phase ends what was asked for"
     assert answered(applied(ordered(state, 8, "sampling"))) == []
@@ -166,7 +168,9 @@ def test_who_is_granted_at_once_passes_through_no_phase() -> None:
     state = applied(ordered(state, 8, "sampling"))
     assert answered(state) == ["c"]
     assert say(state, now + 10 * DWELL_NS)[1] == []
-    state, said = say(entering(state, "sampling", now + DWELL_NS), now + DWELL_NS)
+    state = entering(state, "sampling", now + DWELL_NS)
+    assert entry.to_tell(state) is None, "that it waits no longer follows from where it is"
+    state, said = say(state, now + DWELL_NS)
     assert said == ["in sampling"]
 
 
