@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
-from typing import TypeVar
 
 from tidegate_events.events import Quota
 
@@ -24,7 +23,6 @@ from tidegate_scheduler.policy.elastic.table import NodeTable
 from tidegate_scheduler.policy.sharing import Seated, is_fixed
 from tidegate_scheduler.state import LEAVING_STAGES, Job, Node, State
 
-_Key = TypeVar("_Key")
 FITS_MAX = 4096
 """Shapes that are remembered without a line; beyond, those are forgotten."""
 
@@ -371,7 +369,10 @@ class Index:
 
     def _mark(self, row: int) -> None:
         self.unshared[row] = None
-        _keep(self.overfull, row, self.table.overfull(row))
+        if self.table.overfull(row):
+            self.overfull[row] = None
+        else:
+            self.overfull.pop(row, None)
 
     def _promise(self, job: Job, entry: Entry) -> None:
         rows = self.table.rows
@@ -416,10 +417,3 @@ class Index:
                 self._fits = {each: fit for each, fit in self._fits.items() if each in standing}
             found = self._fits[shape] = Fit(shape, self.table)
         return found
-
-
-def _keep(among: dict[_Key, None], key: _Key, yes: bool) -> None:
-    if yes:
-        among[key] = None
-    else:
-        among.pop(key, None)

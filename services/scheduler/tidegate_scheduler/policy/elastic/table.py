@@ -37,8 +37,7 @@ class Kind(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
     cpu_model: str
 
 
-NO_KIND = Kind(0, 0, (), (), (), "")
-"""Of a row that no node has."""
+NO_KIND = Kind(0, 0, (), (), (), "")  # of a row that no node has
 
 
 class Devices(msgspec.Struct):
@@ -230,9 +229,8 @@ class NodeTable:
         row = self.rows.pop(name)
         self._spare.append(row)
         self.names[row] = ""
-        self.devices[row] = Devices({}, [])
+        self.devices[row], self.kinds[row] = Devices({}, []), NO_KIND
         self.mixed.pop(row, None)
-        self.kinds[row] = NO_KIND
         self.kind[row] = self._kind[row] = self._kind_ids.setdefault(NO_KIND, len(self._kind_ids))
         self.open[row] = self.is_open[row] = False
         self._free[row], self._later[row] = [0, 0, 0, 0], [0, 0, 0, 0]
