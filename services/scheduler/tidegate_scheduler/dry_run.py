@@ -88,7 +88,8 @@ def _waits(state: State, draft: Draft, outlook: Outlook, job: Job) -> DryRun:
         return DryRun("displaces", nodes, max(ends), "deadline", displaced, reasons=reasons)
     position = outlook.position(job)
     start = outlook.starts(position).get(TRIAL) if position <= FORECAST_MAX else None
-    if start is None and kept and kept[-1].start_by_ns:
+    # One that waits starts at no time that is now: others have what is kept for it, though they do not hold it.
+    if (start is None or start.basis == "now") and kept and kept[-1].start_by_ns:
         start = Start(kept[-1].start_by_ns, "limit")
     at_ns, basis = (start.at_ns, start.basis) if start is not None else (None, None)
     return DryRun("waits", nodes, at_ns, basis, (), position, reasons)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+
 import pytest
 from tidegate_events import events as e
+from tidegate_events.journal.base import Recorded
 from tidegate_events.resources import Resources
+from tidegate_scheduler.dry_run import dry_run
 from tidegate_scheduler.explain import explain
+from tidegate_scheduler.history import verify
 from tidegate_scheduler.policy.parameters import Parameters
 
 from tests.scheduler.elastic.lab import asked_to_leave, of
@@ -27,6 +33,7 @@ from tests.scheduler.elastic.lent import (
     refused,
     run,
 )
+from tests.scheduler.elastic.world import answers, assert_balanced
 from tests.support.cluster import Cluster, spec
 
 
@@ -435,3 +442,50 @@ def test_who_preempts_a_borrower_gets_all_that_it_holds() -> None:
     assert asked_to_leave(cluster.settle()) == {"borrower": "urgent"}
     cluster.exit("borrower", "suspended", acknowledged=True)
     assert cluster.stage("urgent") == "placed"
+
+
+def test_a_borrower_whose_leased_device_is_gone_is_asked_to_leave() -> None:
+    cluster = lent_out()
+    held = [e.HeldSandbox(job=job, attempt=1, rank=0) for job in ("owner", "borrower")]
+    cluster.node("n1", 4000, memory=5000, gpus=1, incarnation=2, held=held)
+    assert asked_to_leave(cluster.settle()) == {"owner": "", "borrower": ""}, "it is the owner's too"
+
+
+# ---- asking about all of it ----
+
+
+def test_a_dry_run_sees_what_is_leased_and_leaves_all_as_it_is() -> None:
+    cluster = lent_out()
+    before = answers(cluster.state, cluster.now)
+    assert dry_run(cluster.state, spec(100, memory=100, gpus=2), cluster.now).verdict == "waits", "the owner holds them"
+    assert dry_run(cluster.state, borrower(), cluster.now).nodes == ("n1",)
+    assert answers(cluster.state, cluster.now) == before
+    cluster.exit("owner", "completed")
+    found = dry_run(cluster.state, spec(100, memory=100, gpus=2), cluster.now)
+    assert found.nodes == ("n1",)
+    assert found.starts_at_ns == at(cluster, HAND_BACK + GRACE)
+
+
+def test_a_history_of_leases_verifies_bit_for_bit() -> None:
+    cluster = lent_out()
+    ask(cluster, "owner", "learning")
+    cluster.advance(HAND_BACK)
+    cluster.exit("borrower", "suspended", acknowledged=True)
+    enter(cluster, "owner")
+    cluster.exit("owner", "completed")
+
+    async def replay() -> AsyncIterator[Recorded]:
+        for recorded in cluster.frames:
+            yield recorded
+
+    report = asyncio.run(verify(replay()))
+    assert report.ok, report.difference
+    assert report.state_digest == cluster.state.digest()
+
+
+def test_quotas_balance_when_all_have_ended() -> None:
+    cluster = lent_out()
+    ask(cluster, "owner", "learning")
+    for job in ("owner", "borrower"):
+        cluster.exit(job, "completed")
+    assert_balanced(cluster)

@@ -244,6 +244,7 @@ class Index:
         entry = self._entries.pop(name, None)
         if entry is None:
             return
+        self.asking.leave(name, self.table)
         for seat in entry.seats:
             self.table.vacate(seat.row, seat.holds(entry.need), seat.gpu_indices, leaving=entry.leaving)
             self._mark(seat.row)
@@ -252,7 +253,6 @@ class Index:
                 del self.scaled[seat.row][name]
                 if not self.scaled[seat.row]:
                     del self.scaled[seat.row]
-        self.asking.leave(name, self.table)
         if entry.seats:
             self._use(entry, -1)
         for row in entry.promised:

@@ -103,6 +103,10 @@ def _crowded(trial: Trial, row: int, staying: list[Job]) -> bool:
 def _lacks_devices(trial: Trial, row: int, job: Job) -> bool:
     """Say whether the job holds devices that the node has no more."""
     there = trial.index.table.devices[row].all
+    name = trial.index.table.names[row]
     return any(
-        index not in there for seat in trial.index.seats_of(job.id) if seat.row == row for index in seat.gpu_indices
+        index not in there
+        for member in job.members
+        if member.active and member.node == name
+        for index in (*member.gpu_indices, *member.lent_gpus)
     )

@@ -12,7 +12,7 @@ from tidegate_events.resources import Resources
 
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.elastic import replicas
-from tidegate_scheduler.policy.elastic.physical import asking_on, has_mib, need_of, surplus
+from tidegate_scheduler.policy.elastic.physical import asking_on, has_mib, need_of
 from tidegate_scheduler.policy.elastic.recall import Recalls, Wanted, lacks_devices, spare_mib
 from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY, accepts
 from tidegate_scheduler.policy.elastic.terms import (
@@ -27,9 +27,6 @@ from tidegate_scheduler.policy.elastic.terms import (
 from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.state import LEAVING_STAGES, Job, Member
-
-GRANTED_MAX = 64
-"""Jobs that wait for what they may borrow and are looked at in one pass, those that asked first."""
 
 Key = tuple[str, int]
 """A job and the rank of a member of it."""
@@ -65,7 +62,7 @@ class Lending:
         """Who is granted a phase in this pass, by job."""
 
         self.restless: dict[int, None] = {}
-        """The rows on which somebody waits, or has what is not its own: they are looked at in each pass."""
+        """The rows on which somebody waits: they are looked at in each pass, for others may be there on other rows."""
 
         self._draft = draft
         self._trial = trial
@@ -81,8 +78,7 @@ class Lending:
             if row in self._index.asking.on_row:
                 for ask in self._on_row(row):
                     borrowing.setdefault(ask.job.id, []).append(ask)
-        in_turn = sorted(borrowing.values(), key=_turn)
-        for asks in in_turn[:GRANTED_MAX]:
+        for asks in sorted(borrowing.values(), key=_turn):
             self._borrow(asks)
         return self
 
@@ -93,8 +89,6 @@ class Lending:
         state, asks = self._draft.state, list[_Ask]()
         for job, member in asking_on(self._index, row):
             spec, floor = state.specs[job.id], state.floors[job.id]
-            if any(surplus(self._index, job, member)) or member.hand_back_ns:
-                self.restless[row] = None
             if job.stage in LEAVING_STAGES or job.id in self._draft.leaving:
                 self.terms[job.id, member.rank] = as_they_are(spec, member)
                 continue
@@ -130,6 +124,7 @@ class Lending:
             return
         back, kept = devices.floor + here, tuple(each for each in terms.gpu_indices if each not in devices.floor)
         ledger.spare_mib -= more_mib
+        ledger.spare_millis -= need.cpu_millis - need_of(spec, member.phase, member.granted).cpu_millis
         for each in here:
             del ledger.lent[each]
         self._grant(ask, msgspec.structs.replace(terms, limits=need.limits, gpu_indices=back + kept))

@@ -325,7 +325,10 @@ class NodeTable:
 
     def overfull(self, row: int) -> bool:
         """Say whether members hold more than there is: the node came back smaller."""
-        return self._free[row][CPU] < 0 or self._free[row][MEMORY] < 0 or self.devices[row].missing > 0
+        devices = self.devices[row]
+        if devices.missing or (devices.leased and any(index not in devices.all for index in devices.leased)):
+            return True
+        return self._free[row][CPU] < 0 or self._free[row][MEMORY] < 0
 
     def now_on(self, row: int) -> list[int]:
         """Return the amounts that may be taken on one row."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
+from tidegate_scheduler.policy.elastic.entries import held_by
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.queue import NONE, Amounts, Share, aged, amounts, plus
 from tidegate_scheduler.policy.parameters import SECOND_NS, Parameters
@@ -112,8 +113,9 @@ class Victims:
         return all(have >= guaranteed for have, guaranteed in zip(stays, least, strict=True))
 
     def _whole(self, job: Job) -> Amounts:
-        state = self._index.state
-        return amounts(state.floors[job.id], state.specs[job.id].gang_size)
+        state, seats = self._index.state, self._index.seats_of(job.id)
+        floor = state.floors[job.id]
+        return held_by(floor, seats) if seats else amounts(floor, state.specs[job.id].gang_size)
 
 
 def _spared(state: State, job: Job, now_ns: int, parameters: Parameters) -> str:
