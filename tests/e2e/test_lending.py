@@ -83,6 +83,8 @@ def test_an_owner_and_a_borrower_take_turns_with_memory(tight: RunningStack) -> 
     assert LOW_MIB + HIGH_MIB < MEMORY_MIB < 2 * HIGH_MIB
     owner = submit(tight, "owner", OWNER)
     borrower = submit(tight, "borrower", BORROWER, borrows=True)
+    tight.until(lambda: tight.events("HandBackRequested", job=borrower), "the first recall")
+    tight.kill("executor")  # asks and answers outlive it
     (ended,) = tight.completed(borrower)
     assert ended["result"] == {"recalls": RECALLS, "entered": RECALLS, "heard": RECALLS}
     tight.client.cancel(owner)
