@@ -7,6 +7,9 @@ lending it needs no promise. Memory stays at its largest need, unless members as
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from operator import mul
+
 import msgspec
 from tidegate_events.events import Quota
 from tidegate_events.spec import DEFAULT_PHASE, Component, JobSpec, component_memory_mib
@@ -38,29 +41,62 @@ class Seated(msgspec.Struct, frozen=True):
 def share(state: State, capacity_millis: int, members: list[Seated]) -> dict[tuple[str, int], tuple[Quota, ...]]:
     """Return the quotas of each member, by (job, rank); the floors fit, so their sum never exceeds the capacity."""
     left = capacity_millis
-    seated: list[tuple[Seated, JobSpec, tuple[int, ...], list[int]]] = []
+    seated: list[tuple[Seated, _Lendable, tuple[int, ...], list[int]]] = []
     for member in sorted(members, key=lambda m: (m.has is None, m.order, m.rank)):
-        spec = state.specs[member.job]
-        counts, granted = member.replicas or _counts(spec), list[int]()
-        for component, count in zip(spec.components, counts, strict=True):
-            least = component.range_in(member.phase).minimum.cpu_millis
-            granted.append(least)
-            left -= least * count
-        seated.append((member, spec, counts, granted))
+        lendable = _lendable(state.specs[member.job], member.phase)
+        counts = member.replicas or lendable.counts
+        seated.append((member, lendable, counts, list(lendable.least)))
+        left -= sum(map(mul, lendable.least, counts))
     for member, _, counts, granted in reversed(seated) if left < 0 else ():
         left += _cut(member, counts, granted, -left)
-    for member, spec, counts, granted in seated:
-        had = None if member.has is None else {quota.component: quota.cpu_millis for quota in member.has}
-        for index, component in enumerate(spec.components):
-            most = component.range_in(member.phase).ceiling.cpu_millis if had is None else had.get(component.name, 0)
-            extra = min(most - granted[index], left // counts[index])
+    for member, lendable, counts, granted in seated:
+        most = lendable.most
+        if member.has is not None:
+            had = {quota.component: quota.cpu_millis for quota in member.has}
+            most = tuple([had.get(name, 0) for name in lendable.names])
+        for index, each in enumerate(most):
+            extra = min(each - granted[index], left // counts[index])
             if extra > 0:
                 granted[index] += extra
                 left -= extra * counts[index]
     return {
-        (member.job, member.rank): _quotas(spec, counts, granted, member.limits)
-        for member, spec, counts, granted in seated
+        (member.job, member.rank): _quotas(lendable, counts, granted, member.limits)
+        for member, lendable, counts, granted in seated
     }
+
+
+class _Lendable(msgspec.Struct, frozen=True):
+    """What sharing reads of a specification, of each of its components: its CPU in one phase from and to."""
+
+    spec: JobSpec
+    names: tuple[str, ...]
+    counts: tuple[int, ...]
+    limits: tuple[int, ...]
+    least: tuple[int, ...]
+    most: tuple[int, ...]
+
+
+LENDABLE_MAX = 1 << 16
+_known: dict[tuple[int, str], _Lendable] = {}
+"""By specification, which is one object while its job lives, and phase: many jobs are looked at again and again."""
+
+
+def _lendable(spec: JobSpec, phase: str) -> _Lendable:
+    key = (id(spec), phase)
+    found = _known.get(key)
+    if found is None or found.spec is not spec:
+        if len(_known) >= LENDABLE_MAX:
+            _known.clear()
+        ranges = [component.range_in(phase) for component in spec.components]
+        found = _known[key] = _Lendable(
+            spec,
+            tuple([component.name for component in spec.components]),
+            tuple([component.replicas for component in spec.components]),
+            tuple([_limit_mib(spec, component) for component in spec.components]),
+            tuple([each.minimum.cpu_millis for each in ranges]),
+            tuple([each.ceiling.cpu_millis for each in ranges]),
+        )
+    return found
 
 
 def _cut(member: Seated, counts: tuple[int, ...], granted: list[int], short_millis: int) -> int:
@@ -91,10 +127,8 @@ def is_fixed(spec: JobSpec) -> bool:
 
 def fixed(spec: JobSpec) -> tuple[Quota, ...]:
     """Return the quotas that a member of a job of which `is_fixed` always has."""
-    counts = tuple(component.replicas for component in spec.components)
-    return _quotas(
-        spec, counts, [component.range_in(DEFAULT_PHASE).minimum.cpu_millis for component in spec.components]
-    )
+    lendable = _lendable(spec, DEFAULT_PHASE)
+    return _quotas(lendable, lendable.counts, lendable.least, None)
 
 
 def quota_millis(spec: JobSpec, quotas: tuple[Quota, ...]) -> int:
@@ -107,23 +141,16 @@ def quota_millis(spec: JobSpec, quotas: tuple[Quota, ...]) -> int:
     )
 
 
-def _counts(spec: JobSpec) -> tuple[int, ...]:
-    return tuple([component.replicas for component in spec.components])
-
-
 def _quotas(
-    spec: JobSpec, counts: tuple[int, ...], millis: list[int], limits: tuple[int, ...] | None = None
+    lendable: _Lendable, counts: tuple[int, ...], millis: Sequence[int], limits: tuple[int, ...] | None
 ) -> tuple[Quota, ...]:
-    if limits is None:
-        limits = tuple([_limit_mib(spec, component) for component in spec.components])
     return tuple(
-        Quota(
-            component=component.name,
-            cpu_millis=granted,
-            memory_mib=limit,
-            replicas=count if count != component.replicas else None,
-        )
-        for component, granted, count, limit in zip(spec.components, millis, counts, limits, strict=True)
+        [
+            Quota(component=name, cpu_millis=granted, memory_mib=limit, replicas=count if count != declared else None)
+            for name, granted, count, declared, limit in zip(
+                lendable.names, millis, counts, lendable.counts, limits or lendable.limits, strict=True
+            )
+        ]
     )
 
 

@@ -54,8 +54,8 @@ def row_later(fit: Fit, left: set[int], barred: frozenset[int]) -> Rows | None:
 
 def may_hold_later(fit: Fit, left: set[int]) -> bool:
     """Say whether, by the number of members alone, the gang could fit once those who leave `left` have left."""
-    if not fit.shape.intensive and not _holds_later(fit, left):
-        return False  # elsewhere it is the room that there is now
+    if not _holds_later(fit, left) and (not fit.shape.intensive or fit.nowhere()):
+        return False  # elsewhere it is the room that there is now, in which it does not fit
     rows = np.fromiter(left, np.int64, len(left))
     now = fit.holds_now()
     more = fit.members(fit.table.later, rows)

@@ -412,7 +412,7 @@ class Index:
         """Return where the shape fits."""
         found = self._fits.get(shape)
         if found is None:
-            if len(self._fits) >= FITS_MAX:
+            if len(self._fits) >= max(FITS_MAX, 2 * len(self.lines)):
                 standing = {line.key.shape for line in self.lines.values()}
                 self._fits = {each: fit for each, fit in self._fits.items() if each in standing}
             found = self._fits[shape] = Fit(shape, self.table)

@@ -159,10 +159,13 @@ class Fit:
     def score(self) -> Ints:
         """Return how tightly one member fits on each row now, smaller is tighter; NOWHERE where it does not."""
         table = self.table
+        table.note_score(self)
         fresh = self._seen >= table.trimmed and self._renamed == table.renamed
         changed = set(table.changed[self._seen - table.trimmed :]) if fresh else set()
         if not fresh:
-            self._score = self._scored(np.arange(len(table)))
+            self._score = np.full(len(table), NOWHERE)
+            rows = np.flatnonzero(self._enough(table.now[:, : len(table)]))
+            self._score[rows] = self._scored(rows)
         elif len(changed) > ROWS_ONE_BY_ONE_MAX:
             rows = np.fromiter(changed, np.int64, len(changed))
             self._score[rows] = self._scored(rows)
@@ -171,6 +174,10 @@ class Fit:
                 self._score[row] = self._score_of(row)
         self._seen, self._renamed = table.position, table.renamed
         return self._score
+
+    def forget_score(self) -> None:
+        """Drop what `score` returned: it is worked out anew when it is asked for."""
+        self._score, self._seen = np.zeros(0, np.int64), -1
 
     def holds_now(self) -> Ints:
         """Return how many members may be placed on each row now; to be looked at only."""

@@ -9,6 +9,8 @@ the position of the node's name among all names.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +25,7 @@ CPU, MEMORY, GPUS, SHARE = 0, 1, 2, 3
 WHOLE_MILLIS = 1000
 ROWS_FIRST = 64
 LOG_ROWS_MAX = 1 << 17
+SCORES_KEPT = 1024
 ROUNDS_REMEMBERED = 64
 
 
@@ -72,6 +75,14 @@ def accepts(gpu: GpuDevice, need: Resources, models: tuple[str, ...]) -> bool:
     return gpu.memory_mib >= need.gpu_memory_mib and (not models or gpu.model in models)
 
 
+class Scored(Protocol):
+    """A shape that keeps how tightly it fits on each row."""
+
+    def forget_score(self) -> None:
+        """Drop it."""
+        ...
+
+
 class NodeTable:
     """Columns over nodes; `changed` is the log of rows whose room changed, for those who keep what they worked out."""
 
@@ -105,6 +116,7 @@ class NodeTable:
         self.switches: list[str] = []
         self._kind_ids: dict[Kind, int] = {}
         self._spare: list[int] = []
+        self._scored: dict[Scored, None] = {}
         self._switch_ids: dict[str, int] = {}
 
     def __len__(self) -> int:
@@ -140,6 +152,15 @@ class NodeTable:
         return column
 
     # ---- what grew ----
+
+    def note_score(self, kept: Scored) -> None:
+        """Keep the score of so many shapes, those that were asked for last: each is as long as the table."""
+        self._scored.pop(kept, None)
+        self._scored[kept] = None
+        if len(self._scored) > SCORES_KEPT:
+            oldest = next(iter(self._scored))
+            del self._scored[oldest]
+            oldest.forget_score()
 
     def begin_round(self) -> None:
         """Begin another round, as the state has changed: rounds are what is known of earlier ones is told by."""
