@@ -373,6 +373,20 @@ def test_a_job_that_comes_to_room_that_is_still_leased_waits_for_it_with_the_roo
     assert (cluster.stage("new"), cluster.members("new")[0].gpu_indices) == ("placed", (0, 1))
 
 
+def test_who_waits_for_one_that_is_late_to_leave_does_not_spin() -> None:
+    cluster = lent_out()
+    cluster.exit("owner", "completed")
+    cluster.submit(spec(100, memory=3000, gpus=2), "new")
+    cluster.settle()
+    cluster.advance(HAND_BACK)
+    assert cluster.stage("borrower") == "preempting"
+    cluster.advance(GRACE + 1)
+    assert cluster.stage("new") == "pending"
+    assert cluster.wake_at is None or cluster.wake_at >= at(cluster, 1)
+    cluster.exit("borrower", "suspended")
+    assert cluster.stage("new") == "placed"
+
+
 def test_it_goes_elsewhere_if_there_is_room() -> None:
     cluster = lent_out()
     cluster.exit("owner", "completed")

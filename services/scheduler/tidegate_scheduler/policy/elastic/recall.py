@@ -9,6 +9,7 @@ from __future__ import annotations
 from tidegate_events import events as e
 from tidegate_events.resources import Resources
 
+from tidegate_scheduler.counting import SIMULATORS_LEAVE_NS
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.elastic import leave, replicas
 from tidegate_scheduler.policy.elastic.index import Index
@@ -53,7 +54,7 @@ def awaited(trial: Trial, job: Job, rows: tuple[int, ...], now_ns: int) -> dict[
         short_mib = need.memory_mib * count - spare_mib(index, row, more_mib)
         if short_mib > 0 or lacks_devices(index, row, job, count):
             leased_ns = [_back_ns(index, other, member, now_ns) for other, member in asking_on(index, row)]
-            found[row] = max([back_ns, *leased_ns] if more_mib else leased_ns, default=back_ns)
+            found[row] = max([back_ns, *leased_ns] if more_mib else leased_ns, default=0) or back_ns
     return found
 
 
@@ -80,11 +81,14 @@ def lacks_devices(index: Index, row: int, job: Job, count: int) -> int:
 
 
 def _back_ns(index: Index, job: Job, member: Member, now_ns: int) -> int:
-    """Return when the member has given back what is not its own, at the latest, if it is told now."""
+    """Return when the member has given back what is not its own, at the latest, if it is told now; 0: it has nothing.
+
+    Where that is over, it is looked at again in a while: what it waits for then is a fact.
+    """
     if not any(surplus(index, job, member)):
-        return now_ns + 1
+        return 0
     if job.stage in LEAVING_STAGES:
-        return max(now_ns + 1, job.deadline_ns)
+        return job.deadline_ns if job.deadline_ns > now_ns else now_ns + SIMULATORS_LEAVE_NS
     rule = index.state.specs[job.id].preemption
     hand_back_ns = member.hand_back_ns or now_ns + rule.hand_back_seconds * SECOND_NS
     return max(now_ns, hand_back_ns) + rule.grace_seconds * SECOND_NS
