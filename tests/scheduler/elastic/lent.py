@@ -105,3 +105,16 @@ def mib(cluster: Cluster, job: str) -> int:
 
 def at(cluster: Cluster, seconds: int) -> int:
     return cluster.now + seconds * SECOND
+
+
+def lent_out(**capacity: int) -> Cluster:
+    """A node on which the owner samples, and the borrower learns with what is the owner's."""
+    cluster = lending(**capacity)
+    run(cluster, "owner", owner())
+    run(cluster, "borrower", borrower())
+    go(cluster, "borrower", "learning")
+    return cluster
+
+
+def hand_back(cluster: Cluster, job: str = "borrower") -> list[e.AnyEvent]:
+    return go(cluster, job, "sampling")

@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-
-import pytest
 from tidegate_events import events as e
-from tidegate_events.journal.base import Recorded
 from tidegate_events.resources import Resources
-from tidegate_scheduler.dry_run import dry_run
 from tidegate_scheduler.explain import explain
-from tidegate_scheduler.history import verify
-from tidegate_scheduler.policy.parameters import Parameters
 
 from tests.scheduler.elastic.lab import asked_to_leave, of
 from tests.scheduler.elastic.lent import (
@@ -25,7 +17,9 @@ from tests.scheduler.elastic.lent import (
     enter,
     go,
     granted,
+    hand_back,
     lending,
+    lent_out,
     mib,
     node,
     owner,
@@ -33,22 +27,7 @@ from tests.scheduler.elastic.lent import (
     refused,
     run,
 )
-from tests.scheduler.elastic.world import answers, assert_balanced
 from tests.support.cluster import Cluster, spec
-
-
-def lent_out(**capacity: int) -> Cluster:
-    """A node on which the owner samples, and the borrower learns with what is the owner's."""
-    cluster = lending(**capacity)
-    run(cluster, "owner", owner())
-    run(cluster, "borrower", borrower())
-    go(cluster, "borrower", "learning")
-    return cluster
-
-
-def hand_back(cluster: Cluster, job: str = "borrower") -> list[e.AnyEvent]:
-    return go(cluster, job, "sampling")
-
 
 # ---- borrowing ----
 
@@ -296,210 +275,3 @@ def test_a_gang_hands_back_together() -> None:
         enter(cluster, "gang", rank=rank)
     decided = ask(cluster, "two", "learning")
     assert [(each.rank, each.for_job) for each in of(decided, e.HandBackRequested)] == [(0, "two"), (1, "two")]
-
-
-# ---- what else happens meanwhile ----
-
-
-def test_an_owner_that_is_cancelled_while_it_waits_leaves_the_recall_as_it_is() -> None:
-    cluster = lent_out()
-    ask(cluster, "owner", "learning")
-    cluster.cancel("owner")
-    cluster.settle()
-    cluster.exit("owner", "stopped")
-    assert cluster.stage("owner") == "cancelled"
-    hand_back(cluster)
-    assert cluster.members("borrower")[0].hand_back_ns == 0
-    assert granted(ask(cluster, "borrower", "learning")) == {}, "not at once again"
-    assert granted(cluster.advance(1)) == {"borrower": "learning"}
-    assert cluster.members("borrower")[0].leased is None, "nobody else's now"
-
-
-def test_what_a_job_that_ends_had_leased_is_its_owners_again() -> None:
-    cluster = lent_out()
-    ask(cluster, "owner", "learning")
-    assert granted(cluster.exit("borrower", "completed"))["owner"] == "learning"
-
-
-def test_a_lost_node_ends_all_of_it() -> None:
-    cluster = lent_out()
-    ask(cluster, "owner", "learning")
-    cluster.silence("n1")
-    cluster.advance(31)
-    assert {cluster.stage(job) for job in ("owner", "borrower")} == {"pending"}
-    node(cluster, "n2")
-    cluster.advance(60)
-    assert {cluster.stage(job) for job in ("owner", "borrower")} == {"placed"}
-
-
-@pytest.mark.parametrize("phase", ["learning", "sampling", "unheard-of"])
-def test_a_phase_that_was_entered_without_a_grant_gets_what_is_there_and_no_more(phase: str) -> None:
-    cluster = lent_out()
-    cluster.phase("owner", phase)
-    assert cluster.members("owner")[0].phase == phase
-    assert mib(cluster, "owner") == 500
-    assert bool(cluster.members("borrower")[0].hand_back_ns) == (phase == "learning"), (
-        "it is its own, so it is recalled"
-    )
-
-
-def test_a_phase_changed_that_comes_after_the_member_was_asked_to_leave_changes_no_limits() -> None:
-    cluster = lent_out()
-    ask(cluster, "owner", "learning")
-    cluster.advance(HAND_BACK)
-    assert cluster.stage("borrower") == "preempting"
-    cluster.phase("borrower", "sampling")
-    assert mib(cluster, "borrower") == 4000, "it is saving: nothing is taken from it"
-    assert granted(cluster.exit("borrower", "suspended"))["owner"] == "learning"
-
-
-def test_an_owner_that_leaves_while_others_have_what_is_its_own_does_not_wait_for_them() -> None:
-    cluster = lent_out()
-    cluster.exit("owner", "completed")
-    assert cluster.stage("owner") == "completed"
-    assert cluster.members("borrower")[0].gpu_indices == (0, 1)
-
-
-def test_a_job_that_comes_to_room_that_is_still_leased_waits_for_it_with_the_room_kept() -> None:
-    cluster = lent_out()
-    cluster.exit("owner", "completed")
-    cluster.submit(spec(100, memory=3000, gpus=2), "new")
-    decided = cluster.settle()
-    assert recalled(decided) == {"borrower": "new"}
-    assert cluster.job("new").reserved_nodes == ("n1",)
-    assert cluster.waiting["new"].code == "Reserved"
-    assert cluster.job("new").reserved_start_ns == at(cluster, HAND_BACK + GRACE)
-    hand_back(cluster)
-    assert (cluster.stage("new"), cluster.members("new")[0].gpu_indices) == ("placed", (0, 1))
-
-
-def test_who_waits_for_one_that_is_late_to_leave_does_not_spin() -> None:
-    cluster = lent_out()
-    cluster.exit("owner", "completed")
-    cluster.submit(spec(100, memory=3000, gpus=2), "new")
-    cluster.settle()
-    cluster.advance(HAND_BACK)
-    assert cluster.stage("borrower") == "preempting"
-    cluster.advance(GRACE + 1)
-    assert cluster.stage("new") == "pending"
-    assert cluster.wake_at is None or cluster.wake_at >= at(cluster, 1)
-    cluster.exit("borrower", "suspended")
-    assert cluster.stage("new") == "placed"
-
-
-def test_it_goes_elsewhere_if_there_is_room() -> None:
-    cluster = lent_out()
-    cluster.exit("owner", "completed")
-    node(cluster, "n2")
-    cluster.submit(spec(100, memory=3000, gpus=2), "new")
-    assert not recalled(cluster.settle())
-    assert cluster.members("new")[0].node == "n2"
-
-
-def test_two_borrowers_take_turns_with_one_device() -> None:
-    cluster = lending(gpus=1, cpu=8000)
-    run(cluster, "owner", owner(high=Resources(500, 500, 1)))
-    wants = {"a": borrower(high=Resources(500, 500, 1)), "b": borrower(high=Resources(500, 500, 1))}
-    for name, job in wants.items():
-        run(cluster, name, job)
-    ask(cluster, "a", "learning")
-    ask(cluster, "b", "learning")
-    had: list[str] = []
-    for _ in range(8):
-        (name,) = [name for name in wants if cluster.members(name)[0].granted]
-        had.append(name)
-        enter(cluster, name)
-        cluster.advance(30)
-        go(cluster, name, "sampling")
-        ask(cluster, name, "learning")
-    assert had == ["a", "b"] * 4
-
-
-def test_nothing_more_is_leased_while_an_owner_waits() -> None:
-    cluster = lending(memory=6000, cpu=8000, gpus=3)
-    run(cluster, "owner", owner(high=Resources(1000, 4000, 2)))
-    run(cluster, "other", owner(high=Resources(500, 500, 1)))
-    run(cluster, "borrower", borrower())
-    run(cluster, "late", borrower(high=Resources(500, 500, 1)))
-    go(cluster, "borrower", "learning")
-    assert recalled(ask(cluster, "owner", "learning"))
-    assert not granted(ask(cluster, "late", "learning"))
-    decided = hand_back(cluster)
-    assert granted(decided) == {"borrower": "sampling", "owner": "learning", "late": "learning"}
-
-
-def test_leases_do_not_flap() -> None:
-    cluster = lending(Parameters(lend_interval_seconds=30))
-    run(cluster, "owner", owner())
-    run(cluster, "borrower", borrower())
-    go(cluster, "borrower", "learning")
-    hand_back(cluster)
-    assert not granted(ask(cluster, "borrower", "learning"))
-    assert cluster.wake_at == at(cluster, 30)
-    assert granted(cluster.advance(30)) == {"borrower": "learning"}
-
-
-def test_a_ceiling_bounds_what_is_held_beyond_floors_and_not_what_is_leased() -> None:
-    cluster = lending()
-    cluster.ask(e.QueueChanged, tenant="b", ceiling=Resources(4000, 4000, 1))
-    run(cluster, "borrower", borrower(tenant="b"))
-    assert not ask(cluster, "borrower", "learning")
-    cluster.ask(e.QueueChanged, tenant="b", ceiling=Resources(4000, 4000, 2))
-    assert granted(cluster.settle()) == {"borrower": "learning"}
-
-
-def test_who_preempts_a_borrower_gets_all_that_it_holds() -> None:
-    cluster = lending()
-    run(cluster, "borrower", borrower())
-    go(cluster, "borrower", "learning")
-    cluster.submit(spec(100, memory=4500, gpus=2, priority=5), "urgent")
-    assert asked_to_leave(cluster.settle()) == {"borrower": "urgent"}
-    cluster.exit("borrower", "suspended", acknowledged=True)
-    assert cluster.stage("urgent") == "placed"
-
-
-def test_a_borrower_whose_leased_device_is_gone_is_asked_to_leave() -> None:
-    cluster = lent_out()
-    held = [e.HeldSandbox(job=job, attempt=1, rank=0) for job in ("owner", "borrower")]
-    cluster.node("n1", 4000, memory=5000, gpus=1, incarnation=2, held=held)
-    assert asked_to_leave(cluster.settle()) == {"owner": "", "borrower": ""}, "it is the owner's too"
-
-
-# ---- asking about all of it ----
-
-
-def test_a_dry_run_sees_what_is_leased_and_leaves_all_as_it_is() -> None:
-    cluster = lent_out()
-    before = answers(cluster.state, cluster.now)
-    assert dry_run(cluster.state, spec(100, memory=100, gpus=2), cluster.now).verdict == "waits", "the owner holds them"
-    assert dry_run(cluster.state, borrower(), cluster.now).nodes == ("n1",)
-    assert answers(cluster.state, cluster.now) == before
-    cluster.exit("owner", "completed")
-    found = dry_run(cluster.state, spec(100, memory=100, gpus=2), cluster.now)
-    assert found.nodes == ("n1",)
-    assert found.starts_at_ns == at(cluster, HAND_BACK + GRACE)
-
-
-def test_a_history_of_leases_verifies_bit_for_bit() -> None:
-    cluster = lent_out()
-    ask(cluster, "owner", "learning")
-    cluster.advance(HAND_BACK)
-    cluster.exit("borrower", "suspended", acknowledged=True)
-    enter(cluster, "owner")
-    cluster.exit("owner", "completed")
-
-    async def replay() -> AsyncIterator[Recorded]:
-        for recorded in cluster.frames:
-            yield recorded
-
-    report = asyncio.run(verify(replay()))
-    assert report.ok, report.difference
-    assert report.state_digest == cluster.state.digest()
-
-
-def test_quotas_balance_when_all_have_ended() -> None:
-    cluster = lent_out()
-    ask(cluster, "owner", "learning")
-    for job in ("owner", "borrower"):
-        cluster.exit(job, "completed")
-    assert_balanced(cluster)

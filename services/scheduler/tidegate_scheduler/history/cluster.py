@@ -12,6 +12,7 @@ from tidegate_events.resources import Resources
 from tidegate_scheduler.decide import decide
 from tidegate_scheduler.explain import Explanation, queue
 from tidegate_scheduler.history.point import Point
+from tidegate_scheduler.policy.elastic.entries import seat_of
 from tidegate_scheduler.policy.outlook import Basis
 from tidegate_scheduler.state import Job, Member, Node, State
 
@@ -130,13 +131,13 @@ def holds(state: State, node: str) -> list[tuple[Job, Member]]:
 
 
 def free_room(state: State, node: Node) -> Resources:
-    """Return what is left of the node beside the floors of those who hold room there; negative after it shrank."""
-    there = holds(state, node.name)
-    floors = [state.floors[job.id] for job, _ in there]
+    """Return what is left of the node beside what members hold there, lent or not; negative after it shrank."""
+    seats = [(state.floors[job.id], seat_of(0, member)) for job, member in holds(state, node.name)]
+    held = [seat.holds(floor) for floor, seat in seats]
     return Resources(
-        node.capacity.cpu_millis - sum(floor.cpu_millis for floor in floors),
-        node.capacity.memory_mib - sum(floor.memory_mib for floor in floors),
-        len(node.gpus) - sum(len(member.gpu_indices) for _, member in there),
+        node.capacity.cpu_millis - sum(each.cpu_millis for each in held),
+        node.capacity.memory_mib - sum(each.memory_mib for each in held),
+        len(node.gpus) - sum(len(seat.gpu_indices) for _, seat in seats),
     )
 
 

@@ -16,7 +16,15 @@ from tidegate_scheduler.state import Job, State
 
 FRAMES_BACK_MAX = 500
 TRIGGERS_MAX = 20
-_TRIGGERS = (e.PhaseChanged, e.SandboxExited, e.PlacementRejected, e.NodeJoined, e.JobPlaced)
+_TRIGGERS = (
+    e.PhaseChanged,
+    e.PhaseRequested,
+    e.ShrinkRefused,
+    e.SandboxExited,
+    e.PlacementRejected,
+    e.NodeJoined,
+    e.JobPlaced,
+)
 
 
 class Share(msgspec.Struct, frozen=True):
