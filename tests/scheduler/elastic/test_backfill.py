@@ -138,6 +138,19 @@ def test_a_start_that_slips_is_told_anew_and_one_that_hardly_does_is_not() -> No
     assert cluster.settle() == []
 
 
+def test_a_start_that_is_over_is_told_anew_once_in_a_minute_at_most() -> None:
+    """Who leaves is late: the agent of its node says nothing."""
+    cluster = elastic()
+    start_ns = a_gang_waits(cluster)
+    to(cluster, start_ns)
+    assert cluster.stage("runs") == "stopping"
+    starts = []
+    for seconds in range(10, 200, 10):
+        cluster.submit(spec(9000), f"starts a pass {seconds}")
+        starts += [event.start_by_ns for event in of(to(cluster, start_ns + seconds * SECOND), e.RoomReserved)]
+    assert starts == [start_ns + seconds * SECOND for seconds in (60, 120, 180)]
+
+
 def test_room_is_kept_elsewhere_where_it_then_comes_free_earlier() -> None:
     cluster = elastic()
     for node, limit in (("n1", 1000), ("n2", 3000)):
@@ -189,7 +202,7 @@ DOINGS = st.lists(
         st.sampled_from([100, 500, 1000, 1400]),
         st.sampled_from([20, 100, 400]),
     ),
-    max_size=25,
+    max_size=12,
 )
 
 
@@ -197,7 +210,7 @@ class Gang:
     """A gang whose room was told to be free at a time, and others of its priority that want it meanwhile."""
 
     def __init__(self, limits: list[int]) -> None:
-        self.cluster = CheckedCluster(Parameters(reservations_max=3))
+        self.cluster = CheckedCluster(Parameters(reservations_max=100))
         for number, limit in enumerate(limits):
             self.cluster.node(f"n{number}", 2000, gpus=2)
             run(self.cluster, f"runs{number}", spec(1500, gpus=2, time_limit_seconds=limit))
@@ -249,7 +262,7 @@ class Gang:
 
 
 @given(st.lists(st.sampled_from([900, 1500, 4000]), min_size=1, max_size=3), DOINGS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_whatever_uses_its_room_meanwhile_the_gang_starts_when_it_was_told(
     limits: list[int], doings: list[tuple[str, int, int, int]]
 ) -> None:

@@ -40,8 +40,10 @@ class Keeping:
 
     def stay(self, job: Job, line: Line, reserved: Rows, barred: frozenset[int]) -> None:
         """Keep the room that is kept; if it comes free later than was told, keep other room, or say when it does."""
-        told_ns, asked, start_ns = job.reserved_start_ns, self._trial.asked, 0
-        if told_ns:
+        told_ns, asked = job.reserved_start_ns, self._trial.asked
+        start_ns = told_ns
+        # Who was placed there in this pass, or asked to leave, is known when that was recorded.
+        if told_ns and self._trial.touched.keys().isdisjoint(reserved):
             behind = self._yielding.after(told_ns)
             start_ns = self._beside(behind, lambda: start_on(self._index, job, line.fit, reserved, asked))
             start_ns = max(start_ns, self._draft.now_ns) if start_ns else 0
@@ -54,8 +56,8 @@ class Keeping:
 
     def reserve(self, job: Job, line: Line, barred: frozenset[int]) -> None:
         """Keep room for the job where it comes free first, if that many may be kept."""
-        found = None
-        if self.may_keep() and self._may_plan():
+        found, may_keep = None, self.may_keep()
+        if may_keep and self._may_plan():
             found = reserve(self._index, job, line.fit, barred, self._trial.asked)
             found = found or self._after_all(job, line, barred)
         if found is not None:
@@ -63,7 +65,7 @@ class Keeping:
             return
         if job.reserved_nodes:
             kept = self._draft.parameters.reservations_max
-            self.release(job, "NoNode" if self.may_keep() else f"room is kept for {kept} in front of it")
+            self.release(job, "NoNode" if may_keep else f"room is kept for {kept} in front of it")
         self._waiting.of_line(line, None)
 
     def may_keep(self) -> bool:

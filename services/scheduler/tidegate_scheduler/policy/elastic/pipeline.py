@@ -188,9 +188,14 @@ class _Pass:
         line = turn.line
         one_node = self._waits_for_one_node(job, line)
         rows = fit.rows_now(line.fit, barred, one_node=one_node)
-        others = self._yielding.to(job, turn, reserved) if rows is None else []
+        others = self._yielding.to(job, turn) if rows is None else []
         if any(fit.is_roomy(line.fit, row) for other in others for row in self._trial.promises[other.id]):
             rows = self._without(others, lambda: fit.rows_now(line.fit, barred, one_node=one_node))
+        if rows is None and (behind := self._yielding.behind(job, reserved)):
+            rows = self._without(
+                behind,
+                lambda: fit.rows_in(line.fit, self._table.now, barred, among=set(reserved), one_node=one_node),
+            )
         self._trial.backfills.pop(job.id, None)
         return rows if rows is not None else backfill.find(self._draft, self._trial, job, line.fit, barred)
 
@@ -260,7 +265,8 @@ class _Pass:
             return False
         rows = self._later(line, reserved, barred)
         if rows is None and reserved and (behind := self._yielding.behind(job, reserved)):
-            rows = self._without(behind, lambda: self._later(line, reserved, barred))
+            among = set(reserved)
+            rows = self._without(behind, lambda: fit.rows_in(line.fit, self._table.later, barred, among=among))
         if rows is not None:
             self._keeping.keep(job, line, rows, self._keeping.left_by(rows, ()))
             return True

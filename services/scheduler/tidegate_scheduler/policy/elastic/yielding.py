@@ -20,20 +20,18 @@ class Yielding:
         self._trial = trial
         self.asked: set[str] = set()
 
-    def to(self, job: Job, turn: Turn, reserved: Rows) -> list[Job]:
-        """Return those whose room the job may have, whoever loses it first in front."""
+    def to(self, job: Job, turn: Turn) -> list[Job]:
+        """Return those whose room the job may have, wherever that is, whoever loses it first in front."""
         promises, jobs = self._trial.promises, self._draft.state.jobs
         if not promises:
             return []
         if not any(is_roomy(turn.line.fit, row) for kept in promises.values() for row in kept):
             return []  # it is of no use
-        rows, need = set(reserved), _whole(self._draft.state, job)
+        need = _whole(self._draft.state, job)
         found = [
             other
             for name in promises
-            if self._lower(other := jobs[name], job, turn)
-            or self._later_in_turn(other, need)
-            or (rows and self._behind(other, job, rows))
+            if self._lower(other := jobs[name], job, turn) or self._later_in_turn(other, need)
         ]
         return sorted(found, key=_loses)
 
