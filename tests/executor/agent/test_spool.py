@@ -101,6 +101,22 @@ async def test_facts_put_together_become_one_frame_and_reach_the_journal(tmp_pat
     spool.close()
 
 
+async def test_who_wants_to_know_is_told_the_number_of_a_fact_in_the_journal_once(tmp_path: Path) -> None:
+    spool, _ = opened(tmp_path, 1)
+    journal = DoubtfulJournal()
+    told: list[tuple[str, int]] = []
+    publisher = FactPublisher(journal, SUBJECT, epoch=1)
+    async with running(spool.run_flusher(), spool.run_facts(publisher.send)):
+        for number in (1, 2):
+            await spool.put([fact(number)], on_journaled=lambda seq, who=f"j{number}": told.append((who, seq)))
+            await spool.put(states={"a": raw(number)}, on_journaled=lambda seq: told.append(("no fact", seq)))
+            await spool.drained()
+    found = {e.job: each.seq async for each in journal.read(0, await journal.end()) for e in each.frame.events}  # type: ignore[union-attr]
+    assert dict(told) == found
+    assert len(told) == 2
+    spool.close()
+
+
 async def test_state_and_fact_survive_together(tmp_path: Path) -> None:
     spool, _ = opened(tmp_path, 1)
     async with running(spool.run_flusher()):

@@ -95,6 +95,7 @@ class Session:
         """Tell the process that it may enter the phase it waits for; once on each connection."""
         if answer is not None and answer["seq"] != self._granted_seq and self._knows_asks:
             self._granted_seq = answer["seq"]
+            _log.info("channel.granted", sandbox=self._sandbox, client=self.hello.client, phase=answer["phase"])
             self.send({"kind": "granted", **answer})
 
     def hand_back(self, deadline_ns: int) -> None:
