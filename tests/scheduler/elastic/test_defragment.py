@@ -176,6 +176,15 @@ def test_a_gang_over_several_nodes_has_one_move_for_each_node_that_it_lacks() ->
     assert {cluster.stage(moved.job) for moved in decided} == {"placed"}
 
 
+@pytest.mark.parametrize("most", [1, 2, 3, 4])
+def test_moves_that_no_pass_could_hold_are_not_asked_for_again_and_again(most: int) -> None:
+    cluster = fragmented(2, parameters=Parameters(decisions_per_pass_max=most))
+    cluster.submit(big(gang=2), "gang")
+    decided = cluster.settle()
+    assert len(moves(decided)) == (2 if most >= 3 else 0), "two who move, and whom the room is kept for"
+    assert cluster.wake_at is None or cluster.wake_at > cluster.now, "it would look again at once"
+
+
 def test_a_new_index_decides_the_same() -> None:
     cluster = fragmented(2)
     cluster.submit(big(gang=2), "gang")

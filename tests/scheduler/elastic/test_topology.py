@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tidegate_events import events as e
 from tidegate_events.resources import GpuDevice
 
-from tests.scheduler.elastic.lab import complete, elastic, nodes_of, run
+from tests.scheduler.elastic.lab import asked_to_leave, complete, elastic, nodes_of, run
 from tests.support.cluster import Cluster, spec
 
 CLOSE: dict[str, Any] = {"communication": "intensive"}
@@ -47,6 +48,25 @@ def test_an_intensive_gang_waits_for_one_node_as_long_as_it_said() -> None:
     assert cluster.stage("gang") == "pending"
     cluster.advance(1)
     assert set(nodes_of(cluster, "gang")) in ({"n1", "n2"}, {"n3", "n4"})
+
+
+def test_others_leave_for_an_intensive_gang_of_many_nodes_below_the_one_switch_that_can_be_cleared() -> None:
+    """The domain first: nodes of others do not use up what is looked at."""
+    cluster = elastic()
+    width = 36
+    for switch in ("s1", "s2"):
+        for number in range(width):
+            cluster.node(f"{switch}-{number:02}", 1000, switch=switch)
+            cluster.submit(spec(900), f"on-{switch}-{number:02}")
+    cluster.settle()
+    for job in list(cluster.state.jobs):
+        cluster.start(job)
+    kept = next(job for job in cluster.state.jobs.values() if job.members[0].node == "s1-07")
+    cluster.ask(e.JobPriorityChanged, kept.id, priority=9)
+    cluster.submit(spec(1000, gang=width, priority=5, **CLOSE), "gang")
+    asked = asked_to_leave(cluster.settle())
+    assert len(asked) == width
+    assert {cluster.members(job)[0].node.split("-")[0] for job in asked} == {"s2"}
 
 
 def test_an_intensive_gang_is_never_wider_than_a_switch() -> None:

@@ -79,7 +79,11 @@ class Defragmentation:
         self._left -= 1
         for offers in self._choices(job, line.fit, barred):
             moves = self._moves(line.fit, barred, offers)
-            if moves is None or len(moves[1]) > budget or not self._draft.has_room_for(len(moves[1]) + 1):
+            if moves is None or len(moves[1]) > budget:
+                continue
+            decisions = len(moves[1]) + 1
+            # Asking for more room than any pass has would ask for the next pass at once, for ever.
+            if decisions > self._draft.parameters.decisions_per_pass_max or not self._draft.has_room_for(decisions):
                 continue
             lost = sum(self._lost(each) for each in moves[1])
             if lost < gained and self._find_room(moves[0], moves[1]):

@@ -11,18 +11,19 @@ import msgspec
 import numpy as np
 
 from tidegate_scheduler.policy.elastic.departed import members_without, without
-from tidegate_scheduler.policy.elastic.domains import domains_of
+from tidegate_scheduler.policy.elastic.domains import bounded, domains_of
 from tidegate_scheduler.policy.elastic.fit import Rows, could_hold_by, rows_in
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.queue import Line
 from tidegate_scheduler.policy.elastic.shapes import Fit
-from tidegate_scheduler.policy.elastic.table import CPU, GPUS, SHARE, WHOLE_MILLIS
+from tidegate_scheduler.policy.elastic.table import CPU, GPUS, SHARE, WHOLE_MILLIS, Ints
 from tidegate_scheduler.policy.elastic.victims import Cost, Victims
 from tidegate_scheduler.state import Job
 
-DOMAINS_MAX = 32
+OFFERS_MAX = 32
 LOOKED_AT_MAX = 256
-"""Nodes that are compared in one plan, and that are looked at for them; a job that finds none there waits."""
+"""Nodes that are compared in one plan, and that are looked at for them, beyond one for each member of the gang; a job
+that finds none there waits."""
 
 VICTIMS_MAX = 64
 
@@ -51,7 +52,7 @@ def plan_preemption(index: Index, line: Line, job: Job, victims: Victims, barred
     if chosen is None:
         return None
     candidates = {victim.id: victim for offer in chosen for victim in offer.victims}
-    if len(candidates) > VICTIMS_MAX:
+    if len(candidates) > VICTIMS_MAX + line.fit.shape.gang_size:
         return None
     among = {offer.row for offer in chosen}
 
@@ -80,7 +81,7 @@ def _offers(index: Index, fit: Fit, job: Job, victims: Victims, barred: frozense
         offer = _offer(index, fit, row, job, victims)
         if offer is not None:
             found.append(offer)
-            if len(found) >= DOMAINS_MAX:
+            if len(found) >= OFFERS_MAX + fit.shape.gang_size:
                 break
     return found
 
@@ -103,12 +104,28 @@ def _promising(index: Index, fit: Fit, job: Job, barred: frozenset[int]) -> list
         holds[list(barred)] = 0
     if not could_hold_by(fit, holds):
         return []
+    most, later = LOOKED_AT_MAX + fit.shape.gang_size, table.later
     able = np.flatnonzero(holds >= fit.shape.gang_size)
     if not len(able):
         able = np.flatnonzero(holds >= 1)
-    later = table.later
+        if bounded(fit.shape):
+            return _by_domain(fit, able, holds)[:most]
     order = np.lexsort((table.place[able], -later[CPU, able], -later[GPUS, able]))
-    return [int(row) for row in able[order][:LOOKED_AT_MAX]]
+    return [int(row) for row in able[order][:most]]
+
+
+def _by_domain(fit: Fit, able: Ints, holds: Ints) -> list[int]:
+    """Return the rows of the domains that could hold the gang, one domain after the other, the emptiest first."""
+    table, later = fit.table, fit.table.later
+    domains = domains_of(fit.shape, table, able)
+    large = np.flatnonzero(domains.sums(holds[able]) >= fit.shape.gang_size).tolist()
+    gpus, cpu = domains.sums(np.maximum(later[GPUS, able], 0)), domains.sums(np.maximum(later[CPU, able], 0))
+    large.sort(key=lambda number: (-int(gpus[number]), -int(cpu[number]), domains.names[number]))
+    rank = np.full(len(domains.names), len(large), np.int64)
+    rank[large] = np.arange(len(large))
+    ranks = rank[domains.numbers]
+    order = np.lexsort((table.place[able], -later[CPU, able], -later[GPUS, able], ranks))
+    return [int(able[position]) for position in order if ranks[position] < len(large)]
 
 
 def _offer(index: Index, fit: Fit, row: int, for_job: Job, victims: Victims) -> _Offer | None:
