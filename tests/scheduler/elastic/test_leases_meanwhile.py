@@ -33,6 +33,7 @@ from tests.scheduler.elastic.lent import (
     recalled,
     run,
 )
+from tests.scheduler.elastic.test_replicas import sampler
 from tests.scheduler.elastic.world import answers, assert_balanced
 from tests.support.cluster import spec
 
@@ -247,3 +248,37 @@ def test_what_is_free_of_a_node_counts_what_is_held_and_not_who_has_it() -> None
     cluster = lent_out()
     assert cluster.members("borrower")[0].extra == Resources(500, 500)
     assert free_room(cluster.state, cluster.state.nodes["n1"]) == Resources(2000, 0, 0)
+
+
+def test_who_needs_more_is_passed_by_only_for_a_while() -> None:
+    cluster = lending(gpus=2, cpu=8000)
+    run(cluster, "owner", owner(high=Resources(500, 500, 2)))
+    run(cluster, "both", borrower(high=Resources(500, 500, 2)))
+    for name in ("a", "b"):
+        run(cluster, name, borrower(high=Resources(500, 500, 1)))
+    go(cluster, "a", "learning")
+    ask(cluster, "both", "learning")
+    assert granted(ask(cluster, "b", "learning")) == {"b": "learning"}, "nobody who could have it waits for it yet"
+    enter(cluster, "b")
+    go(cluster, "a", "sampling")
+    cluster.advance(60)
+    assert not granted(ask(cluster, "a", "learning")), "both would wait for ever"
+    assert granted(go(cluster, "b", "sampling"))["both"] == "learning"
+
+
+def test_simulators_leave_for_a_phase_that_needs_but_their_memory() -> None:
+    cluster = lending(gpus=2, cpu=8000, memory=4600)
+    run(cluster, "borrower", borrower(high=Resources(500, 2000, 1)))
+    run(cluster, "sampler", sampler(2, 6, memory=400))
+    assert cluster.members("sampler")[0].quotas[0].replicas == 6
+    assert not granted(ask(cluster, "borrower", "learning"))
+    assert cluster.members("sampler")[0].quotas[0].replicas == 5, "1500 of 2800 MiB are for the phase"
+    assert granted(cluster.advance(15)) == {"borrower": "learning"}
+
+
+def test_simulators_stay_where_that_would_not_help() -> None:
+    cluster = lending(gpus=0, cpu=8000, memory=4600)
+    run(cluster, "borrower", borrower(high=Resources(500, 2000, 1)))
+    run(cluster, "sampler", sampler(2, 6, memory=400))
+    ask(cluster, "borrower", "learning")
+    assert cluster.members("sampler")[0].quotas[0].replicas == 6

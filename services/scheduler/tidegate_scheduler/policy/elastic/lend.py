@@ -28,6 +28,9 @@ from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.state import LEAVING_STAGES, Job, Member
 
+PASSED_NS = 60 * SECOND_NS
+"""How long others, who need less, may be granted phases before one that asked earlier."""
+
 Key = tuple[str, int]
 """A job and the rank of a member of it."""
 
@@ -38,10 +41,12 @@ class _Ledger(msgspec.Struct):
     spare_mib: int
     spare_millis: int
     lent: dict[int, None]
+    simulators_mib: int
     closed: bool = False
 
     def copied(self) -> _Ledger:
-        return _Ledger(self.spare_mib, self.spare_millis, dict(self.lent), self.closed)
+        """Return a copy, to take from."""
+        return msgspec.structs.replace(self, lent=dict(self.lent))
 
 
 class _Ask(msgspec.Struct, frozen=True):
@@ -155,22 +160,84 @@ class Lending:
             return
         if not draft.has_room_for(self._decided + len(asks)):
             return
-        ledgers = {ask.row: self._ledger(ask.row).copied() for ask in asks}
         mark = self._trial.mark
-        found: list[tuple[_Ask, Terms]] = []
+        found = self._all_leased(asks)
+        if found is not None and self._trial.mark > mark and not self._within_ceiling(job):
+            found = None
+        if found is None:
+            self._trial.back_to(mark)
+            self._stand(asks)
+            return
+        for ask, (terms, ledger) in zip(asks, found, strict=True):
+            self._ledgers[ask.row] = ledger
+            self._grant(ask, terms)
+
+    def _all_leased(self, asks: list[_Ask]) -> list[tuple[Terms, _Ledger]] | None:
+        """Return the terms for all of them, and what is left of their rows then; None where one finds too little."""
+        ledgers = {ask.row: self._ledger(ask.row).copied() for ask in asks}
+        found: list[tuple[Terms, _Ledger]] = []
         for ask in asks:
             terms = None if ledgers[ask.row].closed else self._leased(ask, ledgers[ask.row])
             if terms is None:
-                self._trial.back_to(mark)
-                self._ask_simulators(ask)
-                return
-            found.append((ask, terms))
-        if not self._within_ceiling(job, [terms for _, terms in found]):
-            self._trial.back_to(mark)
+                return None
+            found.append((terms, ledgers[ask.row]))
+        return found
+
+    def _stand(self, asks: list[_Ask]) -> None:
+        """Let simulators make room that was only theirs, and nobody pass by who has waited for long.
+
+        Who could have its phase if only all borrowers gave back what they have keeps the others from having more.
+        """
+        for ask in asks:
+            if self._only_simulators(ask, self._ledger(ask.row)):
+                self._trial.awaited_mib.setdefault(ask.row, self._more_mib(ask))
+        passed_ns = min(ask.member.wanted_ns for ask in asks) + PASSED_NS
+        if self._draft.now_ns < passed_ns:
+            self._draft.wake_by(passed_ns)
             return
-        self._ledgers |= ledgers
-        for ask, terms in found:
-            self._grant(ask, terms)
+        for row in sorted({ask.row for ask in asks}):
+            if not self._could([ask for ask in asks if ask.row == row], row):
+                return
+        for ask in asks:
+            self._ledger(ask.row).closed = True
+
+    def _could(self, asks: list[_Ask], row: int) -> bool:
+        """Say whether the row has enough for them, were all handed back that was granted beyond floors there."""
+        table, state, back_mib = self._index.table, self._draft.state, 0
+        devices = table.devices[row]
+        there = {gpu.index for gpu in devices.free}
+        for job, member in asking_on(self._index, row):
+            floor = state.floors[job.id]
+            back_mib += max(0, has_mib(state.specs[job.id], member) - floor.memory_mib)
+            there.update(member.lent_gpus, devices_of(member).extra)
+        missing = 0
+        for ask in asks:
+            spec = state.specs[ask.job.id]
+            need = need_of(spec, ask.phase)
+            one = Resources(gpus=1, gpu_memory_mib=need.gpu_memory_mib)
+            usable = sum(each in devices.all and accepts(devices.all[each], one, spec.gpu_models) for each in there)
+            missing += max(0, need.gpus - len(ask.member.gpu_indices))
+            if missing > usable:
+                return False
+        return sum(self._more_mib(ask) for ask in asks) <= self._ledger(row).spare_mib + back_mib
+
+    def _more_mib(self, ask: _Ask) -> int:
+        """Return the memory that the member needs for its phase beyond what it has."""
+        spec = self._draft.state.specs[ask.job.id]
+        return max(0, wanted_need(spec, ask.member, ask.phase).memory_mib - has_mib(spec, ask.member))
+
+    def _kept_mib(self, row: int) -> int:
+        """Return the memory that is free on a row and promised to others."""
+        table = self._index.table
+        return max(0, table.free_on(row)[MEMORY] - max(0, table.now_on(row)[MEMORY]))
+
+    def _only_simulators(self, ask: _Ask, ledger: _Ledger) -> bool:
+        """Say whether nothing but simulators that were added has what the member waits for."""
+        spec = self._draft.state.specs[ask.job.id]
+        need, spare_mib = wanted_need(spec, ask.member, ask.phase), ledger.spare_mib - self._kept_mib(ask.row)
+        if ledger.closed or not spare_mib < self._more_mib(ask) <= spare_mib + ledger.simulators_mib:
+            return False
+        return self._devices(ask, ledger, need.gpus, need.gpu_memory_mib) is not None
 
     def _all_ask(self, asks: list[_Ask]) -> bool:
         """Say whether every member of the job asks, or has more than its floor: none shall have that and wait."""
@@ -189,9 +256,11 @@ class Lending:
         now, free = table.now_on(ask.row), table.free_on(ask.row)
         millis, mib = max(0, beyond.cpu_millis - has.cpu_millis), max(0, beyond.memory_mib - has.memory_mib)
         own_millis, own_mib = min(millis, max(0, now[CPU])), min(mib, max(0, now[MEMORY]))
-        more_mib = max(0, need.memory_mib - has_mib(spec, member))
-        kept_mib = max(0, free[MEMORY] - max(0, now[MEMORY]))  # it is promised to others
-        if more_mib > ledger.spare_mib - kept_mib or millis - own_millis > ledger.spare_millis - free[CPU]:
+        more_mib = self._more_mib(ask)
+        if (
+            more_mib > ledger.spare_mib - self._kept_mib(ask.row)
+            or millis - own_millis > ledger.spare_millis - free[CPU]
+        ):
             return None
         devices = self._devices(ask, ledger, need.gpus, need.gpu_memory_mib)
         if devices is None:
@@ -232,17 +301,7 @@ class Lending:
         leased = tuple(usable[: missing - len(back) - len(own)])
         return (back, own, leased) if len(back) + len(own) + len(leased) == missing else None
 
-    def _ask_simulators(self, ask: _Ask) -> None:
-        """Let simulators that were added give back memory to who waits for it longest on the row."""
-        if ask.row not in self._index.scaled or ask.row in self._trial.awaited_mib:
-            return
-        spec = self._draft.state.specs[ask.job.id]
-        need = wanted_need(spec, ask.member, ask.phase)
-        more_mib = max(0, need.memory_mib - has_mib(spec, ask.member))
-        if more_mib:
-            self._trial.awaited_mib[ask.row] = more_mib
-
-    def _within_ceiling(self, job: Job, all_terms: list[Terms]) -> bool:
+    def _within_ceiling(self, job: Job) -> bool:
         """Say whether the job's tenant may hold what was tried; the trial has counted it."""
         share = self._index.share(job.tenant)
         return share.ceiling is None or all(
@@ -278,7 +337,7 @@ class Lending:
                 held = state.floors[job.id].cpu_millis + (member.extra.cpu_millis if member.extra else 0)
                 needs_millis += need_of(state.specs[job.id], member.phase, member.granted).cpu_millis - held
             spare_millis = index.table.free_on(row)[CPU] - needs_millis
-            self._ledgers[row] = _Ledger(spare_mib(index, row, simulators_mib), spare_millis, lent)
+            self._ledgers[row] = _Ledger(spare_mib(index, row, simulators_mib), spare_millis, lent, simulators_mib)
         return self._ledgers[row]
 
 
