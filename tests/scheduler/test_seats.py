@@ -63,9 +63,10 @@ def test_a_job_that_left_is_on_no_node() -> None:
 def test_what_changed_is_looked_at_in_time_though_nobody_asks() -> None:
     state = State()
     for number in range(kept.UNSEATED_MAX + 2):
-        state.seats.note(f"j{number}")
-        state.seats.tidy()
-    assert len(state.seats._changed) < kept.UNSEATED_MAX
+        state.touch(f"job/j{number}")
+    submitted = e.JobSubmitted(id="s", at_ns=1, tenant="t", job="j", spec=spec(100))
+    evolve(state, framed(1, "gateway", "g1", 0, (submitted,)))
+    assert not state.seats.changed
 
 
 def test_a_zombie_keeps_its_specification_until_it_has_left_every_node() -> None:

@@ -15,6 +15,7 @@ from tidegate_events.journal.base import Recorded
 from tidegate_events.subjects import DECISION, speaks_for
 
 from tidegate_scheduler import counting, lifecycle, operations
+from tidegate_scheduler.seats import UNSEATED_MAX
 from tidegate_scheduler.state import HINTS_KEPT, Node, State
 from tidegate_scheduler.strict import keep_model, keep_models
 
@@ -40,7 +41,8 @@ def evolve(state: State, recorded: Recorded) -> None:
     for index, event in enumerate(recorded.frame.events):
         if may_say(writer, event):
             _RULES[type(event)](state, event, f"{recorded.seq}.{index}")
-    state.seats.tidy()
+    if len(state.seats.changed) > UNSEATED_MAX:
+        state.seats.tidy()
 
 
 def _on_leader_elected(state: State, event: e.LeaderElected, _at: str) -> None:

@@ -14,13 +14,17 @@ if TYPE_CHECKING:
 UNSEATED_MAX = 20_000
 """Jobs that may have changed before they are looked at, though nobody asks: replays of quiet histories stay small."""
 
+PREFIX_CHARS = len("job/")
+
 
 class Seats:
     """By node the jobs whose current attempt has a member there, whether it is active still or not."""
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._changed: dict[str, None] = {}
+        self.changed: dict[str, None] = {}
+        """The keys of jobs that changed, came or went, put here by `State.touch`: every event does, so at no cost."""
+
         self._nodes_of: dict[str, tuple[str, ...]] = {}
         self._jobs_on: dict[str, dict[str, None]] = {}
         self._newest_seq = -1
@@ -29,14 +33,9 @@ class Seats:
         self._places: dict[str, int] = {}
         """Of the jobs that were submitted in one frame, the places of all but the first."""
 
-    def note(self, job: str) -> None:
-        """Take note that the job changed, came or went."""
-        self._changed[job] = None
-
     def tidy(self) -> None:
-        """Keep what is not looked at yet within bounds; called between events, when jobs are whole."""
-        if len(self._changed) > UNSEATED_MAX:
-            self._catch_up()
+        """Look at what changed though nobody asks; called between events, when jobs are whole."""
+        self._catch_up()
 
     def on(self, node: str) -> list[Job]:
         """Return the jobs on the node in the order of their submission, in which the state's table holds them."""
@@ -50,16 +49,23 @@ class Seats:
         return self._nodes_of.get(job, ())
 
     def _catch_up(self) -> None:
-        if not self._changed:
+        if not self.changed:
             return
-        changed, self._changed = self._changed, {}
-        for name in changed:
-            job = self._state.jobs.get(name)
-            if job is None:
+        jobs, nodes_of = self._state.jobs, self._nodes_of
+        for key in self.changed:
+            name = key[PREFIX_CHARS:]
+            job = jobs.get(name)
+            if job is not None:
+                if job.submitted_seq >= self._newest_seq:
+                    self._place(job)
+                if job.members:
+                    self._seat(name, tuple(dict.fromkeys([member.node for member in job.members])))
+                    continue
+            elif self._places:
                 self._places.pop(name, None)
-            else:
-                self._place(job)
-            self._seat(name, tuple(dict.fromkeys(member.node for member in job.members)) if job is not None else ())
+            if name in nodes_of:
+                self._seat(name, ())
+        self.changed.clear()
 
     def _place(self, job: Job) -> None:
         """Number the jobs of one frame: they change for the first time in the order in which they were submitted."""

@@ -252,6 +252,7 @@ class State:
         self._digest = StateDigest()
         self._changed: dict[str, None] = {"header": None}
         self.seats = Seats(self)
+        self._unseated = self.seats.changed
         self.zombies = Zombies()
         self._watchers: list[dict[str, None]] = []
         self.derived: object = None
@@ -265,10 +266,10 @@ class State:
         self._changed[key] = None
         for keys in self._watchers:
             keys[key] = None
-        kind, _, name = key.partition("/")
-        if kind == "job":
-            self.seats.note(name)
-        elif kind == "node":
+        if key.startswith("job/"):
+            self._unseated[key] = None
+        elif key.startswith("node/"):
+            name = key.removeprefix("node/")
             self.zombies.note(name, self.nodes.get(name))
 
     def watch(self, keys: dict[str, None]) -> None:
