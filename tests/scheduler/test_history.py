@@ -123,6 +123,21 @@ async def test_a_decision_that_no_pass_made_is_a_difference() -> None:
     assert report.difference.recomputed == "nothing: a decision stands in a pass"
 
 
+async def test_a_node_that_no_pass_forgot_is_a_difference() -> None:
+    cluster = a_history()
+    cluster.silence("n1")
+    cluster.advance(31)
+    forgotten = e.NodeForgotten(id="forged", at_ns=cluster.now, node="n1", incarnation=1)
+    cluster.append("scheduler", "s1", forgotten)
+    assert "n1" not in cluster.state.nodes
+    report = await verified(cluster.frames)
+    assert report.difference is not None
+    assert (report.difference.seq, report.difference.recomputed) == (
+        cluster.state.seq,
+        "nothing: a decision stands in a pass",
+    )
+
+
 async def test_what_the_leader_saw_stands_in_no_pass() -> None:
     cluster = a_history()
     cluster.silence("n1")

@@ -22,7 +22,7 @@ from tidegate_scheduler.state import State
 SUSPECTS_MAX = 20
 BIT_FOR_BIT = "bit for bit"
 IN_NO_PASS = "nothing: a decision stands in a pass"
-_OF_A_PASS = (e.Decision, e.NodeLost, e.DecisionPass)
+_OF_A_PASS = (e.Decision, e.NodeLost, e.NodeForgotten, e.DecisionPass)
 WITHOUT_REMOVED = "without state digests and free text, which were removed"
 
 
