@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from tidegate_events.resources import Resources
 
-from tidegate_scheduler.policy.elastic.queue import Amounts, Line, Waiter, amounts, plus
+from tidegate_scheduler.policy.elastic.queue import Amounts, amounts, plus
 from tidegate_scheduler.state import Member
 
 
@@ -56,5 +56,3 @@ class Entry(msgspec.Struct):
     seats: tuple[Seat, ...] = ()
     leaving: bool = False
     promised: tuple[int, ...] = ()
-    line: Line | None = None
-    waiter: Waiter | None = None

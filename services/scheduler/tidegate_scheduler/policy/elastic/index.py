@@ -6,9 +6,6 @@ together. Nothing here depends on the order in which things became known.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from heapq import heapify, heappop, heappush
-
 from tidegate_events.events import Quota
 
 from tidegate_scheduler.policy.elastic.accounts import Accounts
@@ -16,18 +13,13 @@ from tidegate_scheduler.policy.elastic.asking import Asking
 from tidegate_scheduler.policy.elastic.entries import Entry, Seat, held_by, seat_of
 from tidegate_scheduler.policy.elastic.fleet import Fleet, kind_of
 from tidegate_scheduler.policy.elastic.held import Held, has_more
-from tidegate_scheduler.policy.elastic.lines import line_key
 from tidegate_scheduler.policy.elastic.queue import Amounts, Line, LineKey, Share, Waiter, plus
+from tidegate_scheduler.policy.elastic.settling import Settling
 from tidegate_scheduler.policy.elastic.shapes import Fit, Shape
+from tidegate_scheduler.policy.elastic.standing import Standing
 from tidegate_scheduler.policy.elastic.table import NodeTable
 from tidegate_scheduler.policy.sharing import Seated, is_fixed
 from tidegate_scheduler.state import LEAVING_STAGES, Job, Node, State
-
-FITS_MAX = 4096
-"""Shapes that are remembered without a line; beyond, those are forgotten."""
-
-DUE_SPARE = 1024
-
 
 SharedRow = tuple[int, list[Seated], dict[tuple[str, int], tuple[Quota, ...]]]
 """The CPU of a row, among whom it was shared, and their quotas."""
@@ -39,13 +31,9 @@ class Index:
     def __init__(self, state: State) -> None:
         self.state = state
         self.table = NodeTable()
-        self.lines: dict[LineKey, Line] = {}
         self._accounts = Accounts()
-        self._unsettled: dict[str, tuple[int, str]] = {}
-        self._in_order: list[tuple[int, str]] = []
-        """The keys of the unsettled by submission, as far as they were put in order, and of some that are settled."""
-
-        self._unordered: list[tuple[int, str]] = []
+        self._standing = Standing(state, self.table)
+        self.settling = Settling(state)
         self.unsettled_nodes: dict[str, None] = {}
         self.judged_by: tuple[int, int] | None = None
         """The parameters by which the nodes that are settled were judged."""
@@ -68,19 +56,11 @@ class Index:
         self.backfilling: dict[str, None] = {}
         """The jobs that were let into room that is kept for others."""
 
-        self.aside: dict[str, None] = {}
-        """The jobs that wait and stand in no line: held, in back-off, or about to be cancelled."""
-
         self.on_row: dict[int, dict[str, None]] = {}
-        self._due: list[tuple[int, str]] = []
-        self._due_at: dict[str, int] = {}
         self._elastic: dict[str, bool] = {}
         self._elastic_on: dict[int, int] = {}
-        self._resting: list[tuple[int, str]] = []
-        self._woken: list[tuple[int, str]] = []
         self._promised_on: dict[int, dict[str, None]] = {}
         self._entries: dict[str, Entry] = {}
-        self._fits: dict[Shape, Fit] = {}
         self._ranked = -1
         self._pending: dict[str, None] = {}
         for name in state.nodes:
@@ -108,7 +88,7 @@ class Index:
             elif kind == "queue":
                 self._accounts.set_queue(name, self.state.queues.get(name))
         if jobs or nodes:
-            self.table.begin_round()
+            self.table.changes.begin_round()
         for name in nodes:
             row = self.table.rows.get(name)
             if row is not None:
@@ -122,81 +102,37 @@ class Index:
             self._ranked = self.table.renamed
         for job in jobs:
             self._enter(job)
-        self._rest_again(now_ns)
-        self._wake(now_ns)
-
-    def _wake(self, now_ns: int) -> None:
-        while self._due and self._due[0][0] <= now_ns:
-            at_ns, name = heappop(self._due)
-            if self._due_at.get(name) == at_ns:
-                del self._due_at[name]
-                self._unsettle(name)
-        while self._resting and self._resting[0][0] <= now_ns:
-            at_ns, name = heappop(self._resting)
-            if self._rests(name, at_ns):
-                self._stand(self.state.jobs[name], self._entries[name])
-                self._woken.append((at_ns, name))
-
-    def _rest_again(self, now_ns: int) -> None:
-        """Put back who was woken for a look at a later time: explanations ask about any time."""
-        woken, self._woken = self._woken, []
-        for at_ns, name in woken:
-            job, entry = self.state.jobs.get(name), self._entries.get(name)
-            if job is None or entry is None or job.not_before_ns != at_ns or at_ns <= self.state.header.now_ns:
-                continue
-            if at_ns <= now_ns:
-                self._woken.append((at_ns, name))
-            elif entry.line is not None:
-                self._step_out(entry)
-                self.aside[name] = None
-                heappush(self._resting, (at_ns, name))
-
-    def _rests(self, name: str, until_ns: int) -> bool:
-        """Say whether the job is in back-off until then and will stand in line after that."""
-        job = self.state.jobs.get(name)
-        if job is None or not self._stands(job) or job.not_before_ns != until_ns:
-            return False
-        return self._entries[name].line is None
-
-    def unsettled(self) -> Iterator[Job]:
-        """Yield the jobs that something happened to since they were settled, in the order of submission."""
-        keys = self._in_order = sorted([*self._in_order, *self._unordered])
-        self._unordered.clear()
-        try:
-            for key in keys:
-                if self._unsettled.get(key[1]) is key:
-                    yield self.state.jobs[key[1]]
-        finally:
-            self._in_order = [key for key in keys if self._unsettled.get(key[1]) is key]
-
-    def settled(self, job: str) -> None:
-        """Count a job as settled until it changes or falls due."""
-        self._unsettled.pop(job, None)
-
-    def _unsettle(self, name: str) -> None:
-        job = self.state.jobs.get(name)
-        if job is not None and name not in self._unsettled:
-            key = self._unsettled[name] = (job.submitted_seq, name)
-            self._unordered.append(key)
-
-    def look_again(self, job: str, at_ns: int) -> None:
-        """Count a job as settled until `at_ns`."""
-        if self._due_at.get(job) != at_ns:
-            self._due_at[job] = at_ns
-            heappush(self._due, (at_ns, job))
-            if len(self._due) > DUE_SPARE + 2 * len(self._due_at):  # jobs change more often than they fall due
-                self._due = [(each_ns, name) for name, each_ns in self._due_at.items()]
-                heapify(self._due)
+        self._standing.refresh(now_ns)
+        self.settling.wake(now_ns)
 
     @property
     def next_ns(self) -> int | None:
         """Return when time alone changes something next, None where nothing is known to be due."""
-        while self._due and self._due_at.get(self._due[0][1]) != self._due[0][0]:
-            heappop(self._due)
-        while self._resting and not self._rests(self._resting[0][1], self._resting[0][0]):
-            heappop(self._resting)
-        first = [heap[0][0] for heap in (self._due, self._resting) if heap]
-        return min(first, default=None)
+        return min((at for at in (self.settling.next_ns, self._standing.next_ns) if at is not None), default=None)
+
+    # ---- who waits ----
+
+    @property
+    def lines(self) -> dict[LineKey, Line]:
+        """Return the lines of the jobs that wait."""
+        return self._standing.lines
+
+    @property
+    def aside(self) -> dict[str, None]:
+        """Return the jobs that wait and stand in no line: held, in back-off, or about to be cancelled."""
+        return self._standing.aside
+
+    def standing(self, job: str) -> tuple[Line, Waiter] | None:
+        """Return the line that the job stands in and its part of it, None where it stands aside."""
+        return self._standing.of(job)
+
+    def line_key(self, job: Job) -> LineKey:
+        """Return which line the job stands in while it waits."""
+        return self._standing.key(job)
+
+    def fit(self, shape: Shape) -> Fit:
+        """Return where the shape fits."""
+        return self._standing.fit(shape)
 
     # ---- nodes ----
 
@@ -261,35 +197,19 @@ class Index:
             self.unshared[row] = None
         self.reserving.pop(name, None)
         self.backfilling.pop(name, None)
-        self.aside.pop(name, None)
-        self._step_out(entry)
-
-    def _step_out(self, entry: Entry) -> None:
-        if entry.line is not None:
-            entry.line.waiters.remove(entry.waiter)
-            if not entry.line.waiters:
-                del self.lines[entry.line.key]
-            entry.line = None
+        self._standing.leave(name)
 
     def _enter(self, name: str) -> None:
         job = self.state.jobs.get(name)
+        self.settling.changed(name)
         if job is None:
-            self.settled(name)
-            self._due_at.pop(name, None)
             self._elastic.pop(name, None)
             return
-        self._unsettle(name)
-        self._due_at.pop(name, None)
         entry = Entry(job.tenant, job.priority, self.state.floors[name], self._is_elastic(name))
         self._entries[name] = entry
         if job.waiting:
-            self.aside[name] = None
             self._promise(job, entry)
-            if self._stands(job):
-                if job.not_before_ns > self.state.header.now_ns:
-                    heappush(self._resting, (job.not_before_ns, name))
-                else:
-                    self._stand(job, entry)
+            self._standing.enter(job)
             return
         self._seat(job, entry)
 
@@ -383,37 +303,3 @@ class Index:
             self.unshared[row] = None
         if job.reserved_nodes:
             self.reserving[job.id] = None
-
-    @staticmethod
-    def _stands(job: Job) -> bool:
-        return job.waiting and not (job.held or job.cancel_requested)
-
-    def _stand(self, job: Job, entry: Entry) -> None:
-        key = self.line_key(job)
-        line = self.lines.get(key)
-        if line is None:
-            line = self.lines[key] = Line(key, self.fit(key.shape))
-        entry.line, entry.waiter = line, Waiter(job.submitted_seq, job.id, max(job.submitted_ns, job.suspended_ns))
-        line.waiters.add(entry.waiter)
-        self.aside.pop(job.id, None)
-
-    def standing(self, job: str) -> tuple[Line, Waiter] | None:
-        """Return the line that the job stands in and its part of it, None where it stands aside."""
-        entry = self._entries.get(job)
-        if entry is None or entry.line is None or entry.waiter is None:
-            return None
-        return entry.line, entry.waiter
-
-    def line_key(self, job: Job) -> LineKey:
-        """Return which line the job stands in while it waits."""
-        return line_key(job, self.state.specs[job.id], self.state.floors[job.id])
-
-    def fit(self, shape: Shape) -> Fit:
-        """Return where the shape fits."""
-        found = self._fits.get(shape)
-        if found is None:
-            if len(self._fits) >= max(FITS_MAX, 2 * len(self.lines)):
-                standing = {line.key.shape for line in self.lines.values()}
-                self._fits = {each: fit for each, fit in self._fits.items() if each in standing}
-            found = self._fits[shape] = Fit(shape, self.table)
-        return found

@@ -97,7 +97,7 @@ class _Pass:
         for name in sorted(index.fleet.unreachable):
             if not draft.full:
                 settle_node(draft, draft.state.nodes[name])
-        for job in index.unsettled():
+        for job in index.settling.unsettled():
             if draft.full:
                 return
             self._settle(job)
@@ -122,9 +122,9 @@ class _Pass:
                 self._trial.ask_to_leave(job)
                 self._trial.withdraw(job)
             return
-        self._index.settled(job.id)
+        self._index.settling.settled(job.id)
         if due_ns is not None:
-            self._index.look_again(job.id, due_ns)
+            self._index.settling.look_again(job.id, due_ns)
 
     # ---- who waits ----
 

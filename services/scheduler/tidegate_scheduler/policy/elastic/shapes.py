@@ -87,25 +87,25 @@ class Fit:
 
         It fits nowhere as long as no row has come to hold one member that did not, or more of them.
         """
-        known = self.table.recent(self._nowhere_in)
+        known = self.table.changes.recent(self._nowhere_in)
         if known is None:
             return False
         rows, room = known
         changed = rows[self._enough(room)].tolist() if len(rows) else []
         if len(changed) > ROWS_LOOKED_AT_MAX:
             return False
-        looked_at = [*changed, *self.table.grown()]
+        looked_at = [*changed, *self.table.changes.grown()]
         for row in looked_at:
             if self._score_of(row) != NOWHERE:
                 return False
         if len(looked_at) > ROWS_ONE_BY_ONE_MAX:
-            self.table.gather_anew()
-        self._nowhere_in = self.table.this_round
+            self.table.changes.gather_anew()
+        self._nowhere_in = self.table.changes.this_round
         return True
 
     def found_nowhere(self) -> None:
         """Remember that the gang fits nowhere on the table as it is."""
-        self._nowhere_in = self.table.this_round
+        self._nowhere_in = self.table.changes.this_round
 
     def _enough(self, room: Ints) -> Flags:
         """Say where there is enough of each amount that is needed: of others there may be less than nothing.
@@ -160,9 +160,8 @@ class Fit:
         """Return how tightly one member fits on each row now, smaller is tighter; NOWHERE where it does not."""
         table = self.table
         table.note_score(self)
-        fresh = self._seen >= table.trimmed and self._renamed == table.renamed
-        changed = set(table.changed[self._seen - table.trimmed :]) if fresh else set()
-        if not fresh:
+        changed = table.changes.since(self._seen) if self._renamed == table.renamed else None
+        if changed is None:
             self._score = np.full(len(table), NOWHERE)
             rows = np.flatnonzero(self._enough(table.now[:, : len(table)]))
             self._score[rows] = self._scored(rows)
@@ -172,7 +171,7 @@ class Fit:
         else:
             for row in changed:
                 self._score[row] = self._score_of(row)
-        self._seen, self._renamed = table.position, table.renamed
+        self._seen, self._renamed = table.changes.position, table.renamed
         return self._score
 
     def forget_score(self) -> None:
@@ -182,14 +181,13 @@ class Fit:
     def holds_now(self) -> Ints:
         """Return how many members may be placed on each row now; to be looked at only."""
         table = self.table
-        fresh = self._held_at >= table.trimmed and self._renamed_held == table.renamed
-        changed = set(table.changed[self._held_at - table.trimmed :]) if fresh else set()
-        if not fresh:
+        changed = table.changes.since(self._held_at) if self._renamed_held == table.renamed else None
+        if changed is None:
             self._holds_of = self.members(table.now, np.arange(len(table)))
         elif changed:
             rows = np.fromiter(changed, np.int64, len(changed))
             self._holds_of[rows] = self.members(table.now, rows)
-        self._held_at, self._renamed_held = table.position, table.renamed
+        self._held_at, self._renamed_held = table.changes.position, table.renamed
         return self._holds_of
 
     def members(self, room: Ints, rows: Ints) -> Ints:

@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 from tidegate_events.resources import GpuDevice, Resources
 
+from tidegate_scheduler.policy.elastic.changes import Changes
+
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
@@ -24,9 +26,7 @@ CPU, MEMORY, GPUS, SHARE = 0, 1, 2, 3
 
 WHOLE_MILLIS = 1000
 ROWS_FIRST = 64
-LOG_ROWS_MAX = 1 << 17
 SCORES_KEPT = 1024
-ROUNDS_REMEMBERED = 64
 
 
 class Kind(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
@@ -84,15 +84,14 @@ class Scored(Protocol):
 
 
 class NodeTable:
-    """Columns over nodes; `changed` is the log of rows whose room changed, for those who keep what they worked out."""
+    """Columns over nodes; `changes` is the log of rows whose room changed."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
         self.rows: dict[str, int] = {}
         self.devices: list[Devices] = []
         self.kinds: list[Kind] = []
-        self.changed: list[int] = []
-        self.trimmed = 0
+        self.changes = Changes(self)
         self.renamed = 0
         self.nodes_changed = 0
         self.mixed: dict[int, None] = {}
@@ -100,10 +99,6 @@ class NodeTable:
         self._behind: dict[int, None] = {}
         """The rows that the columns lag behind: most changes are of one row, and seen by those who look at one."""
 
-        self._began: list[int] = []
-        self._first_round = 0
-        self._grown: dict[int, list[int]] = {}
-        self._recent: dict[int, tuple[Ints, Ints]] = {}
         self._free: list[list[int]] = []
         self._later: list[list[int]] = []
         self._now: list[list[int]] = []
@@ -121,11 +116,6 @@ class NodeTable:
 
     def __len__(self) -> int:
         return len(self.names)
-
-    @property
-    def position(self) -> int:
-        """Return the end of the log of changes, as a number that only grows."""
-        return self.trimmed + len(self.changed)
 
     @property
     def free(self) -> Ints:
@@ -151,8 +141,6 @@ class NodeTable:
         column: Ints = self._columns[which]
         return column
 
-    # ---- what grew ----
-
     def note_score(self, kept: Scored) -> None:
         """Keep the score of so many shapes, those that were asked for last: each is as long as the table."""
         self._scored.pop(kept, None)
@@ -161,47 +149,6 @@ class NodeTable:
             oldest = next(iter(self._scored))
             del self._scored[oldest]
             oldest.forget_score()
-
-    def begin_round(self) -> None:
-        """Begin another round, as the state has changed: rounds are what is known of earlier ones is told by."""
-        self._began.append(self.position)
-        self._grown.clear()
-        self._recent.clear()
-        if len(self._began) > ROUNDS_REMEMBERED:
-            self._began.pop(0)
-            self._first_round += 1
-
-    @property
-    def this_round(self) -> int:
-        """Return the number of this round, -1 before the first."""
-        return self._first_round + len(self._began) - 1
-
-    def recent(self, since: int) -> tuple[Ints, Ints] | None:
-        """Return the rows that changed since that round began, and what could be taken there; None: not known.
-
-        What was placed meanwhile is not counted, and what rows `grown` have more than then neither.
-        """
-        known = self._recent.get(since)
-        if known is None:
-            number = since - self._first_round
-            if number < 0 or self._began[number] < self.trimmed:
-                return None
-            rows = np.unique(np.array(self.changed[self._began[number] - self.trimmed :], np.int64))
-            known = self._recent[since] = (rows, self.now[:3, rows])
-        return known
-
-    def gather_anew(self) -> None:
-        """Forget what `recent` and `grown` told: what is taken since is not there any more."""
-        self._recent.clear()
-        self._grown.clear()
-
-    def grown(self) -> list[int]:
-        """Return the rows that have more room than at some time in this round."""
-        if self._grown:
-            shrunk = [row for row, before in self._grown.items() if not _exceeds(self._now[row], before)]
-            for row in shrunk:
-                del self._grown[row]
-        return list(self._grown)
 
     # ---- nodes ----
 
@@ -227,7 +174,7 @@ class NodeTable:
         for amounts in (self._free, self._later):
             amounts[row] = [kind.cpu_millis, kind.memory_mib, len(gpus), 0]
         self.nodes_changed += 1
-        self._recent.clear()  # a node that opens has no more room than before
+        self.changes.gather_anew()  # a node that opens has no more room than before
         self.settle(row)
         return row
 
@@ -385,13 +332,7 @@ class NodeTable:
             share if share < share_later else share_later,
         ]
         self._behind[row] = None
-        if _exceeds(now, before):
-            earlier = self._grown.get(row)
-            self._grown[row] = before if earlier is None else [min(pair) for pair in zip(before, earlier, strict=True)]
-        if len(self.changed) >= LOG_ROWS_MAX:
-            self.trimmed += len(self.changed)
-            self.changed.clear()
-        self.changed.append(row)
+        self.changes.note(row, before, now)
 
     def _move(self, row: int, need: Resources, indices: tuple[int, ...], sign: int) -> None:
         free = self._free[row]
@@ -418,10 +359,6 @@ class NodeTable:
         later[MEMORY] -= sign * need.memory_mib
         self.devices[row].promised += sign * (need.gpus or (1 if need.gpu_millis else 0))
         self.settle(row)
-
-
-def _exceeds(amounts: list[int], others: list[int]) -> bool:
-    return amounts[0] > others[0] or amounts[1] > others[1] or amounts[2] > others[2] or amounts[3] > others[3]
 
 
 def _use(used: dict[int, int], devices: Devices, need: Resources, indices: tuple[int, ...], sign: int) -> int:

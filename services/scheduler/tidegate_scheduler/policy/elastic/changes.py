@@ -1,0 +1,96 @@
+"""Which rows of the table changed, for those who keep what they worked out, and which of them have more room now.
+
+What a pass places only takes room. So whoever found none needs to look again at the rows that changed since, as they
+were when that began, and at those that grew: what is found out once is of use for all shapes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from tidegate_scheduler.policy.elastic.table import NodeTable
+
+LOG_ROWS_MAX = 1 << 17
+ROUNDS_REMEMBERED = 64
+
+
+class Changes:
+    """The log of one table; a round lies between two changes of the state."""
+
+    def __init__(self, table: NodeTable) -> None:
+        self._table = table
+        self._log: list[int] = []
+        self._trimmed = 0
+        self._began: list[int] = []
+        self._first_round = 0
+        self._grown: dict[int, list[int]] = {}
+        self._recent: dict[int, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]] = {}
+
+    def note(self, row: int, before: list[int], now: list[int]) -> None:
+        """Note that what may be taken on a row is `now` other than `before`."""
+        if _exceeds(now, before):
+            earlier = self._grown.get(row)
+            self._grown[row] = before if earlier is None else [min(pair) for pair in zip(before, earlier, strict=True)]
+        if len(self._log) >= LOG_ROWS_MAX:
+            self._trimmed += len(self._log)
+            self._log.clear()
+        self._log.append(row)
+
+    @property
+    def position(self) -> int:
+        """Return the end of the log, as a number that only grows."""
+        return self._trimmed + len(self._log)
+
+    def since(self, position: int) -> set[int] | None:
+        """Return the rows that changed since then, None where that is not known any more."""
+        return set(self._log[position - self._trimmed :]) if position >= self._trimmed else None
+
+    # ---- what grew ----
+
+    def begin_round(self) -> None:
+        """Begin another round, as the state has changed."""
+        self._began.append(self.position)
+        self.gather_anew()
+        if len(self._began) > ROUNDS_REMEMBERED:
+            self._began.pop(0)
+            self._first_round += 1
+
+    @property
+    def this_round(self) -> int:
+        """Return the number of this round, -1 before the first."""
+        return self._first_round + len(self._began) - 1
+
+    def recent(self, since: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
+        """Return the rows that changed since that round began, and what could be taken there; None: not known.
+
+        What was placed meanwhile is not counted, and what rows `grown` have more than then neither.
+        """
+        known = self._recent.get(since)
+        if known is None:
+            number = since - self._first_round
+            if number < 0 or self._began[number] < self._trimmed:
+                return None
+            rows = np.unique(np.array(self._log[self._began[number] - self._trimmed :], np.int64))
+            known = self._recent[since] = (rows, self._table.now[:3, rows])
+        return known
+
+    def gather_anew(self) -> None:
+        """Forget what `recent` and `grown` told: what is taken since is not there any more."""
+        self._recent.clear()
+        self._grown.clear()
+
+    def grown(self) -> list[int]:
+        """Return the rows that have more room than at some time in this round."""
+        if self._grown:
+            now_on = self._table.now_on
+            for row in [row for row, before in self._grown.items() if not _exceeds(now_on(row), before)]:
+                del self._grown[row]
+        return list(self._grown)
+
+
+def _exceeds(amounts: list[int], others: list[int]) -> bool:
+    return amounts[0] > others[0] or amounts[1] > others[1] or amounts[2] > others[2] or amounts[3] > others[3]
