@@ -5,8 +5,14 @@ from __future__ import annotations
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tidegate_events import events as e
+from tidegate_events.resources import Resources
 from tidegate_events.spec import JobSpec
+from tidegate_scheduler.policy.elastic.queue import FairOrder, Line, LineKey, Share, Turns, Waiter, aged
+from tidegate_scheduler.policy.elastic.shapes import Fit, Shape
+from tidegate_scheduler.policy.elastic.table import NodeTable
 from tidegate_scheduler.policy.parameters import Parameters
 
 from tests.scheduler.elastic.world import CheckedCluster
@@ -89,3 +95,49 @@ def test_a_stream_that_never_ends_lets_every_job_have_its_turn(kind: str, seed: 
         if isinstance(event, e.JobPlaced) and event.job == "patient"
     )
     assert (placed - began) // 1_000_000_000 <= bound
+
+
+JOBS = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 3), st.integers(0, 20)), min_size=1, max_size=30)
+
+
+@given(JOBS)
+def test_a_job_in_a_line_of_alike_jobs_ages_with_its_own_time_of_waiting(jobs: list[tuple[str, int, int]]) -> None:
+    """Some came back only now and were submitted first: they hide nobody who has waited longer."""
+    shape, now_ns, ageing_ns = Shape("trusted", "host", Resources(1), 1), 20, 4
+    lines: dict[LineKey, Line] = {}
+    classes: dict[str, int] = {}
+    for number, (tenant, priority, since_ns) in enumerate(jobs):
+        key = LineKey(tenant, priority, shape, 0)
+        line = lines.setdefault(key, Line(key, Fit(shape, NodeTable())))
+        line.waiters.add(Waiter(since_ns, number, str(number)))
+        classes[str(number)] = aged(priority, since_ns, now_ns, ageing_ns)
+    turns = Turns({"a": Share(), "b": Share()}, FairOrder((1, 1, 1), [1]), now_ns, ageing_ns)
+    for line in lines.values():
+        turns.enter(line)
+    asked = []
+    for turn in turns:
+        assert turn.level == classes[turn.job]
+        asked.append(turn.job)
+        turns.go_on(turn)
+    assert sorted(asked) == sorted(classes)
+    assert [classes[job] for job in asked] == sorted(classes.values(), reverse=True), (
+        "nobody is passed by a lower class"
+    )
+
+
+def test_who_was_suspended_a_moment_ago_does_not_hold_up_an_alike_one_that_has_waited_for_hours() -> None:
+    cluster = CheckedCluster(Parameters(ageing_seconds=AGEING_SECONDS, reservations_max=0))
+    cluster.node("n1", 2000)
+    cluster.submit(spec(2000, priority=9), "long")
+    cluster.settle()
+    cluster.start("long")
+    cluster.submit(spec(2000), "early")
+    cluster.submit(spec(2000), "late")
+    cluster.advance(3 * AGEING_SECONDS)
+    early = cluster.job("early")
+    early.suspended_ns = cluster.now  # as if it had run a moment, and left for somebody
+    cluster.state.touch("job/early")
+    cluster.submit(spec(2000, priority=1), "newcomer")
+    cluster.settle()
+    cluster.exit("long", "completed")
+    assert [cluster.stage(job) for job in ("late", "newcomer", "early")] == ["placed", "pending", "pending"]

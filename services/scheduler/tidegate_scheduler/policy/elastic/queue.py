@@ -44,11 +44,11 @@ class LineKey(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
 
 
 class Waiter(msgspec.Struct, frozen=True, gc=False, order=True):
-    """One job in a line: whoever was submitted first stands in front."""
+    """One job in a line: whoever has waited longest stands in front, so that no job hides what another has aged."""
 
+    since_ns: int
     submitted_seq: int
     job: str
-    since_ns: int
 
 
 class Line:
@@ -146,7 +146,7 @@ class Turns:
         self._fair = fair
         self._now_ns = now_ns
         self._ageing_ns = ageing_ns
-        self._lines: dict[int, dict[str, list[tuple[int, int, str, int, Line]]]] = {}
+        self._lines: dict[int, dict[str, list[tuple[int, int, int, str, int, Line]]]] = {}
         self._tenants: dict[int, list[tuple[tuple[bool, int], str]]] = {}
         self._levels: list[int] = []
 
@@ -164,7 +164,7 @@ class Turns:
         if heap is None:
             heap = self._lines[level][tenant] = []
             heappush(self._tenants[level], (self._standing(tenant), tenant))
-        heappush(heap, (key.work, first.submitted_seq, first.job, position, line))
+        heappush(heap, (key.work, first.since_ns, first.submitted_seq, first.job, position, line))
 
     def go_on(self, turn: Turn) -> None:
         """Ask the line's next job too."""
@@ -184,7 +184,7 @@ class Turns:
                 heapreplace(tenants, (actual, tenant))  # it was placed in another class since
                 continue
             heap = lines[tenant]
-            _, _, job, position, line = heappop(heap)
+            *_, job, position, line = heappop(heap)
             if not heap:
                 heappop(tenants)
                 del lines[tenant]
