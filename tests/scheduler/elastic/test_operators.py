@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from tidegate_events import events as e
+from tidegate_scheduler.draft import Draft
+from tidegate_scheduler.policy.elastic.barred import Barred
+from tidegate_scheduler.policy.elastic.pipeline import index_of
 
 from tests.scheduler.elastic.lab import HOUR, asked_to_leave, complete, elastic, kinds, leave, nodes_of, of, run
 from tests.support.cluster import SECOND, Cluster, spec
@@ -217,3 +220,71 @@ def test_a_cancelled_window_opens_the_node_at_once_and_other_nodes_were_never_sh
     cluster.ask(e.MaintenanceCancelled, name="m")
     cluster.settle()
     assert nodes_of(cluster, "large") == ["n1"]
+
+
+def test_windows_that_overlap_keep_the_node_shut_until_the_last_is_over() -> None:
+    cluster = one_node()
+    start = cluster.now + 1000 * SECOND
+    for name, begin, end in (("m1", 0, 500), ("m2", 200, 900), ("m3", -100, 300)):
+        cluster.ask(
+            e.MaintenancePlanned,
+            name=name,
+            nodes=("n1",),
+            start_ns=start + begin * SECOND,
+            end_ns=start + end * SECOND,
+        )
+    cluster.submit(spec(100), "endless")
+    cluster.submit(spec(100, time_limit_seconds=900), "short")
+    cluster.submit(spec(100, time_limit_seconds=901), "into the first")
+    cluster.settle()
+    assert [cluster.stage(job) for job in ("endless", "short", "into the first")] == ["pending", "placed", "pending"]
+    complete(cluster, "short")
+    cluster.now = start + 899 * SECOND
+    cluster.settle()
+    assert cluster.stage("endless") == "pending"
+    assert cluster.wake_at == start + 900 * SECOND
+    cluster.advance(1)
+    assert {cluster.stage(job) for job in ("endless", "into the first")} == {"placed"}
+
+
+def test_a_window_that_is_moved_asks_jobs_to_leave_at_its_new_time_alone() -> None:
+    cluster = one_node()
+    run(cluster, "j", spec(1000, grace=60))
+    plan(cluster, 1000, 500)
+    assert cluster.settle() == []
+    moved = plan(cluster, 5000, 500)
+    assert cluster.settle() == []
+    assert cluster.wake_at == moved - 60 * SECOND
+    assert cluster.advance(1500) == []
+    cluster.submit(spec(100, time_limit_seconds=3000), "before it")
+    cluster.settle()
+    assert cluster.stage("before it") == "placed", "nobody is kept out by the time that was"
+    cluster.now = moved - 60 * SECOND
+    assert set(asked_to_leave(cluster.settle())) == {"j"}
+
+
+def test_one_whose_limit_was_taken_away_is_asked_to_leave_in_time_for_maintenance() -> None:
+    cluster = one_node()
+    run(cluster, "j", spec(1000, grace=60, time_limit_seconds=500))
+    start = plan(cluster, 1000, 500)
+    cluster.settle()
+    cluster.ask(e.JobLimitChanged, "j", time_limit_seconds=None)
+    cluster.settle()
+    assert cluster.wake_at == start - 60 * SECOND
+    cluster.now = start - 60 * SECOND
+    assert set(asked_to_leave(cluster.settle())) == {"j"}
+
+
+def test_windows_are_looked_at_once_for_many_jobs_that_are_alike_to_them() -> None:
+    cluster = one_node(1000)
+    run(cluster, "runs", spec(1000, time_limit_seconds=600))
+    plan(cluster, 1000, 500)
+    for number in range(5):
+        cluster.submit(spec(900 + number), f"waits{number}")
+    table = index_of(cluster.state).table
+    draft = Draft(cluster.state, cluster.now)
+    barred = Barred(draft, table)
+    cluster.settle()
+    found = [barred.unwanted(cluster.job(f"waits{number}")) for number in range(5)]
+    assert found == [frozenset({table.rows["n1"]})] * 5
+    assert len({id(each) for each in found}) == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import msgspec
 from tidegate_events import events as e
@@ -11,7 +10,7 @@ from tidegate_events import events as e
 from tidegate_scheduler.counting import DEFRAGMENTATION
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.elastic import admission, backfill, fit, leave, recall, resize
-from tidegate_scheduler.policy.elastic.barred import barred_rows, unwanted_rows
+from tidegate_scheduler.policy.elastic.barred import Barred
 from tidegate_scheduler.policy.elastic.cordon import cordon
 from tidegate_scheduler.policy.elastic.defragment import Defragmentation, Moves
 from tidegate_scheduler.policy.elastic.entries import Seat
@@ -77,9 +76,8 @@ class _Pass:
         self._table = trial.index.table
         self.victims = Victims(trial.index, draft.now_ns, draft.parameters, draft.leaving)
         self._prefetch = Prefetch(draft, trial.index)
-        self._defragmentation = Defragmentation(
-            draft, trial.index, self.victims, partial(unwanted_rows, draft, trial.index.table)
-        )
+        self._barred = Barred(draft, trial.index.table)
+        self._defragmentation = Defragmentation(draft, trial.index, self.victims, self._barred.unwanted)
         self._plans_left = PLANS_MAX
         self._plans_wanted = 0
         self._untried = False
@@ -169,7 +167,7 @@ class _Pass:
         if not reserved and self._nowhere.rules_out(line.key.shape, self._right(line)):
             self._waiting.of_line(line, None)
             return False
-        barred = barred_rows(draft, job, line.fit)
+        barred = self._barred.rows(job, line.fit)
         rows = self._rows(job, turn, reserved, barred)
         if rows is not None:
             rows = self._with_memory(job, turn, rows, barred)
@@ -272,7 +270,8 @@ class _Pass:
             return True
         if self._make_room(job, line, barred):
             return True
-        if not barred and not self._untried and not self._waits_for_one_node(job, line):
+        # Windows bar no less from whoever runs for longer, and so has less right; refusals are a job's own.
+        if not job.excluded_nodes and not self._untried and not self._waits_for_one_node(job, line):
             self._nowhere.add(line.key.shape, self._right(line))
         if reserved and self._keeping.usable(reserved, barred) and self._keeping.may_keep():
             self._keeping.stay(job, line, reserved, barred)
