@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -32,26 +31,46 @@ job.exit_suspended()
 """
 
 BORROWER = f"""
-import time, tidegate
+import threading, tidegate
 job = tidegate.init()
-recalls, entered, heard = 0, 0, []
-job.on_hand_back(heard.append)
+recalls = entered = 0
+recalled = threading.Event()
+job.on_hand_back(lambda seconds_left: recalled.set())
 while recalls < {RECALLS}:
     with job.phase("learning"):
         entered += 1
         memory = bytearray(b"x") * ({USED_MIB} << 20)
-        while not job.should_hand_back():
-            time.sleep(0.05)
+        recalled.wait()
+        recalled.clear()
         recalls += 1
         del memory
-job.finish({{"recalls": recalls, "entered": entered, "heard": len(heard)}})
+job.finish({{"recalls": recalls, "entered": entered}})
 """
 
 
-@pytest.fixture
-def tight(tmp_path: Path) -> Iterator[RunningStack]:
+STUBBORN = f"""
+import time, tidegate
+job = tidegate.init()
+if checkpoint := job.latest_checkpoint():
+    job.finish({{"resumed_at": checkpoint.load("state")["state"]["step"]}})
+    raise SystemExit
+step = 0
+with job.phase("learning"):
+    memory = bytearray(b"x") * ({USED_MIB} << 20)
+    while not job.should_stop():
+        step += 1
+        job.report({{"recalled": float(job.should_hand_back())}}, step=step)
+        time.sleep(0.05)
+    job.save(state={{"step": step}}, step=step)
+    job.exit_suspended()
+"""
+
+
+@pytest.fixture(scope="module")
+def tight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
     """Yield a stack of one node with little memory; afterwards nothing of it may be left."""
-    stack = RunningStack.start(tmp_path / "home", "--memory-mib", str(MEMORY_MIB))
+    home = tmp_path_factory.mktemp("tight") / "home"
+    stack = RunningStack.start(home, "--memory-mib", str(MEMORY_MIB))
     try:
         yield stack
     finally:
@@ -86,7 +105,7 @@ def test_an_owner_and_a_borrower_take_turns_with_memory(tight: RunningStack) -> 
     tight.until(lambda: tight.events("HandBackRequested", job=borrower), "the first recall")
     tight.kill("executor")  # asks and answers outlive it
     (ended,) = tight.completed(borrower)
-    assert ended["result"] == {"recalls": RECALLS, "entered": RECALLS, "heard": RECALLS}
+    assert ended["result"] == {"recalls": RECALLS, "entered": RECALLS}
     tight.client.cancel(owner)
     tight.until(lambda: tight.client.job(owner)["state"] == "cancelled", "the owner ended")
 
@@ -102,6 +121,27 @@ def test_an_owner_and_a_borrower_take_turns_with_memory(tight: RunningStack) -> 
         assert [entry.data.get("oom", False) for entry in tight.events("SandboxExited", job=job)] == [False]
         assert_entered_when_it_could(tight, job)
     assert_never_beyond(tight, {owner, borrower})
+    tight.verify()
+
+
+def test_who_does_not_hand_back_in_time_saves_and_leaves_and_comes_back(tight: RunningStack) -> None:
+    owner = submit(tight, "owner", OWNER)
+    stubborn = submit(tight, "stubborn", STUBBORN, borrows=True, preemption={"hand_back_seconds": 1})
+    (ended,) = tight.completed(stubborn)
+    tight.client.cancel(owner)
+    tight.until(lambda: tight.client.job(owner)["state"] == "cancelled", "the owner ended")
+
+    (recalled,) = tight.events("HandBackRequested", job=stubborn)
+    (asked,) = tight.events("PreemptRequested", job=stubborn)
+    assert asked.at_ns >= recalled.data["deadline_ns"] >= recalled.at_ns + 1_000_000_000
+    (suspended,) = tight.events("JobSuspended", job=stubborn)
+    assert (suspended.data["acknowledged"], suspended.data["lost_steps"]) == (True, 0)
+    assert ended["result"] == {"resumed_at": suspended.data["step"]}
+    assert tight.events("PreemptRequested", job=owner) == []
+    left = next(entry for entry in tight.events("SandboxExited", job=stubborn) if entry.attempt == 1)
+    waited = next(entry for entry in tight.events("PhaseChanged", job=owner) if entry.seq > left.seq)
+    assert waited.data["phase"] == "learning", "whom it was recalled for"
+    assert_never_beyond(tight, {owner, stubborn})
     tight.verify()
 
 

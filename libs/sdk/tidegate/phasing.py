@@ -65,8 +65,8 @@ class Phasing(Member):
     def on_hand_back(self, callback: Callable[[float], object]) -> None:
         """Have `callback(seconds_left)` called once for each recall of what this phase was lent.
 
-        It is called in a thread of the SDK's own, also for a recall that waits already, and takes the place of an
-        earlier callback. Leaving the phase is the answer.
+        It is called in a thread of the SDK's own, also for a recall that waits already, and not for one that was
+        answered before. It takes the place of an earlier callback. Leaving the phase is the answer.
         """
         self._check_open("on_hand_back")
         if not callable(callback):

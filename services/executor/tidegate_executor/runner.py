@@ -266,8 +266,9 @@ class AttemptRunner:
                 await self._do(action, sandbox, tasks)
             self._server.resume = self._voice.newest
             self._server.tell_replicas(scaling.counts(memory.state, self._spec))
+            if memory.state.order_seq:  # first, so that nobody enters a phase with the recall of the one before
+                self._server.tell_hand_back(memory.state.hand_back_ns)
             self._server.tell_grants(granting.answers(memory.state, memory.order))
-            self._server.tell_hand_back(memory.state.hand_back_ns)
             left = LOOK_SECONDS_MAX
             if todo.wake_ns:
                 left = min(left, max(0.0, (todo.wake_ns - self._context.clock.now_ns()) / 1e9))

@@ -275,7 +275,10 @@ def test_a_recall_is_told_once_and_leaving_is_the_answer(agent: Any, asked: Any,
     assert 0 < (job.hand_back_seconds_left or 0) <= 30
     agent.stop()
     agent.start()
-    wait_for(lambda: len(agent.handler.hellos) == 2 and not job.should_hand_back())  # this agent knows of none
+    wait_for(lambda: len(agent.handler.hellos) == 2)
+    assert job.should_hand_back(), "this agent does not know yet"
+    recall(agent, 0)
+    wait_for(lambda: not job.should_hand_back())
     recall(agent, 60)
     wait_for(lambda: len(calls) == 2)
     assert asking.ended() is None

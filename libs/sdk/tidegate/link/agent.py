@@ -257,7 +257,8 @@ class AgentLink:
                 self._resume = Resume(True, message["resume"])
             self._replicas = message.get("replicas", {})
             self._version = message["protocol"]
-            self._recall.on_hand_back(message.get("hand_back", 0))
+            if "hand_back" in message:  # an agent that has just started does not know yet
+                self._recall.on_hand_back(message["hand_back"])
             self._connected = True
             self._paused_until = 0.0
             if message.get("stop"):

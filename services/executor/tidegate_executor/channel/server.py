@@ -50,7 +50,7 @@ class ChannelServer:
         self.resume = resume
         self._replicas: dict[str, int] = {}
         self._grants: Mapping[str, dict[str, Any]] = {}
-        self._hand_back_ns = 0
+        self._hand_back_ns: int | None = None  # not known yet
         self.stop_group = stop_group if stop_group is not None else StopGroup()
         self._components = dict(components)
         self._handler = handler

@@ -76,13 +76,16 @@ class Session:
         """Cut the connection; `run` then ends."""
         self._writer.transport.abort()
 
-    def welcome(self, version: int, resume: str | None, replicas: Mapping[str, int], hand_back_ns: int = 0) -> None:
-        """Answer the hello; `replicas` are the components that are scaled, and how many there are now."""
+    def welcome(self, version: int, resume: str | None, replicas: Mapping[str, int], hand_back_ns: int | None) -> None:
+        """Answer the hello; `replicas` are the components that are scaled, and how many there are now.
+
+        `hand_back_ns` is None while it is not known whether anything is recalled.
+        """
         self._version = version
         high_water = self._handler.high_water(self.hello.client)
         self._expected = max(high_water + 1, self.hello.first_seq)
         more: dict[str, Any] = {"replicas": dict(replicas)} if replicas else {}
-        if hand_back_ns and self._knows_asks:
+        if hand_back_ns is not None and self._knows_asks:
             more["hand_back"] = hand_back_ns
         self.send({"kind": "welcome", "protocol": version, "acked": self._expected - 1, "resume": resume, **more})
 
