@@ -320,6 +320,25 @@ async def test_a_model_that_no_known_node_has_is_refused_with_those_there_are(be
     assert "largest known node has 1 of the accepted models" in (await bench.problems(job(2, "A")))["components"]
 
 
+async def test_a_strict_gang_larger_than_the_nodes_of_any_cpu_model_is_refused(bench: Any) -> None:
+    for name, model, switch in (("n1", "EPYC", "s1"), ("n2", "EPYC", "s2"), ("n3", "EPYC", "s2"), ("n4", "Xeon", "s2")):
+        await bench.history.node(name, capacity=Resources(4000, 8192), gpus=(), switch=switch, cpu_model=model)
+    await bench.settle()
+
+    def gang(size: int, determinism: str, **more: Any) -> Any:
+        resources = {"cpu_millis": 4000, "memory_mib": 64}
+        job = {"command": ["true"], "resources": resources, "gang_size": size, "determinism": determinism}
+        return {**job, "threads": 1, **more}
+
+    assert (await bench.submit(gang(4, "relaxed"))).status_code == 201
+    assert (await bench.submit(gang(3, "strict"))).status_code == 201
+    problem = (await bench.problems(gang(4, "strict")))["gang_size"]
+    assert "the best could hold 3 of its 4 members" in problem
+    assert "determinism: relaxed" in problem
+    assert (await bench.submit(gang(2, "strict", communication="intensive"))).status_code == 201
+    assert "hold 2 of its 3" in (await bench.problems(gang(3, "strict", communication="intensive")))["gang_size"]
+
+
 async def test_a_gang_larger_than_what_could_hold_it_is_refused(bench: Any) -> None:
     for name, switch in (("n1", "s1"), ("n2", "s1"), ("n3", "s2"), ("n4", ""), ("n5", "")):
         await bench.history.node(name, capacity=Resources(4000, 8192), gpus=(), switch=switch)

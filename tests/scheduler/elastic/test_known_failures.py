@@ -155,7 +155,9 @@ def test_an_inadmissible_job_at_the_head_blocks_nobody_and_is_refused() -> None:
     assert kinds(decided) == ["JobPlaced"]
     assert cluster.stage("small") == "placed"
     decided = cluster.advance(60)
-    assert {event.job for event in of(decided, e.JobRejected)} == {"giant", "other-gpu", "wide"}
+    rejected = {event.job: event.reasons[0].numbers for event in of(decided, e.JobRejected)}
+    assert set(rejected) == {"giant", "other-gpu", "wide"}
+    assert (rejected["wide"]["members_needed"], rejected["wide"]["members_most"]) == (3, 1)
 
 
 def test_a_victim_that_still_terminates_is_not_counted_twice() -> None:

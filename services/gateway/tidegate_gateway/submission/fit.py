@@ -18,6 +18,7 @@ from tidegate_gateway.submission.nodes import (
     has_image,
     members_below_one_switch,
     members_on,
+    members_on_one_model,
     members_together,
     memory_of_each,
 )
@@ -103,7 +104,8 @@ def _judge_offers(
 def _judge_gang(
     values: dict[str, Any], given: Iterable[str], wanted: Wanted, known: Sequence[Node], problems: Problems
 ) -> None:
-    """Note a gang that is larger than what holds it at the widest: one switch for an intensive one, else all nodes."""
+    """Note a gang that is larger than all nodes that may hold it: below one switch where it is intensive, of one CPU
+    model where it is strict."""
     size = values.get("gang_size", None if "gang_size" in given else 1)
     communication = values.get("communication", None if "communication" in given else "loose")
     if size is None or communication is None:
@@ -120,6 +122,14 @@ def _judge_gang(
             f"no switch has the nodes for it: the best could hold {room} of its {size} members, were its nodes empty",
             f"gang_size of {room} or less, or communication: loose",
         )
+    elif values.get("determinism") == "strict":
+        room = members_on_one_model(known, wanted, size, one_switch=communication == "intensive")
+        if room < size:
+            problems.add(
+                "gang_size",
+                f"a strict gang runs on nodes of one CPU model: the best could hold {room} of its {size} members",
+                f"gang_size of {room} or less, or determinism: relaxed",
+            )
 
 
 def _judge_size(floor: Resources, models: tuple[str, ...], known: Sequence[Node], problems: Problems) -> bool:

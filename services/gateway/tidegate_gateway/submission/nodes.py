@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 from tidegate_events.resources import GpuDevice, Resources
@@ -72,8 +72,22 @@ def members_together(nodes: Sequence[Node], wanted: Wanted, most: int) -> int:
 
 def members_below_one_switch(nodes: Sequence[Node], wanted: Wanted, most: int) -> int:
     """Return the same for the best switch; a node that names none shares one with no other."""
-    below: dict[tuple[str, str], int] = {}
+    return _best_part(nodes, wanted, most, lambda node: (node.switch, "" if node.switch else node.name))
+
+
+def members_on_one_model(nodes: Sequence[Node], wanted: Wanted, most: int, *, one_switch: bool) -> int:
+    """Return the same for the best CPU model (below one switch); a node that tells none is like no other."""
+
+    def part(node: Node) -> tuple[str, ...]:
+        switch = (node.switch, "" if node.switch else node.name) if one_switch else ()
+        return (node.cpu_model, "" if node.cpu_model else node.name, *switch)
+
+    return _best_part(nodes, wanted, most, part)
+
+
+def _best_part(nodes: Sequence[Node], wanted: Wanted, most: int, part_of: Callable[[Node], tuple[str, ...]]) -> int:
+    parts: dict[tuple[str, ...], int] = {}
     for node in nodes:
-        domain = ("switch", node.switch) if node.switch else ("node", node.name)
-        below[domain] = below.get(domain, 0) + members_on(node, wanted, most)
-    return min(most, max(below.values(), default=0))
+        part = part_of(node)
+        parts[part] = parts.get(part, 0) + members_on(node, wanted, most)
+    return min(most, max(parts.values(), default=0))

@@ -31,7 +31,13 @@ def reject(draft: Draft, job: Job, fit: Fit) -> bool:
         draft.wake_by(due_ns)
         return False
     need = fit.shape.need
-    numbers = {"cpu_millis": need.cpu_millis, "memory_mib": need.memory_mib, "gpus": need.gpus}
+    numbers = {
+        "cpu_millis": need.cpu_millis,
+        "memory_mib": need.memory_mib,
+        "gpus": need.gpus,
+        "members_needed": fit.shape.gang_size,
+        "members_most": int(fit.holds_empty().sum()),
+    }
     detail = "larger than the cluster, or no node offers its isolation level, image or devices"
     draft.add(e.JobRejected, job, e.Reason(code="Inadmissible", detail=detail, numbers=numbers))
     return True
