@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 from tidegate_events import events as e
 
-from tidegate_scheduler.counting import DEFRAGMENTATION
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.elastic import admission, backfill, fit, leave, recall, resize
 from tidegate_scheduler.policy.elastic.barred import Barred
 from tidegate_scheduler.policy.elastic.cordon import cordon
-from tidegate_scheduler.policy.elastic.defragment import Defragmentation, Moves
 from tidegate_scheduler.policy.elastic.entries import Seat
 from tidegate_scheduler.policy.elastic.forget import forget
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.keeping import Keeping
 from tidegate_scheduler.policy.elastic.nowhere import NO_LIMIT_SECONDS, Nowhere, Right
-from tidegate_scheduler.policy.elastic.preempt import Plan, plan_preemption
+from tidegate_scheduler.policy.elastic.plans import Plans
 from tidegate_scheduler.policy.elastic.prefetch import Prefetch
 from tidegate_scheduler.policy.elastic.queue import FairOrder, Line, Turn, Turns
 from tidegate_scheduler.policy.elastic.reasons import Waiting
+from tidegate_scheduler.policy.elastic.seek import Seek
 from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.elastic.victims import Victims
 from tidegate_scheduler.policy.elastic.yielding import Yielding
 from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.policy.settle import settle_job, settle_node
 from tidegate_scheduler.state import Job, State
-
-PLANS_MAX = 16
-"""Preemptions and new reservations that one pass works out; who is blocked behind them waits for the next."""
 
 
 class Placement(msgspec.Struct, frozen=True):
@@ -77,15 +71,13 @@ class _Pass:
         self.victims = Victims(trial.index, draft.now_ns, draft.parameters, draft.leaving)
         self._prefetch = Prefetch(draft, trial.index)
         self._barred = Barred(draft, trial.index.table)
-        self._defragmentation = Defragmentation(draft, trial.index, self.victims, self._barred.unwanted)
-        self._plans_left = PLANS_MAX
-        self._plans_wanted = 0
-        self._untried = False
         self._nowhere = Nowhere()
         self._waiting = draft.waiting = Waiting(trial.index, draft.now_ns)
         self._placements: list[Placement] = []
         self._yielding = Yielding(draft, trial)
-        self._keeping = Keeping(draft, trial, self._waiting, self._yielding, self._may_plan)
+        self._seek = Seek(draft, trial, self._yielding)
+        self._plans = Plans(draft, trial, self.victims, self._yielding, self._barred)
+        self._keeping = Keeping(draft, trial, self._waiting, self._yielding, self._plans.may_plan)
 
     # ---- what happened, and what operators and nodes ask ----
 
@@ -168,7 +160,7 @@ class _Pass:
             self._waiting.of_line(line, None)
             return False
         barred = self._barred.rows(job, line.fit)
-        rows = self._rows(job, turn, reserved, barred)
+        rows = self._seek.rows(job, turn, reserved, barred)
         if rows is not None:
             rows = self._with_memory(job, turn, rows, barred)
             if rows is not None:
@@ -181,29 +173,13 @@ class _Pass:
             self._prefetch.hint(job, line, barred, kept=job.id in self._trial.promises)
         return go_on
 
-    def _rows(self, job: Job, turn: Turn, reserved: fit.Rows, barred: frozenset[int]) -> fit.Rows | None:
-        """Return where the job fits at once: in free room, in room kept for lower ones, in room kept for later."""
-        line = turn.line
-        one_node = self._waits_for_one_node(job, line)
-        rows = fit.rows_now(line.fit, barred, one_node=one_node)
-        others = self._yielding.to(job, turn) if rows is None else []
-        if any(fit.is_roomy(line.fit, row) for other in others for row in self._trial.promises[other.id]):
-            rows = self._without(others, lambda: fit.rows_now(line.fit, barred, one_node=one_node))
-        if rows is None and (behind := self._yielding.behind(job, reserved)):
-            rows = self._without(
-                behind,
-                lambda: fit.rows_in(line.fit, self._table.now, barred, among=set(reserved), one_node=one_node),
-            )
-        self._trial.backfills.pop(job.id, None)
-        return rows if rows is not None else backfill.find(self._draft, self._trial, job, line.fit, barred)
-
     def _with_memory(self, job: Job, turn: Turn, rows: fit.Rows, barred: frozenset[int]) -> fit.Rows | None:
         """Return the rows, or others, if nobody has their memory or devices yet; else keep the room until then."""
         draft, need = self._draft, turn.line.fit.shape.need
         awaited = recall.awaited(self._trial, job, rows, draft.now_ns)
         if not awaited:
             return rows
-        others = self._rows(job, turn, (), barred | awaited.keys())
+        others = self._seek.rows(job, turn, (), barred | awaited.keys())
         if others is not None and not recall.awaited(self._trial, job, others, draft.now_ns):
             return others
         for row in awaited:
@@ -215,39 +191,10 @@ class _Pass:
         draft.wake_by(back_ns)
         return None
 
-    def _without(self, others: list[Job], find: Callable[[], fit.Rows | None]) -> fit.Rows | None:
-        """Return the rows that are found when nothing is promised to the others, to as few of them as will do.
-
-        Whom that costs its room asks anew.
-        """
-        kept: list[tuple[Job, fit.Rows]] = []
-        rows = None
-        for other in others:
-            kept.append((other, self._trial.withdraw(other)))
-            if (rows := find()) is not None:
-                break
-        for other, promised in kept:
-            if rows is None or not set(promised) & set(rows):
-                self._trial.promise(other, promised)
-        return rows
-
     def _right(self, line: Line) -> Right:
         key, guaranteed = line.key, self._index.share(line.key.tenant).guaranteed is not None
         limit = NO_LIMIT_SECONDS if key.limit_seconds is None else key.limit_seconds
         return Right(key.priority, limit, key.tenant if guaranteed else "")
-
-    def _waits_for_one_node(self, job: Job, line: Line) -> bool:
-        """Say whether an intensive gang still waits for one node, which could hold it when empty."""
-        if not line.key.shape.intensive:
-            return False
-        spec = self._draft.state.specs[job.id]
-        if line.fit.most_on_one() < spec.gang_size:
-            return False
-        until_ns = max(job.submitted_ns, job.suspended_ns) + spec.locality_wait_seconds * SECOND_NS
-        if self._draft.now_ns >= until_ns:
-            return False
-        self._draft.wake_by(until_ns)
-        return True
 
     # ---- who is blocked ----
 
@@ -261,17 +208,14 @@ class _Pass:
             reason = e.Reason(code="NoNode", detail="the nodes that are open could not hold it, were they empty")
             self._waiting.of_line(line, reason)
             return False
-        rows = self._later(line, reserved, barred)
-        if rows is None and reserved and (behind := self._yielding.behind(job, reserved)):
-            among = set(reserved)
-            rows = self._without(behind, lambda: fit.rows_in(line.fit, self._table.later, barred, among=among))
+        rows = self._seek.later(job, line, reserved, barred)
         if rows is not None:
             self._keeping.keep(job, line, rows, self._keeping.left_by(rows, ()))
             return True
         if self._make_room(job, line, barred):
             return True
         # Windows bar no less from whoever runs for longer, and so has less right; refusals are a job's own.
-        if not job.excluded_nodes and not self._untried and not self._waits_for_one_node(job, line):
+        if not job.excluded_nodes and not self._plans.untried and not self._seek.waits_for_one_node(job, line):
             self._nowhere.add(line.key.shape, self._right(line))
         if reserved and self._keeping.usable(reserved, barred) and self._keeping.may_keep():
             self._keeping.stay(job, line, reserved, barred)
@@ -281,87 +225,16 @@ class _Pass:
 
     def _make_room(self, job: Job, line: Line, barred: frozenset[int]) -> bool:
         """Ask others to leave so that the job fits, or to move; say whether any are asked."""
-        plan = self._plan(job, line, barred)
+        plan = self._plans.preemption(job, line, barred)
         if plan is not None:
             self._keeping.keep(job, line, plan.rows, self._keeping.left_by(plan.rows, plan.victims))
-            self._preempt(job, plan)
+            self._plans.preempt(job, plan)
             return True
-        moves = self._defragmentation.plan(job, line, barred)
+        moves = self._plans.moves(job, line, barred)
         if moves is not None:
             self._keeping.keep(job, line, moves.rows, self._keeping.left_by(moves.rows, moves.jobs))
-            self._move(job, moves)
+            self._plans.move(job, moves)
         return moves is not None
-
-    def _plan(self, job: Job, line: Line, barred: frozenset[int]) -> Plan | None:
-        self._untried = False
-        if not self._may_preempt(job) or not self._may_plan():
-            return None
-        kept = [(other, self._trial.withdraw(other)) for other in self._yielding.borrowing(job)]
-        plan = plan_preemption(self._index, line, job, self.victims, barred)
-        for other, promised in kept:
-            if plan is None or not set(promised) & set(plan.rows):
-                self._trial.promise(other, promised)
-        return plan
-
-    def _may_plan(self) -> bool:
-        """Say whether one more plan may be worked out in this pass; half of them are for whoever is in front.
-
-        The other half goes round, second by second, so that those in front whom no plan helps keep nobody from theirs.
-        """
-        second, number = self._draft.now_ns // SECOND_NS, self._plans_wanted
-        self._plans_wanted += 1
-        rounds = max(1, 2 * len(self._index.lines) // PLANS_MAX)
-        if self._plans_left > PLANS_MAX // 2 or (self._plans_left > 0 and number % rounds == second % rounds):
-            self._plans_left -= 1
-            return True
-        self._untried = True
-        self._draft.wake_by((second + 1) * SECOND_NS)
-        return False
-
-    def _later(self, line: Line, reserved: fit.Rows, barred: frozenset[int]) -> fit.Rows | None:
-        """Return where the job fits once the leaving have left: where room was promised to it before all else."""
-        if not self._trial.left:
-            return None  # what will be free is free already
-        if line.fit.shape.gang_size == 1 and not reserved:
-            return fit.row_later(line.fit, self._trial.left, barred)
-        if reserved:
-            rows = fit.rows_in(line.fit, self._table.later, barred, among=set(reserved))
-            if rows is not None:
-                return rows
-        if not fit.may_hold_later(line.fit, self._trial.left):
-            return None
-        return fit.rows_in(line.fit, self._table.later, barred)
-
-    def _may_preempt(self, job: Job) -> bool:
-        lowest = min(self._index.held, default=job.priority)
-        return lowest < job.priority or self._index.share(job.tenant).guaranteed is not None
-
-    def _preempt(self, job: Job, plan: Plan) -> None:
-        for name in plan.victims:
-            if self._draft.full:
-                return  # the next pass asks the others
-            victim = self._draft.state.jobs[name]
-            reason = e.Reason(
-                code="LeastCost" if victim.priority < job.priority else "QuotaReclaimed",
-                detail=f"{job.id} has priority {job.priority}, {name} has {victim.priority}",
-                numbers={
-                    "priority": victim.priority,
-                    "for_priority": job.priority,
-                    "lost_seconds": self.victims.cost(victim).lost_seconds,
-                    "candidates": plan.candidates,
-                },
-            )
-            leave.ask(self._draft, self._trial, victim, reason, for_job=job.id)
-
-    def _move(self, job: Job, moves: Moves) -> None:
-        numbers = {
-            "gained_gpu_seconds": moves.gained_gpu_seconds,
-            "lost_gpu_seconds": moves.lost_gpu_seconds,
-            "moves": len(moves.jobs),
-        }
-        reason = e.Reason(code=DEFRAGMENTATION, detail=f"fits elsewhere, and {job.id} fits then", numbers=numbers)
-        for name in moves.jobs:
-            leave.ask(self._draft, self._trial, self._draft.state.jobs[name], reason, for_job=job.id)
 
     def _within_ceiling(self, job: Job, line: Line) -> bool:
         """Say whether the tenant may hold the job too; where not, its line waits for that."""

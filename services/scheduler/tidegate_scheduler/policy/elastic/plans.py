@@ -1,0 +1,101 @@
+"""Who is asked to leave, or to move, so that a blocked job fits: so many plans are worked out in one pass."""
+
+from __future__ import annotations
+
+from tidegate_events import events as e
+
+from tidegate_scheduler.counting import DEFRAGMENTATION
+from tidegate_scheduler.draft import Draft
+from tidegate_scheduler.policy.elastic import leave
+from tidegate_scheduler.policy.elastic.barred import Barred
+from tidegate_scheduler.policy.elastic.defragment import Defragmentation, Moves
+from tidegate_scheduler.policy.elastic.preempt import Plan, plan_preemption
+from tidegate_scheduler.policy.elastic.queue import Line
+from tidegate_scheduler.policy.elastic.trial import Trial
+from tidegate_scheduler.policy.elastic.victims import Victims
+from tidegate_scheduler.policy.elastic.yielding import Yielding
+from tidegate_scheduler.policy.parameters import SECOND_NS
+from tidegate_scheduler.state import Job
+
+PLANS_MAX = 16
+"""Preemptions and new reservations that one pass works out; who is blocked behind them waits for the next."""
+
+
+class Plans:
+    """The plans of one pass."""
+
+    def __init__(self, draft: Draft, trial: Trial, victims: Victims, yielding: Yielding, barred: Barred) -> None:
+        self._draft = draft
+        self._trial = trial
+        self._index = trial.index
+        self._victims = victims
+        self._yielding = yielding
+        self._defragmentation = Defragmentation(draft, trial.index, victims, barred.unwanted)
+        self._left = PLANS_MAX
+        self._wanted = 0
+        self.untried = False
+        """Whether no plan was worked out for the job that asked last, though one might have helped."""
+
+    def preemption(self, job: Job, line: Line, barred: frozenset[int]) -> Plan | None:
+        """Return who has to leave so that the job fits, None where that would not do, or others had their turn."""
+        self.untried = False
+        if not self._may_preempt(job) or not self.may_plan():
+            return None
+        kept = [(other, self._trial.withdraw(other)) for other in self._yielding.borrowing(job)]
+        plan = plan_preemption(self._index, line, job, self._victims, barred)
+        for other, promised in kept:
+            if plan is None or not set(promised) & set(plan.rows):
+                self._trial.promise(other, promised)
+        return plan
+
+    def moves(self, job: Job, line: Line, barred: frozenset[int]) -> Moves | None:
+        """Return who moves so that the job fits, None where nobody does."""
+        return self._defragmentation.plan(job, line, barred)
+
+    def may_plan(self) -> bool:
+        """Say whether one more plan may be worked out in this pass; half of them are for whoever is in front.
+
+        The other half goes round, second by second, so that those in front whom no plan helps keep nobody from theirs.
+        """
+        second, number = self._draft.now_ns // SECOND_NS, self._wanted
+        self._wanted += 1
+        rounds = max(1, 2 * len(self._index.lines) // PLANS_MAX)
+        if self._left > PLANS_MAX // 2 or (self._left > 0 and number % rounds == second % rounds):
+            self._left -= 1
+            return True
+        self.untried = True
+        self._draft.wake_by((second + 1) * SECOND_NS)
+        return False
+
+    def _may_preempt(self, job: Job) -> bool:
+        lowest = min(self._index.held, default=job.priority)
+        return lowest < job.priority or self._index.share(job.tenant).guaranteed is not None
+
+    def preempt(self, job: Job, plan: Plan) -> None:
+        """Ask those to leave who have to for the job."""
+        for name in plan.victims:
+            if self._draft.full:
+                return  # the next pass asks the others
+            victim = self._draft.state.jobs[name]
+            reason = e.Reason(
+                code="LeastCost" if victim.priority < job.priority else "QuotaReclaimed",
+                detail=f"{job.id} has priority {job.priority}, {name} has {victim.priority}",
+                numbers={
+                    "priority": victim.priority,
+                    "for_priority": job.priority,
+                    "lost_seconds": self._victims.cost(victim).lost_seconds,
+                    "candidates": plan.candidates,
+                },
+            )
+            leave.ask(self._draft, self._trial, victim, reason, for_job=job.id)
+
+    def move(self, job: Job, moves: Moves) -> None:
+        """Ask those to leave who move for the job."""
+        numbers = {
+            "gained_gpu_seconds": moves.gained_gpu_seconds,
+            "lost_gpu_seconds": moves.lost_gpu_seconds,
+            "moves": len(moves.jobs),
+        }
+        reason = e.Reason(code=DEFRAGMENTATION, detail=f"fits elsewhere, and {job.id} fits then", numbers=numbers)
+        for name in moves.jobs:
+            leave.ask(self._draft, self._trial, self._draft.state.jobs[name], reason, for_job=job.id)

@@ -1,0 +1,90 @@
+"""Where a job finds room in a pass: now, in room that is kept for others, or once those who are leaving have left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tidegate_scheduler.draft import Draft
+from tidegate_scheduler.policy.elastic import backfill, fit
+from tidegate_scheduler.policy.elastic.queue import Line, Turn
+from tidegate_scheduler.policy.elastic.trial import Trial
+from tidegate_scheduler.policy.elastic.yielding import Yielding
+from tidegate_scheduler.policy.parameters import SECOND_NS
+from tidegate_scheduler.state import Job
+
+
+class Seek:
+    """Looks for room on the tables as the pass has left them so far."""
+
+    def __init__(self, draft: Draft, trial: Trial, yielding: Yielding) -> None:
+        self._draft = draft
+        self._trial = trial
+        self._table = trial.index.table
+        self._yielding = yielding
+
+    def rows(self, job: Job, turn: Turn, reserved: fit.Rows, barred: frozenset[int]) -> fit.Rows | None:
+        """Return where the job fits at once: in free room, in room kept for lower ones, in room kept for later."""
+        line = turn.line
+        one_node = self.waits_for_one_node(job, line)
+        rows = fit.rows_now(line.fit, barred, one_node=one_node)
+        others = self._yielding.to(job, turn) if rows is None else []
+        if any(fit.is_roomy(line.fit, row) for other in others for row in self._trial.promises[other.id]):
+            rows = self._without(others, lambda: fit.rows_now(line.fit, barred, one_node=one_node))
+        if rows is None and (behind := self._yielding.behind(job, reserved)):
+            rows = self._without(
+                behind,
+                lambda: fit.rows_in(line.fit, self._table.now, barred, among=set(reserved), one_node=one_node),
+            )
+        self._trial.backfills.pop(job.id, None)
+        return rows if rows is not None else backfill.find(self._draft, self._trial, job, line.fit, barred)
+
+    def later(self, job: Job, line: Line, reserved: fit.Rows, barred: frozenset[int]) -> fit.Rows | None:
+        """Return where the job fits once the leaving have left: where room was promised to it before all else."""
+        rows = self._beside_all(line, reserved, barred)
+        if rows is None and reserved and (behind := self._yielding.behind(job, reserved)):
+            among = set(reserved)
+            rows = self._without(behind, lambda: fit.rows_in(line.fit, self._table.later, barred, among=among))
+        return rows
+
+    def _beside_all(self, line: Line, reserved: fit.Rows, barred: frozenset[int]) -> fit.Rows | None:
+        """Return where the job fits then beside all that is promised to others."""
+        if not self._trial.left:
+            return None  # what will be free is free already
+        if line.fit.shape.gang_size == 1 and not reserved:
+            return fit.row_later(line.fit, self._trial.left, barred)
+        if reserved:
+            rows = fit.rows_in(line.fit, self._table.later, barred, among=set(reserved))
+            if rows is not None:
+                return rows
+        if not fit.may_hold_later(line.fit, self._trial.left):
+            return None
+        return fit.rows_in(line.fit, self._table.later, barred)
+
+    def waits_for_one_node(self, job: Job, line: Line) -> bool:
+        """Say whether an intensive gang still waits for one node, which could hold it when empty."""
+        if not line.key.shape.intensive:
+            return False
+        spec = self._draft.state.specs[job.id]
+        if line.fit.most_on_one() < spec.gang_size:
+            return False
+        until_ns = max(job.submitted_ns, job.suspended_ns) + spec.locality_wait_seconds * SECOND_NS
+        if self._draft.now_ns >= until_ns:
+            return False
+        self._draft.wake_by(until_ns)
+        return True
+
+    def _without(self, others: list[Job], find: Callable[[], fit.Rows | None]) -> fit.Rows | None:
+        """Return the rows that are found when nothing is promised to the others, to as few of them as will do.
+
+        Whom that costs its room asks anew.
+        """
+        kept: list[tuple[Job, fit.Rows]] = []
+        rows = None
+        for other in others:
+            kept.append((other, self._trial.withdraw(other)))
+            if (rows := find()) is not None:
+                break
+        for other, promised in kept:
+            if rows is None or not set(promised) & set(rows):
+                self._trial.promise(other, promised)
+        return rows
