@@ -43,6 +43,7 @@ REQUIRED = {
     "tidegate_journal_generation": (),
     "tidegate_projection_lag_seconds": (),
     "tidegate_pass_seconds": (),
+    "tidegate_wake_seconds": (),
     "tidegate_env_steps_total": ("tenant", "job", "component", "node"),
     "tidegate_checkpoint_seconds": ("tenant", "job", "component", "node"),
 }
@@ -61,7 +62,9 @@ def state() -> State:
     story.leave(100, 104, acknowledged=False)
     made.journal, made.caught_up = story.metrics, True
     made.ledger = Ledger(Stored(), START)
-    made.scheduler = SchedulerAnswer((WaitingCount("lab-a", "Resources", 3),), PassTimes((0.001, 0.01), (4, 2, 1), 0.5))
+    waiting = (WaitingCount("lab-a", "Resources", 3),)
+    wakes = PassTimes((0.001, 0.01), (1, 2, 4), 1.5)
+    made.scheduler = SchedulerAnswer(waiting, PassTimes((0.001, 0.01), (4, 2, 1), 0.5), wakes)
     made.journal_bytes, made.projection_lag, made.database_up = JournalBytes(10, 100, 3, 1), (1.5, 3), True
     made.letters.forget(0)
     made.letters.apply(StoredLetter(letter(seq=1), 1))
@@ -145,6 +148,7 @@ def test_replicas_are_taken_together_as_their_meaning_wants(state: State) -> Non
     assert shown(metrics, "tidegate_checkpoint_seconds_count", **about) == 1
     assert shown(metrics, "tidegate_pass_seconds_bucket", le="0.01") == 6
     assert shown(metrics, "tidegate_pass_seconds_sum") == 0.5
+    assert shown(metrics, "tidegate_wake_seconds_bucket", le="0.01") == 3
     assert shown(metrics, "tidegate_pending_jobs", queue="lab-a", reason="Resources") == 3
     assert shown(metrics, "tidegate_telemetry_dropped_total", reason="duplicate") == 0
 

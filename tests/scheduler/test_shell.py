@@ -160,6 +160,7 @@ async def test_a_job_goes_through_and_its_history_verifies(bench: Bench) -> None
     assert sum(passes["counts"]) > 0
     assert passes["total_seconds"] > 0
     assert len(passes["counts"]) == len(passes["bounds_seconds"]) + 1
+    assert sum(counted["wakes"]["counts"]) > 0
     await bench.member(e.SandboxExited, "j1", outcome="completed", exit_code=0)
     await bench.event(e.JobCompleted)
     serving.cancel()

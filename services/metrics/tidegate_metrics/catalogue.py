@@ -99,6 +99,13 @@ CLUSTER = (
     Metric("tidegate_projection_lag_seconds", "gauge", NONE, "how far the read models are behind the journal"),
     Metric("tidegate_projection_lag_events", "gauge", NONE, "events that the read models have not yet"),
     Metric("tidegate_pass_seconds", "histogram", NONE, "time that a scheduling pass took to decide", PASS_BUCKETS),
+    Metric(
+        "tidegate_wake_seconds",
+        "histogram",
+        NONE,
+        "time that the leading scheduler took for all it does at a time: to look, decide, write and tell nodes",
+        PASS_BUCKETS,
+    ),
 )
 TRAINING = (
     Metric("tidegate_env_steps_total", "counter", JOB, "environment steps: the reported `env_steps`, else the `step`"),

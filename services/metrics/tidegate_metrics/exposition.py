@@ -128,10 +128,13 @@ def _polled(state: State) -> Iterator[Metric]:
         yield _simple("tidegate_projection_lag_seconds", [((), state.projection_lag[0])])
         yield _simple("tidegate_projection_lag_events", [((), float(state.projection_lag[1]))])
     if state.scheduler is not None:
-        passes = state.scheduler.passes
-        if len(passes.counts) == len(passes.bounds_seconds) + 1:
-            buckets = cumulated(passes.bounds_seconds, passes.counts)
-            yield _histogram("tidegate_pass_seconds", [((), buckets, passes.total_seconds)])
+        for name, times in (
+            ("tidegate_pass_seconds", state.scheduler.passes),
+            ("tidegate_wake_seconds", state.scheduler.wakes),
+        ):
+            if times is not None and len(times.counts) == len(times.bounds_seconds) + 1:
+                buckets = cumulated(times.bounds_seconds, times.counts)
+                yield _histogram(name, [((), buckets, times.total_seconds)])
 
 
 def _totals(state: State) -> Iterator[Metric]:

@@ -30,7 +30,7 @@ class WaitingCount(msgspec.Struct, frozen=True):
 
 
 class PassTimes(msgspec.Struct, frozen=True):
-    """How long passes took, since the scheduler began."""
+    """How long passes, or wakes, took, since the scheduler began."""
 
     bounds_seconds: tuple[float, ...]
     counts: tuple[int, ...]
@@ -42,6 +42,7 @@ class SchedulerAnswer(msgspec.Struct, frozen=True):
 
     waiting: tuple[WaitingCount, ...]
     passes: PassTimes
+    wakes: PassTimes | None = None
 
 
 class JournalBytes(msgspec.Struct, frozen=True):

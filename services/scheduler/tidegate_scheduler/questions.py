@@ -68,7 +68,7 @@ _trials = msgspec.json.Decoder(_Trial)
 
 
 class Questions:
-    """Answers while the candidate has a term; `waiting` and `passes` are filled by whoever decides."""
+    """Answers while the candidate has a term; `waiting`, `passes` and `wakes` are filled by whoever decides."""
 
     def __init__(self, client: Client, fold: Fold, clock: Clock, candidate: Candidate) -> None:
         self._client = client
@@ -78,6 +78,7 @@ class Questions:
         self._subscriptions: list[Subscription] = []
         self.waiting: Mapping[str, Reason] = {}
         self.passes = PassTimes()
+        self.wakes = PassTimes()
         self._allowances = {what: Allowance(share, SAVED_SECONDS_MAX) for what, share in SHARES.items()}
         self._refused = 0
         self._refusals_logged_at = float("-inf")
@@ -149,7 +150,8 @@ class Questions:
         return dry_run(self._fold.state, spec, self._clock.now_ns())
 
     def _waiting(self, _message: Msg) -> object:
-        return {"waiting": count_waiting(self._fold.state, self.waiting, self._clock.now_ns()), "passes": self.passes}
+        waiting = count_waiting(self._fold.state, self.waiting, self._clock.now_ns())
+        return {"waiting": waiting, "passes": self.passes, "wakes": self.wakes}
 
     def _leader(self, _message: Msg) -> object:
         term = self._candidate.term

@@ -148,6 +148,7 @@ class Scheduler:
         while True:
             honour_cancellation()
             await self._await_change(at_once=book.behind and self._client.is_connected)
+            woken = time.perf_counter()
             leadership.check()
             try:
                 await self._journal_liveness(leadership)
@@ -157,6 +158,7 @@ class Scheduler:
                 await asyncio.sleep(FULL_WAIT_SECONDS)
             await self._send_orders(leadership, book)
             await self._ask_strangers(leadership)
+            self._questions.wakes.add(time.perf_counter() - woken)
 
     async def _await_change(self, *, at_once: bool = False) -> None:
         """Wait until something was folded, a decision falls due, or it is time to look at the nodes."""
