@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tidegate_events import events as e
 from tidegate_scheduler.policy.parameters import Parameters
 
-from tests.scheduler.elastic.lab import all_events, elastic, nodes_of, of, run
-from tests.scheduler.elastic.world import CheckedCluster
+from tests.scheduler.elastic.lab import all_events, elastic, looked_up, nodes_of, of, run
+from tests.scheduler.elastic.world import CheckedCluster, answers, tables, told_anew
 from tests.support.cluster import SECOND, Cluster, spec
 
 START_SECONDS = Parameters().start_timeout_seconds
@@ -113,6 +113,18 @@ def test_a_gang_is_let_in_beside_and_into_room_that_is_kept() -> None:
     cluster.exit("small", "completed")
     run(cluster, "wide", spec(1000, gang=3, time_limit_seconds=100))
     assert sorted(nodes_of(cluster, "wide")) == ["n2", "n2", "n3"]
+
+
+@pytest.mark.parametrize("seconds", [0, 1969, 1970, 2000])
+def test_an_index_made_anew_asks_the_same_to_leave(seconds: int) -> None:
+    cluster, _ = a_backfiller()
+    cluster.ask(e.JobLimitChanged, "meanwhile", time_limit_seconds=None)
+    cluster.settle()
+    at_ns = cluster.now + seconds * SECOND
+    kept = answers(cluster.state, at_ns)
+    assert tables(looked_up(cluster))["backfilling"] == ["meanwhile"]
+    for turned in (False, True):
+        assert answers(told_anew(cluster.frames, turned=turned), at_ns) == kept
 
 
 # ---- a start that slips ----

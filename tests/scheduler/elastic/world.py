@@ -142,6 +142,7 @@ def assert_balanced(cluster: Cluster) -> None:
     index = looked_up(cluster)
     assert all(share.used == NONE for share in index.shares.values()), index.shares
     assert (index.lines, index.held, index.reserving, index.on_row) == ({}, {}, {}, {row: {} for row in index.on_row})
+    assert not index.backfilling
     for name, row in index.table.rows.items():
         capacity = cluster.state.nodes[name].capacity
         whole = [capacity.cpu_millis, capacity.memory_mib, len(cluster.state.nodes[name].gpus)]
@@ -175,6 +176,7 @@ def tables(index: Index) -> dict[str, object]:
         "left": {name: index.left[row] for name, row in rows.items() if index.left.get(row)},
         "total": index.total,
         "reserving": sorted(index.reserving),
+        "backfilling": sorted(index.backfilling),
         "overfull": sorted(table.names[row] for row in index.overfull),
         "unreachable": sorted(index.fleet.unreachable),
         "clearing": sorted(index.fleet.clearing),
