@@ -47,8 +47,8 @@ KEPT = {
     ("PlacementRejected", "node"),
     ("SandboxStarted", "node"), ("SandboxStarted", "level"), ("SandboxStarted", "image_digest"),
     ("SandboxExited", "node"), ("SandboxExited", "outcome"),
-    ("PhaseChanged", "phase"),
-    ("QuotaApplied", "node"),
+    ("PhaseChanged", "phase"), ("PhaseRequested", "phase"), ("QuotaChanged", "phase"), ("JobSpec", "phase_entry"),
+    ("QuotaApplied", "node"), ("ShrinkRefused", "node"),
     ("CheckpointSaved", "node"), ("CheckpointSaved", "tier"),
     ("CheckpointFailed", "stage"), ("CheckpointFailed", "checkpoint_id"),
     ("CheckpointVerified", "checkpoint_id"),
@@ -63,7 +63,7 @@ KEPT = {
     ("QueueChanged", "tenant"),
     ("MaintenancePlanned", "name"), ("MaintenancePlanned", "nodes"), ("MaintenanceCancelled", "name"),
     ("RoomReserved", "nodes"),
-    ("PreemptRequested", "for_job"),
+    ("PreemptRequested", "for_job"), ("HandBackRequested", "for_job"), ("JobPlaced", "backfills"),
     ("JobResumed", "checkpoint_id"), ("JobSuspended", "checkpoint_id"), ("JobRequeued", "outcome"),
 }  # fmt: skip
 
