@@ -79,8 +79,9 @@ class Lending:
     def run(self, rows: list[int]) -> Lending:
         """Decide for the members on the rows (others are not considered), in the order of the rows."""
         borrowing: dict[str, list[_Ask]] = {}
-        for row in rows:
-            if row in self._index.asking.on_row:
+        there = self._index.asking.on_row
+        for row in rows if there else ():
+            if row in there:
                 for ask in self._on_row(row):
                     borrowing.setdefault(ask.job.id, []).append(ask)
         for asks in sorted(borrowing.values(), key=_turn):
