@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tidegate_events import events as e
 from tidegate_events.resources import GpuDevice
+from tidegate_scheduler.policy.registry import outlook
 
 from tests.scheduler.elastic.lab import asked_to_leave, complete, elastic, nodes_of, run
 from tests.support.cluster import Cluster, spec
@@ -44,6 +45,8 @@ def test_an_intensive_gang_waits_for_one_node_as_long_as_it_said() -> None:
     cluster.settle()
     assert cluster.stage("gang") == "pending"
     assert cluster.wake_at == cluster.now + 300_000_000_000
+    told = outlook(cluster.state, cluster.now).reasons(cluster.job("gang"), cluster.waiting)[0]
+    assert told.numbers["one_node_until_ns"] == cluster.now + 300_000_000_000, "it says how long it waits for that"
     cluster.advance(299)
     assert cluster.stage("gang") == "pending"
     cluster.advance(1)

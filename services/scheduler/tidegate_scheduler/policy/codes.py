@@ -24,7 +24,8 @@ WAITING: dict[str, tuple[str, str]] = {
     ),
     "GangTopology": (
         "The members do not fit on one node or below one switch, as the job's `communication` asks, or on nodes of one "
-        "CPU model, as `determinism: strict` does. `members_fit_together`: how many do, where most of them do.",
+        "CPU model, as `determinism: strict` does. `members_fit_together`: how many do, where most of them do. "
+        "`one_node_until_ns`: how long it waits for one node, before one switch will do.",
         "Wait, or submit it with `communication: loose`, or `determinism: relaxed`.",
     ),
     "Protected": (

@@ -9,7 +9,7 @@ import msgspec
 from tidegate_events.events import Reason
 
 from tidegate_scheduler.draft import Draft
-from tidegate_scheduler.policy.elastic.causes import Causes, queue_stopped
+from tidegate_scheduler.policy.elastic.causes import SHORT, Causes, queue_stopped
 from tidegate_scheduler.policy.elastic.fit import could_hold
 from tidegate_scheduler.policy.elastic.forecast import forecast
 from tidegate_scheduler.policy.elastic.order import Order
@@ -18,7 +18,7 @@ from tidegate_scheduler.policy.elastic.queue import Line, LineKey, Share, amount
 from tidegate_scheduler.policy.elastic.reasons import HELD, Waiting
 from tidegate_scheduler.policy.elastic.verdicts import verdicts
 from tidegate_scheduler.policy.outlook import NOT_CONSIDERED, Counts, Start, Verdict
-from tidegate_scheduler.policy.parameters import as_parameters
+from tidegate_scheduler.policy.parameters import SECOND_NS, as_parameters
 from tidegate_scheduler.state import Job, State
 
 
@@ -55,7 +55,16 @@ class ElasticOutlook:
         if dominant.code == "Reserved" and job.reserved_start_ns:
             numbers = {**dominant.numbers, "start_by_ns": job.reserved_start_ns}
             dominant = msgspec.structs.replace(dominant, numbers=numbers)
+        if (until_ns := self._one_node_until(job, key)) > self._now_ns and dominant.code in SHORT | {"Reserved"}:
+            numbers = {**dominant.numbers, "one_node_until_ns": until_ns}
+            dominant = msgspec.structs.replace(dominant, numbers=numbers)
         return (dominant, *others)
+
+    def _one_node_until(self, job: Job, key: LineKey) -> int:
+        """Return how long the job waits for one node before a switch will do, 0 where it does not."""
+        if not key.shape.intensive or self._index.fit(key.shape).most_on_one() < key.shape.gang_size:
+            return 0
+        return max(job.submitted_ns, job.suspended_ns) + key.locality_wait_seconds * SECOND_NS
 
     def _key(self, job: Job) -> LineKey:
         standing = self._index.standing(job.id)
