@@ -10,9 +10,12 @@ decided, and timed in CPU time, so that others beside it count less.
 - `settled_pass_p50_ms`: a pass in which nothing changed.
 - `pass_over_half_queue`: the median pass over that with half of the queue, of the same run: 1 where the queue's length
   costs nothing.
-- `submissions_folded_per_s`: the largest of all events, folded on one core.
+- `submissions_folded_per_s`: the largest of all events, folded on one core; `decisions_folded_per_s`: placements.
+- `lines`: how many lines of jobs that are alike wait. With `--shapes 8000` hardly two are alike, which is the worst case:
+  a pass looks at each line.
+- `loop_ms`: what a fixed loop in Python takes, to compare machines and moments by (50 to 60 where this was written).
 
-Run: python benchmarks/scheduler.py [--nodes 1000 10000] [--queued 10000 100000]
+Run: python benchmarks/scheduler.py [--nodes 1000 10000] [--queued 10000 100000] [--shapes 0]
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ from tidegate_events.spec import Component, JobSpec, ResourceRange
 from tidegate_scheduler.decide import decide
 from tidegate_scheduler.evolve import evolve
 from tidegate_scheduler.heap import Heap
+from tidegate_scheduler.policy.elastic.pipeline import index_of
 from tidegate_scheduler.policy.parameters import Parameters, as_values
 from tidegate_scheduler.state import State
 
@@ -49,6 +53,7 @@ ENDED_PER_PASS = 100
 STEADY_PASSES = 150
 SETTLED_PASSES = 20
 FILL_PASSES_MAX = 400
+LOOP_COUNT = 1_000_000
 POLICY = 2
 
 
@@ -91,9 +96,9 @@ class Core:
             ),
         )
 
-    def submit(self, number: int) -> None:
+    def submit(self, number: int, shapes: int) -> None:
         """Let a job be submitted."""
-        spec = spec_of(number)
+        spec = spec_of(number, shapes)
         event = e.JobSubmitted(id=f"s-{number}", at_ns=self.now_ns, tenant=spec.tenant, job=f"j{number:07d}", spec=spec)
         self._say("gateway", "g1", event)
 
@@ -125,12 +130,13 @@ class Core:
                 self._say("node", member.node, started, exited)
 
 
-def spec_of(number: int) -> JobSpec:
-    """Return the job of that number; a few hundred shapes in all."""
+def spec_of(number: int, shapes: int) -> JobSpec:
+    """Return the job of that number; a few hundred shapes in all, or about as many times more as `shapes` says."""
     gpus = (1, 1, 1, 2, 2, 4, 8, 0)[number % 8]
     gang = 4 if number % 97 == 0 else 1
     cpu = 1000 * (1 + (number * 7) % 12)
-    need = Resources(cpu, 1024 * (4 + number % 5), gpus)
+    more_mib = number % shapes if shapes else 0
+    need = Resources(cpu, 1024 * (4 + number % 5) + more_mib, gpus)
     ranges = {"default": ResourceRange(minimum=need)}
     if number % 2:  # an agent that samples on more CPU than it is guaranteed, and learns on less
         ranges["sampling"] = ResourceRange(minimum=need, maximum=msgspec.structs.replace(need, cpu_millis=2 * cpu))
@@ -148,7 +154,7 @@ def spec_of(number: int) -> JobSpec:
     )
 
 
-def filled(nodes: int, queued: int) -> tuple[Core, dict[str, float]]:
+def filled(nodes: int, queued: int, shapes: int) -> tuple[Core, dict[str, float]]:
     """Return a full cluster with so many in its queue, and what filling it took."""
     core = Core()
     for number in range(nodes):
@@ -156,7 +162,7 @@ def filled(nodes: int, queued: int) -> tuple[Core, dict[str, float]]:
     core.folding = 0.0
     submitted = queued + nodes * GPUS_PER_NODE * 2 // 3
     for number in range(submitted):
-        core.submit(number)
+        core.submit(number, shapes)
     took = {"submissions_folded_per_s": submitted / core.folding}
     decide(core.state, core.now_ns)  # the tables are made once, when a scheduler starts
     Heap(time.process_time())  # as the service does when it has folded what there is
@@ -169,21 +175,34 @@ def filled(nodes: int, queued: int) -> tuple[Core, dict[str, float]]:
             break
     took["placed"] = placed
     took["placements_per_s"] = placed / (sum(core.deciding) + core.folding)
+    took["decisions_folded_per_s"] = placed / core.folding
     return core, took
 
 
-def measure(nodes: int, queued: int) -> dict[str, Any]:
+def loop_ms() -> float:
+    """Return what a fixed loop takes now."""
+    started = time.process_time()
+    sum(each * each for each in range(LOOP_COUNT))
+    return (time.process_time() - started) * 1000
+
+
+def measure(nodes: int, queued: int, shapes: int) -> dict[str, Any]:
     """Fill a cluster, keep it full, and say what passes cost."""
-    core, took = filled(nodes, queued)
+    loops = [loop_ms()]
+    core, took = filled(nodes, queued, shapes)
+    loops.append(loop_ms())
     both = list(core.deciding)
     full = steady(core)
     both = sorted(both + full)
     left = waiting(core.state)
     settled = settled_pass(core)
-    half = statistics.median(steady(filled(nodes, queued // 2)[0]))
+    lines = len(index_of(core.state).lines)
+    loops.append(loop_ms())
+    half = statistics.median(steady(filled(nodes, queued // 2, shapes)[0]))
     return {
         "nodes": nodes,
         "queued": left,
+        "lines": lines,
         "placements_per_s": round(took["placements_per_s"]),
         "pass_p50_ms": round(statistics.median(both) * 1000, 3),
         "pass_p99_ms": round(both[int(len(both) * 0.99)] * 1000, 3),
@@ -191,6 +210,8 @@ def measure(nodes: int, queued: int) -> dict[str, Any]:
         "settled_pass_p50_ms": round(settled * 1000, 3),
         "pass_over_half_queue": round(statistics.median(full) / half, 3),
         "submissions_folded_per_s": round(took["submissions_folded_per_s"]),
+        "decisions_folded_per_s": round(took["decisions_folded_per_s"]),
+        "loop_ms": [round(each) for each in loops],
         "rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     }
 
@@ -224,10 +245,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What the elastic policy costs at scale, as lines of JSON.")
     parser.add_argument("--nodes", type=int, nargs="+", default=[1000, 10_000])
     parser.add_argument("--queued", type=int, nargs="+", default=[10_000, 100_000])
+    parser.add_argument("--shapes", type=int, default=0, help="how many needs of memory jobs have beside all else")
     arguments = parser.parse_args()
     for nodes in arguments.nodes:
         for queued in arguments.queued:
-            print(json.dumps(measure(nodes, queued)), flush=True)
+            print(json.dumps(measure(nodes, queued, arguments.shapes)), flush=True)
 
 
 if __name__ == "__main__":
