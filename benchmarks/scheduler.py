@@ -11,7 +11,7 @@ decided, and timed in CPU time, so that others beside it count less.
 - `pass_over_half_queue`: the median pass over that with half of the queue, of the same run: 1 where the queue's length
   costs nothing.
 - `submissions_folded_per_s`: the largest of all events, folded on one core; `decisions_folded_per_s`: placements.
-- `lines`: how many lines of jobs that are alike wait. With `--shapes 8000` hardly two are alike, which is the worst case:
+- `lines`: how many lines of jobs that are alike wait. With `--shapes 8000` hardly two jobs are: the worst case, as
   a pass looks at each line.
 - `loop_ms`: what a fixed loop in Python takes, to compare machines and moments by (50 to 60 where this was written).
 
