@@ -11,7 +11,7 @@ from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.elastic.fit import Rows
 from tidegate_scheduler.policy.elastic.queue import Line
 from tidegate_scheduler.policy.elastic.reasons import Waiting, shortage
-from tidegate_scheduler.policy.elastic.reserve import Reservation, reserve, slips, start_on
+from tidegate_scheduler.policy.elastic.reserve import SLIP_NS, Reservation, reserve, slips, start_on
 from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.elastic.yielding import Yielding
 from tidegate_scheduler.policy.parameters import SECOND_NS
@@ -105,6 +105,8 @@ class Keeping:
         if sorted(nodes) != sorted(job.reserved_nodes) or slips(job.reserved_start_ns, start_by_ns):
             reason = shortage(self._index, line.fit, promises=self._trial.promises)
             self._draft.add(e.RoomReserved, job, reason, nodes=nodes, start_by_ns=start_by_ns)
+        elif job.reserved_start_ns:
+            self._draft.wake_by(job.reserved_start_ns + SLIP_NS)  # if nobody has left by then, it is told anew
         self._waiting.for_room(job, rows)
         self._trial.promise(job, rows)
 
