@@ -124,6 +124,7 @@ async def test_all_problems_come_in_one_answer(bench: Any, valid: Any) -> None:
         ({"locality_wait_seconds": 60}, "locality_wait_seconds", "communication: intensive"),
         ({"borrows": True}, "borrows", "phase_entry: asked"),
         ({"phase_entry": "asked", "borrows": 1}, "borrows", "true or false"),
+        ({"phase_entry": "asked", "borrows": True, "gang_size": 513}, "gang_size", "at most 512"),
         ({"phase_entry": "ask"}, "phase_entry", "told, asked"),
         ({"preemption": {"hand_back_seconds": 0}}, "preemption.hand_back_seconds", "1 to 600"),
         ({"preemption": {"hand_back_seconds": 601}}, "preemption.hand_back_seconds", "1 to 600"),

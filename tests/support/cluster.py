@@ -103,6 +103,8 @@ class Cluster:
             result = decide(self.state, self.now)
             self.waiting, self.wake_at = result.waiting, result.wake_at_ns
             if not result.events:
+                spins = result.wake_at_ns is not None and result.wake_at_ns <= self.now
+                assert not spins, f"nothing was decided, and it asks for the next pass at once: {result.wake_at_ns}"
                 return decided
             self.append("scheduler", self.leader, *result.events)
             self._check_that_all_counted(result.events[1:])

@@ -11,6 +11,8 @@ REPLICAS_MAX = 1024
 GANG_SIZE_MAX = 1024
 PLACES_MAX = 2048
 """Members times components: their placement is one event, which must fit a frame of the journal."""
+BORROWING_PLACES_MAX = 512
+"""The same for a gang that borrows: it is granted a phase, or told to hand back, by one event each in one frame."""
 PHASES_MAX = 16
 COMMAND_WORDS_MAX = 512
 COMMAND_WORD_CHARS_MAX = 16_384

@@ -159,7 +159,7 @@ class Lending:
         if any(ask.member.leased_ns for ask in asks) and draft.now_ns < due_ns:
             draft.wake_by(due_ns)
             return
-        if not draft.has_room_for(self._decided + len(asks)):
+        if not draft.has_room_for(self._decided + 1):
             return
         mark = self._trial.mark
         found = self._all_leased(asks)

@@ -93,10 +93,14 @@ def _add(draft: Draft, trial: Trial, placements: Placements, found: tuple[_Share
         if draft.full:
             return
         _add_quota(draft, change)
-    for together in changes.grants.values():
-        if not draft.has_room_for(len(together)):
+    for name, together in changes.grants.items():
+        if draft.full:
             return
+        # What a gang borrows is decided as a whole, however many they are: the gateway bounds it, so a frame holds it.
+        as_a_whole = draft.state.specs[name].borrows
         for change in together:
+            if not as_a_whole and draft.full:
+                return
             _add_quota(draft, change)
 
 
