@@ -81,7 +81,20 @@ async def say_ask(context: Context, memory: AttemptMemory, phase: str, log: Any)
 
 
 async def forget_away(context: Context, memory: AttemptMemory, log: Any) -> None:
-    """Forget the asks of processes that have been away for too long."""
-    kept = asks.forget_away(memory.state.asks, context.clock.now_ns())
-    log.info("asks_forgotten", asks=len(memory.state.asks.waiting) - len(kept.waiting))
-    await memory.commit(state=_replace(memory.state, asks=kept))
+    """Forget the processes that have been away for too long."""
+    state = memory.state
+    kept = entry.forget_away(state, context.clock.now_ns())
+    log.info(
+        "processes_forgotten",
+        asks=len(state.asks.waiting) - len(kept.asks.waiting),
+        in_phases=len(state.phase.inside) - len(kept.phase.inside),
+    )
+    await memory.commit(state=kept)
+
+
+async def note_answers(memory: AttemptMemory) -> None:
+    """Put on disk who is about to be told that it may enter: from then on it counts as inside."""
+    state = memory.state
+    answered = asks.answer(state.asks, entry.entitled(state))
+    if answered is not state.asks:
+        await memory.commit(state=_replace(state, asks=answered))

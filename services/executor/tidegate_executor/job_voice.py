@@ -18,7 +18,8 @@ from tidegate_executor import checkpoints
 from tidegate_executor.admission import LEVELS_WITH_GPUS
 from tidegate_executor.attempt_memory import AttemptMemory
 from tidegate_executor.attempts import asks, facts, phases, progress, transitions
-from tidegate_executor.attempts.asks import Ask, AskState
+from tidegate_executor.attempts.asks import Ask
+from tidegate_executor.attempts.phases import Speaker
 from tidegate_executor.attempts.state import AttemptState
 from tidegate_executor.channel import messages
 from tidegate_executor.channel.handler import ClientInfo, HandlerBusy, HandlerUnavailable, MessageRefused, Origin
@@ -64,7 +65,9 @@ class JobVoice:
         origin = client.origin
         log.info("process_connected", sandbox=self._memory.state.id, component=origin.component, sdk=client.sdk)
         state = transitions.connect(self._memory.state, origin.component, origin.replica)
-        state = _replace(state, asks=asks.back(state.asks, origin.client))
+        state = _replace(
+            state, asks=asks.back(state.asks, origin.client), phase=phases.away(state.phase, origin.client, 0)
+        )
         if state != self._memory.state:  # a process may come back as often as it likes
             await self._memory.commit(state=state)
 
@@ -74,7 +77,13 @@ class JobVoice:
         state = self._marked(origin)
         if message.phase is not None:
             state = _replace(state, asks=asks.withdraw(state.asks, origin.client))
-        said = phases.say(state.phase, message.phase, message.step, now_ns, is_main=origin.component == self._main)
+        speaker = Speaker(
+            client=origin.client,
+            component=origin.component,
+            replica=origin.replica,
+            is_main=origin.component == self._main,
+        )
+        said = phases.say(state.phase, speaker, message.phase, message.step, now_ns)
         state = transitions.step_seen(_replace(state, phase=said), message.step)
         due_ns = phases.due_ns(said)
         if due_ns is not None and due_ns <= now_ns and state.stage == "running":
@@ -114,13 +123,15 @@ class JobVoice:
         need = phase_need(order.spec, phase)
         if (need.gpus or need.gpu_millis) and state.level not in LEVELS_WITH_GPUS:
             raise MessageRefused("gpu_not_passed", f"phase {phase} needs a GPU, and level {state.level} passes none")
-        if asks.is_full(state.asks, origin.client):
+        if asks.is_full(state.asks, origin.client) or phases.is_full(state.phase):
             raise HandlerBusy(ASKS_FULL_RETRY_MS)
 
     def on_gone(self, client: str) -> None:
-        """Remember since when a process that waits for a phase is not there."""
-        state = self._memory.state
-        self._memory.change(_keep(state, asks.away(state.asks, client, self._context.clock.now_ns())))
+        """Remember since when a process that waits for a phase, or is in one, is not there."""
+        state, now_ns = self._memory.state, self._context.clock.now_ns()
+        asked, phase = asks.away(state.asks, client, now_ns), phases.away(state.phase, client, now_ns)
+        if asked is not state.asks or phase is not state.phase:
+            self._memory.change(_replace(state, asks=asked, phase=phase))
 
     async def on_report(self, origin: Origin, message: messages.Report) -> None:
         """Keep the newest metrics for telemetry, and the step in memory; progress that moved becomes a fact."""
@@ -241,10 +252,6 @@ class JobVoice:
         await asyncio.shield(written)
         marks = self._memory.durable_marks
         marks[origin.client] = max(marks.get(origin.client, 0), origin.seq)
-
-
-def _keep(state: AttemptState, asked: AskState) -> AttemptState:
-    return state if asked is state.asks else _replace(state, asks=asked)
 
 
 def _scalars(result: dict[str, Any]) -> dict[str, Scalar]:

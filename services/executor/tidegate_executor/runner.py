@@ -268,6 +268,7 @@ class AttemptRunner:
             self._server.tell_replicas(scaling.counts(memory.state, self._spec))
             if memory.state.order_seq:  # first, so that nobody enters a phase with the recall of the one before
                 self._server.tell_hand_back(memory.state.hand_back_ns)
+            await granting.note_answers(memory)
             self._server.tell_grants(granting.answers(memory.state, memory.order))
             left = LOOK_SECONDS_MAX
             if todo.wake_ns:
@@ -304,7 +305,7 @@ class AttemptRunner:
             await granting.say_phase(self._context, self.memory, self._log)
         elif isinstance(action, planning.SayAsk):
             await granting.say_ask(self._context, self.memory, action.phase, self._log)
-        elif isinstance(action, planning.ForgetAsks):
+        elif isinstance(action, planning.ForgetAway):
             await granting.forget_away(self._context, self.memory, self._log)
         else:
             await self._conclude()

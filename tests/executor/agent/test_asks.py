@@ -58,7 +58,8 @@ def withdrawn(state: AttemptState, client: str = "c") -> AttemptState:
 def entering(state: AttemptState, phase: str | None, now_ns: int, client: str = "c") -> AttemptState:
     if phase is not None:
         state = withdrawn(state, client)
-    return replace(state, phase=phases.say(state.phase, phase, None, now_ns, is_main=True))
+    speaker = phases.Speaker(client=client, component="learn", replica=int(client == "d"), is_main=True)
+    return replace(state, phase=phases.say(state.phase, speaker, phase, None, now_ns))
 
 
 def ordered(state: AttemptState, at_seq: int, phase: str = "", **changes: Any) -> AttemptState:
@@ -211,8 +212,65 @@ def test_those_who_ask_for_the_same_go_together_and_the_others_after_them() -> N
     assert answered(state) == ["a", "c"]
     state = entering(entering(state, "learning", T0, "a"), "learning", T0, "c")
     state, said = say(state, T0 + SECOND, seq=7)
-    assert said == ["in learning", "ask sampling"]
+    assert said == ["in learning"]
+    state = entering(state, None, T0 + 2 * SECOND, "a")
+    assert say(state, T0 + 3 * SECOND)[1] == [], "the other is in it still"
+    state, said = say(entering(state, None, T0 + 3 * SECOND, "c"), T0 + 3 * SECOND, seq=7)
+    assert said == ["ask sampling"]
     assert answered(applied(ordered(state, 8, "sampling"))) == ["b"]
+
+
+def told_answers(state: AttemptState) -> AttemptState:
+    return replace(state, asks=asks.answer(state.asks, entry.entitled(state)))
+
+
+def two_in_learning() -> tuple[AttemptState, int]:
+    state, _ = say(asking(asking(running(), "learning", "c"), "learning", "d"), T0, seq=5)
+    state = told_answers(applied(ordered(state, 6, "learning", quotas=HIGH, gpu_indices=(3,))))
+    assert answered(state) == ["c", "d"]
+    return say(entering(state, "learning", T0, "c"), T0)[0], T0 + 10 * SECOND
+
+
+def recalled(state: AttemptState, now: int) -> AttemptState:
+    return ordered(state, 8, quotas=HIGH, gpu_indices=(3,), hand_back_ns=now + 30 * SECOND)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_what_two_were_granted_is_handed_back_when_both_have_left(killed: bool) -> None:
+    state, now = two_in_learning()
+    state = entering(entering(state, "learning", T0, "d"), None, now, "c")
+    if killed:
+        state = entry.restarted(decode(bytes(encode(state))), now)
+    assert say(recalled(state, now), now + SECOND)[1] == [], "the other computes on them"
+    assert say(state, now + SECOND)[1] == []
+    state = entering(recalled(state, now), None, now + 2 * SECOND, "d")
+    assert say(state, now + 2 * SECOND)[1] == ["in default"]
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_who_was_told_that_it_may_enter_is_waited_for(killed: bool) -> None:
+    state, now = two_in_learning()
+    state = recalled(entering(state, None, now, "c"), now)
+    if killed:
+        state = recalled(entry.restarted(decode(bytes(encode(state))), now), now)
+    assert answered(state) == ["d"], "the answer stands, also on the next connection"
+    assert say(state, now + SECOND)[1] == []
+    late = say(entering(state, "learning", now + SECOND, "d"), now + SECOND)[0]
+    assert late.phase.journaled == "learning"
+    event = ReplicaExited(at_ns=now, component="learn", replica=0, exit_code=None, signal=9)
+    assert say(transitions.on_history(state, event, 9, SPEC), now + SECOND)[1] == ["in default"]
+
+
+def test_a_process_that_stays_away_has_left_its_phase() -> None:
+    state, now = two_in_learning()
+    state = entering(withdrawn(state, "d"), "learning", T0, "d")
+    state = recalled(entering(state, None, now, "c"), now)
+    state = replace(state, phase=phases.away(state.phase, "d", now))
+    later = now + phases.AWAY_NS
+    assert planning.ForgetAway() not in planning.plan(state, SPEC, later - 1).actions
+    assert planning.plan(state, SPEC, later - 1).wake_ns == later
+    assert planning.ForgetAway() in planning.plan(state, SPEC, later).actions
+    assert say(entry.forget_away(state, later), later)[1] == ["in default"]
 
 
 def test_a_process_that_does_not_speak_for_the_member_is_answered_at_once() -> None:
@@ -232,10 +290,10 @@ def test_a_replica_that_exits_waits_for_nothing() -> None:
 def test_a_process_that_does_not_come_back_waits_for_nothing() -> None:
     state = asking(running(), "learning")
     state = replace(state, asks=asks.away(state.asks, "c", T0))
-    assert planning.ForgetAsks() not in planning.plan(state, SPEC, T0 + asks.AWAY_NS - 1).actions
-    assert planning.ForgetAsks() in planning.plan(state, SPEC, T0 + asks.AWAY_NS).actions
+    assert planning.ForgetAway() not in planning.plan(state, SPEC, T0 + asks.AWAY_NS - 1).actions
+    assert planning.ForgetAway() in planning.plan(state, SPEC, T0 + asks.AWAY_NS).actions
     back = replace(state, asks=asks.back(state.asks, "c"))
-    assert planning.ForgetAsks() not in planning.plan(back, SPEC, T0 + asks.AWAY_NS).actions
+    assert planning.ForgetAway() not in planning.plan(back, SPEC, T0 + asks.AWAY_NS).actions
     assert asks.forget_away(state.asks, T0 + asks.AWAY_NS).waiting == ()
 
 
@@ -269,6 +327,7 @@ def test_nobody_enters_what_was_not_granted_whenever_the_agent_is_killed(steps: 
     for step in steps:
         now += DWELL_NS // 3
         seq += 1
+        state = told_answers(state)
         if step.startswith("ask ") and state.phase.current == "default":
             state = asking(state, step.removeprefix("ask "), seq=seq)
         elif step == "withdraw":

@@ -19,7 +19,10 @@ _replace = msgspec.structs.replace
 
 
 class Ask(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """One process waits for a phase. `seq` is the number of its message; `away_ns`: since when it is not connected."""
+    """One process waits for a phase. `seq` is the number of its message; `away_ns`: since when it is not connected.
+
+    `answered`: it was told that it may enter, and may have done so whatever is decided since.
+    """
 
     client: str
     seq: int
@@ -29,6 +32,7 @@ class Ask(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     step: int | None = None
     is_main: bool = False
     away_ns: int = 0
+    answered: bool = False
 
 
 class AskState(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -76,6 +80,13 @@ def away(state: AskState, client: str, now_ns: int) -> AskState:
 def back(state: AskState, client: str) -> AskState:
     """Note that a process is connected again."""
     return _since(state, client, 0)
+
+
+def answer(state: AskState, entitled: tuple[Ask, ...]) -> AskState:
+    """Note who is told that it may enter."""
+    clients = {each.client for each in entitled}
+    waiting = (_replace(each, answered=True) if each.client in clients else each for each in state.waiting)
+    return _keep(state, tuple(waiting))
 
 
 def forget_away(state: AskState, now_ns: int) -> AskState:

@@ -9,7 +9,7 @@ import msgspec
 from tidegate_events.events import Quota
 from tidegate_events.spec import DEFAULT_PHASE, JobSpec
 
-from tidegate_executor.attempts import asks, entry, phases, scaling
+from tidegate_executor.attempts import entry, phases, scaling
 from tidegate_executor.attempts.state import AttemptState, Replica
 from tidegate_executor.attempts.transitions import EXIT_SUSPENDED
 
@@ -75,8 +75,8 @@ class SayAsk(msgspec.Struct, frozen=True):
     phase: str
 
 
-class ForgetAsks(msgspec.Struct, frozen=True):
-    """Forget the asks of processes that have been away for too long."""
+class ForgetAway(msgspec.Struct, frozen=True):
+    """Forget the processes that have been away for too long: they wait for no phase, and are in none."""
 
 
 class Conclude(msgspec.Struct, frozen=True):
@@ -94,7 +94,7 @@ Action = (
     | EndSandbox
     | SayPhase
     | SayAsk
-    | ForgetAsks
+    | ForgetAway
     | Conclude
 )
 
@@ -184,9 +184,9 @@ def _phase(state: AttemptState, now_ns: int, actions: list[Action], wakes: list[
 def _asks(state: AttemptState, now_ns: int, actions: list[Action], wakes: list[int]) -> None:
     if state.stage != "running":
         return
-    if (away_due := asks.away_due_ns(state.asks)) is not None:
+    if (away_due := entry.away_due_ns(state)) is not None:
         if away_due <= now_ns:
-            actions.append(ForgetAsks())
+            actions.append(ForgetAway())
         else:
             wakes.append(away_due)
     if (phase := entry.to_tell(state)) is not None:

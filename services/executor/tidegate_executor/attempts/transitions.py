@@ -9,7 +9,7 @@ from tidegate_events.events import Quota
 from tidegate_events.orders import SandboxOrder
 from tidegate_events.spec import Component, JobSpec
 
-from tidegate_executor.attempts import asks, phases, scaling
+from tidegate_executor.attempts import asks, entry, phases, scaling
 from tidegate_executor.attempts.state import (
     CLIENTS_MAX,
     AttemptState,
@@ -99,7 +99,7 @@ def on_history(state: AttemptState, event: SandboxEvent, next_offset: int, spec:
 def _on_exit(state: AttemptState, event: ReplicaExited, spec: JobSpec) -> AttemptState:
     component = next(c for c in spec.components if c.name == event.component)
     before = next(r for r in state.replicas_of(event.component) if r.replica == event.replica)
-    state = _replace(state, asks=asks.gone(state.asks, event.component, event.replica))
+    state = entry.gone(state, event.component, event.replica, event.at_ns)
     if before.leave_by_ns:
         return scaling.gone(state, before)
     exited = _replace(
