@@ -286,6 +286,26 @@ async def test_who_borrows_must_find_each_phase_on_some_node(bench: Any) -> None
     assert "no known node has one" in (await bench.problems(job(borrows=True, gpus=1)))["components"]
 
 
+@pytest.mark.parametrize(("name", "high", "low"), [("memory_mib", 65, 64), ("gpus", 2, 1), ("gpu_millis", 300, 299)])
+async def test_who_asks_for_phases_needs_in_default_no_more_than_in_any_other(
+    bench: Any, name: str, high: int, low: int
+) -> None:
+    """A phase that was left is `default`, at once: there is no ask that could wait for what that needs."""
+
+    def job(default: int, entry: str) -> Any:
+        phases = {
+            phase: {"minimum": {"cpu_millis": 100, "memory_mib": 64, name: need}}
+            for phase, need in {"default": default, "sampling": low, "learning": high}.items()
+        }
+        return {"command": ["true"], "resources": phases, "phase_entry": entry}
+
+    problems = await bench.problems(job(high, "asked"))
+    assert f"phase default of component main needs more {name} than another phase" in problems["components"]
+    assert f"a minimum {name} of {low} or less in phase default" in problems["components"]
+    assert (await bench.submit(job(low, "asked"))).status_code == 201
+    assert (await bench.submit(job(high, "told"))).status_code == 201
+
+
 async def test_the_shares_of_one_member_are_of_one_device(bench: Any) -> None:
     assert (await bench.submit(with_components(SHARE, {**SHARE, "replicas": 2}))).status_code == 201
     problems = await bench.problems(with_components(SHARE, {**SHARE, "replicas": 3}))

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from tidegate_events.spec import Component, JobSpec, phase_need
+from tidegate_events.spec import DEFAULT_PHASE, Component, JobSpec, phase_need
 
 from tidegate_gateway.submission import bounds
 from tidegate_gateway.submission.problems import Problems
 
 
 def check_lending(value: dict[str, Any], read: dict[str, Any], problems: Problems) -> None:
-    """Note a job that borrows without asking for its phases, shares of a device, or too much to be granted at once."""
+    """Note a job that borrows without asking for its phases, shares of a device, or too much to be granted at once.
+
+    And one that asks for its phases, and would be back in `default` without asking for what that needs.
+    """
+    told = read.get("phase_entry", value.get("phase_entry", "told")) == "told"
+    components: tuple[Component, ...] = read.get("components", ())
+    if not told:
+        _check_default(components, problems)
     if not read.get("borrows"):
         return
-    if read.get("phase_entry", value.get("phase_entry", "told")) == "told":
+    if told:
         accepted = "phase_entry: asked beside it"
         problems.add("borrows", "is given for a job that does not ask for its phases", accepted)
-    components: tuple[Component, ...] = read.get("components", ())
     if not components:
         return
     if (places := read.get("gang_size", 1) * len(components)) > bounds.BORROWING_PLACES_MAX:
@@ -28,3 +34,22 @@ def check_lending(value: dict[str, Any], read: dict[str, Any], problems: Problem
     if len(shares) > 1:
         accepted = "the same gpu_millis in every phase, or gpus, whole devices"
         problems.add("components", "phases of a job that borrows differ in their share of a GPU", accepted)
+
+
+def _check_default(components: tuple[Component, ...], problems: Problems) -> None:
+    """Note where `default` needs more than another phase: a phase is left for it without asking.
+
+    A phase that a component does not declare is `default` for it, so that needs no check of its own.
+    """
+    for component in components:
+        default = component.range_in(DEFAULT_PHASE).minimum
+        for name in ("memory_mib", "gpus", "gpu_millis"):
+            least = min(getattr(each.minimum, name) for each in component.resources.values())
+            if getattr(default, name) > least:
+                problems.add(
+                    "components",
+                    f"phase default of component {component.name} needs more {name} than another phase, and whoever "
+                    "leaves that is in default without having asked",
+                    f"with phase_entry: asked, a minimum {name} of {least} or less in phase default; put what needs "
+                    "more into a phase with a name",
+                )
