@@ -146,6 +146,11 @@ def test_phases_that_are_asked_for_are_said_in_words() -> None:
             {"deadline_ns": 40 * SECOND, "for_job": "j-2"},
             "told to leave its leased phase within 30 s, for j-2",
         ),
+        (
+            "HandBackRequested",
+            {"deadline_ns": 0, "for_job": ""},
+            "may stay in its leased phase: nobody needs that any more",
+        ),
         ("ShrinkRefused", {"quotas": quotas}, "memory in use is not taken back: the kernel keeps learner 2G"),
     ]
     entries = [_entry(kind, 10, data=data) for kind, data, _ in said]

@@ -278,7 +278,10 @@ class QuotaChanged(Decision, frozen=True, kw_only=True):
 
 
 class HandBackRequested(Decision, frozen=True, kw_only=True):
-    """The member shall leave its leased phase by `deadline_ns`, for `for_job`; else it is asked to leave altogether."""
+    """The member shall leave its leased phase by `deadline_ns`, for `for_job`; else it is asked to leave altogether.
+
+    0: it need not any more, since nobody waits for what it has.
+    """
 
     attempt: int
     rank: int

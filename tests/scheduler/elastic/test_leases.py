@@ -151,11 +151,11 @@ def test_who_does_not_is_asked_to_save_and_leave_and_the_owner_waits_no_longer_t
     assert not asked_to_leave(cluster.advance(HAND_BACK - 1))
     decided = cluster.advance(1)
     (asked,) = of(decided, e.PreemptRequested)
-    assert (asked.job, asked.deadline_ns, asked.for_job) == ("borrower", at(cluster, GRACE), "")
+    assert (asked.job, asked.deadline_ns, asked.for_job) == ("borrower", at(cluster, GRACE), "owner")
     assert asked.reasons[0].code == "LeaseNotReturned"
     cluster.now += GRACE * 1_000_000_000
     assert granted(cluster.exit("borrower", "suspended", acknowledged=True))["owner"] == "learning"
-    assert cluster.job("borrower").preemptions == 0, "it is no preemption for room: its budget stays"
+    assert cluster.job("borrower").preemptions == 1
 
 
 def test_who_cannot_give_back_memory_is_asked_to_leave() -> None:
@@ -167,7 +167,7 @@ def test_who_cannot_give_back_memory_is_asked_to_leave() -> None:
     assert cluster.members("borrower")[0].hand_back_ns == at(cluster, HAND_BACK), (
         "it has left its phase, not its memory"
     )
-    assert asked_to_leave(cluster.advance(HAND_BACK)) == {"borrower": ""}
+    assert asked_to_leave(cluster.advance(HAND_BACK)) == {"borrower": "owner"}
     assert granted(cluster.exit("borrower", "suspended"))["owner"] == "learning"
 
 

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 from tidegate_events import events as e
 from tidegate_events.frame import MAX_FRAME_BYTES, encode
 from tidegate_events.resources import Resources
 from tidegate_scheduler.draft import PASS_BYTES_MAX
 from tidegate_scheduler.policy.parameters import Parameters
 
-from tests.scheduler.elastic.lab import of
-from tests.scheduler.elastic.lent import ask, borrower, granted, lending, owner, recalled, run
-from tests.support.cluster import Cluster
+from tests.scheduler.elastic.lab import asked_to_leave, of
+from tests.scheduler.elastic.lent import (
+    GRACE,
+    HAND_BACK,
+    ask,
+    borrower,
+    enter,
+    go,
+    granted,
+    hand_back,
+    lending,
+    lent_out,
+    owner,
+    recalled,
+    run,
+)
+from tests.support.cluster import SECOND, Cluster, spec
 
 MUCH = 10**7
 
@@ -71,3 +88,131 @@ def test_a_recall_of_a_gang_fills_a_pass_and_no_more_than_one() -> None:
     assert recalled(ask(cluster, "owner", "learning")) == {"one": "owner", "two": "owner"}
     told = [len(of(list(recorded.frame.events), e.HandBackRequested)) for recorded in cluster.frames[before:]]
     assert [each for each in told if each] == [2, 3], "one of the first gang has only what was nobody's"
+
+
+# ---- for whom a lease is recalled ----
+
+
+def withdraws(cluster: Cluster) -> None:
+    ask(cluster, "owner", "")
+
+
+def completes(cluster: Cluster) -> None:
+    cluster.exit("owner", "completed")
+
+
+def is_cancelled(cluster: Cluster) -> None:
+    cluster.cancel("owner")
+    cluster.settle()
+
+
+def is_suspended(cluster: Cluster) -> None:
+    cluster.ask(e.SuspendRequested, "owner")
+    cluster.settle()
+
+
+@pytest.mark.parametrize("gone", [withdraws, completes, is_cancelled, is_suspended])
+def test_a_recall_is_withdrawn_when_nobody_waits_any_more(gone: Callable[[Cluster], None]) -> None:
+    cluster = lent_out()
+    ask(cluster, "owner", "learning")
+    gone(cluster)
+    member = cluster.members("borrower")[0]
+    assert (member.hand_back_ns, member.hand_back_for) == (0, "")
+    assert not asked_to_leave(cluster.advance(HAND_BACK)).get("borrower")
+    assert cluster.stage("borrower") == "running"
+
+
+def test_a_job_that_would_have_come_and_is_held_takes_its_recall_with_it() -> None:
+    cluster = lent_out()
+    cluster.exit("owner", "completed")
+    cluster.submit(spec(100, memory=3000, gpus=2), "new")
+    assert recalled(cluster.settle()) == {"borrower": "new"}
+    cluster.ask(e.SuspendRequested, "new")
+    cluster.settle()
+    assert cluster.job("new").held
+    assert not asked_to_leave(cluster.advance(HAND_BACK))
+    assert cluster.members("borrower")[0].hand_back_ns == 0
+
+
+def test_who_waits_beside_the_one_who_is_gone_is_who_it_leaves_for() -> None:
+    cluster = lending(gpus=0, memory=9000, cpu=8000)
+    for name in ("one", "two"):
+        run(cluster, name, owner(high=Resources(500, 4000)))
+    run(cluster, "borrower", borrower(high=Resources(500, 7500)))
+    go(cluster, "borrower", "learning")
+    assert recalled(ask(cluster, "one", "learning")) == {"borrower": "one"}
+    cluster.advance(5)
+    assert not recalled(ask(cluster, "two", "learning")), "it was told"
+    ask(cluster, "one", "")
+    assert asked_to_leave(cluster.advance(HAND_BACK - 5)) == {"borrower": "two"}
+
+
+def test_who_left_for_what_it_kept_is_lent_nothing_until_it_has_rested() -> None:
+    cluster = lent_out()
+    ask(cluster, "owner", "learning")
+    assert asked_to_leave(cluster.advance(HAND_BACK)) == {"borrower": "owner"}
+    cluster.exit("borrower", "suspended", acknowledged=True)
+    enter(cluster, "owner")
+    cluster.start("borrower")
+    assert (cluster.stage("borrower"), cluster.job("borrower").preemptions) == ("running", 1)
+    go(cluster, "owner", "sampling")
+    rests = Parameters().preemption_cooldown_seconds
+    started_ns = cluster.job("borrower").started_ns
+    assert not granted(ask(cluster, "borrower", "learning"))
+    cluster.now = started_ns + (rests - 1) * SECOND
+    assert not granted(cluster.settle())
+    assert granted(cluster.advance(1)) == {"borrower": "learning"}
+
+
+def test_who_is_close_to_its_end_hands_back_all_the_same() -> None:
+    cluster = lending()
+    run(cluster, "owner", owner())
+    run(cluster, "borrower", borrower(expected_seconds=1000))
+    cluster.advance(850)
+    go(cluster, "borrower", "learning")
+    ask(cluster, "owner", "learning")
+    assert asked_to_leave(cluster.advance(HAND_BACK)) == {"borrower": "owner"}
+
+
+# ---- how long an owner waits ----
+
+
+def two_and_two() -> Cluster:
+    """Two owners that lend, and two borrowers that each have what one of them lends."""
+    cluster = lending(gpus=0, memory=9000, cpu=8000)
+    for name in ("one", "two"):
+        run(cluster, name, owner(high=Resources(500, 4000)))
+    for name in ("early", "late"):
+        run(cluster, name, borrower(high=Resources(500, 4000)))
+    for name in ("early", "late"):
+        go(cluster, name, "learning")
+    cluster.advance(60)
+    return cluster
+
+
+def test_what_owners_need_together_is_recalled_at_once() -> None:
+    cluster = two_and_two()
+    told = recalled(ask(cluster, "one", "learning"))
+    assert len(told) == 1
+    told |= recalled(ask(cluster, "two", "learning"))
+    assert sorted(told) == ["early", "late"]
+    left = asked_to_leave(cluster.advance(HAND_BACK))
+    assert sorted(left) == ["early", "late"]
+    cluster.advance(GRACE)
+    for name in left:
+        cluster.exit(name, "suspended", acknowledged=True)
+    assert [cluster.members(name)[0].granted for name in ("one", "two")] == ["learning", "learning"]
+
+
+def test_who_comes_takes_nothing_of_what_an_owner_waits_for() -> None:
+    cluster = two_and_two()
+    cluster.exit("two", "completed")
+    ask(cluster, "one", "learning")
+    cluster.submit(spec(500, memory=4000), "new")
+    cluster.settle()
+    told = [cluster.members(name)[0].hand_back_ns > 0 for name in ("early", "late")]
+    assert told == [True, True]
+    first = next(name for name in ("late", "early") if cluster.members(name)[0].hand_back_for == "one")
+    hand_back(cluster, first)
+    assert cluster.members("one")[0].granted == "learning"
+    assert cluster.stage("new") == "pending"

@@ -40,15 +40,15 @@ from tests.support.cluster import spec
 # ---- what else happens meanwhile ----
 
 
-def test_an_owner_that_is_cancelled_while_it_waits_leaves_the_recall_as_it_is() -> None:
+def test_an_owner_that_is_cancelled_while_it_waits_leaves_the_borrower_what_it_has() -> None:
     cluster = lent_out()
     ask(cluster, "owner", "learning")
     cluster.cancel("owner")
     cluster.settle()
     cluster.exit("owner", "stopped")
     assert cluster.stage("owner") == "cancelled"
-    hand_back(cluster)
     assert cluster.members("borrower")[0].hand_back_ns == 0
+    hand_back(cluster)
     assert granted(ask(cluster, "borrower", "learning")) == {}, "not at once again"
     assert granted(cluster.advance(1)) == {"borrower": "learning"}
     assert cluster.members("borrower")[0].leased is None, "nobody else's now"

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 from tidegate_events import events as e
 from tidegate_events.journal.base import Recorded
+from tidegate_events.spec import phase_need
 from tidegate_scheduler.decide import Pass, decide
 from tidegate_scheduler.evolve import evolve
 from tidegate_scheduler.policy.elastic.held import Held
@@ -13,7 +14,7 @@ from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.queue import NONE, Share
 from tidegate_scheduler.policy.elastic.table import Devices
 from tidegate_scheduler.policy.parameters import Parameters, as_parameters
-from tidegate_scheduler.state import Job, Node, State
+from tidegate_scheduler.state import Job, Member, Node, State
 
 from tests.scheduler.elastic.lab import looked_up
 from tests.support.cluster import SECOND, Cluster
@@ -45,8 +46,11 @@ class CheckedCluster(Cluster):
         if judged:
             for event in events:
                 if isinstance(event, e.PreemptRequested) and event.for_job:
-                    kept = set(self.job(event.for_job).reserved_nodes)
-                    assert kept & {member.node for member in self.members(event.job)}, f"for nothing: {event}"
+                    winner = self.job(event.for_job)
+                    there = set(winner.reserved_nodes)
+                    if event.reasons[0].code == "LeaseNotReturned":
+                        there |= {each.node for each in winner.members if each.active}
+                    assert there & {member.node for member in self.members(event.job)}, f"for nothing: {event}"
         return recorded
 
     def settle(self) -> list[e.AnyEvent]:
@@ -73,6 +77,9 @@ class CheckedCluster(Cluster):
             assert winner.id in victim.backfills, f"it was let in by nobody: {event}"
             assert 0 < winner.reserved_start_ns <= event.deadline_ns, f"before its time: {event}"
             return
+        if event.reasons[0].code == "LeaseNotReturned":
+            self._judge_recall(event, victim, winner)
+            return
         assert not self._close_to_its_end(victim, event.at_ns, parameters), f"protected: {event}"
         assert victim.preemptions < parameters.preemptions_max, f"beyond its budget: {event}"
         since = victim.started_ns or victim.placed_ns
@@ -81,6 +88,19 @@ class CheckedCluster(Cluster):
         queue = self.state.queues.get(winner.tenant)
         reclaims = winner.tenant != victim.tenant and queue is not None and queue.guaranteed is not None
         assert victim.priority < winner.priority or reclaims, f"by what right: {event}"
+
+    def _judge_recall(self, event: e.PreemptRequested, victim: Job, winner: Job) -> None:
+        """What is leased is nobody's to keep, however close to its end; but there is somebody who waits for it."""
+        late = [each for each in victim.members if each.active and 0 < each.hand_back_ns <= event.at_ns]
+        assert late, f"not overdue: {event}"
+        claims = any(each.active and self._waits_for_its_own(winner, each) for each in winner.members)
+        assert (winner.waiting and winner.reserved_nodes and not winner.held) or claims, f"for nobody: {event}"
+
+    def _waits_for_its_own(self, job: Job, member: Member) -> bool:
+        spec, floor = self.state.specs[job.id], self.state.floors[job.id]
+        phase = member.wanted or member.phase
+        need = phase_need(spec, phase)
+        return member.granted != phase and need.memory_mib <= floor.memory_mib and need.gpus <= floor.gpus
 
     def _close_to_its_end(self, job: Job, now_ns: int, parameters: Parameters) -> bool:
         expected = self.state.specs[job.id].expected_seconds

@@ -28,6 +28,8 @@ def _requested(entry: Entry, data: dict[str, Any]) -> str:
 
 def _hand_back(entry: Entry, data: dict[str, Any]) -> str:
     for_whom = f", for {data['for_job']}" if data.get("for_job") else ""
+    if not data.get("deadline_ns"):
+        return f"may stay in its leased phase: nobody needs that any more{_rank(entry)}"
     seconds = max(0, data.get("deadline_ns", 0) - entry["at_ns"]) / 1e9
     return f"told to leave its leased phase within {seconds:.0f} s{for_whom}{_rank(entry)}"
 

@@ -12,8 +12,9 @@ from tidegate_events.resources import Resources
 
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.elastic import replicas
+from tidegate_scheduler.policy.elastic.claims import Claim, claim_of, lacks_devices, spare_mib
 from tidegate_scheduler.policy.elastic.physical import asking_on, has_mib, need_of
-from tidegate_scheduler.policy.elastic.recall import Recalls, Wanted, lacks_devices, spare_mib
+from tidegate_scheduler.policy.elastic.recall import Recalls, Wanted
 from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY, accepts
 from tidegate_scheduler.policy.elastic.terms import (
     Terms,
@@ -36,12 +37,17 @@ Key = tuple[str, int]
 
 
 class _Ledger(msgspec.Struct):
-    """What of a row this pass may still give: memory and CPU that nobody has, and devices that are lent."""
+    """What of a row this pass may still give: memory and CPU that nobody has, and devices that are lent.
+
+    `claimed_mib` and `claimed_gpus` are what those wait for who wait on the row already: all of it is recalled at once.
+    """
 
     spare_mib: int
     spare_millis: int
     lent: dict[int, None]
     simulators_mib: int
+    claimed_mib: int = 0
+    claimed_gpus: int = 0
     closed: bool = False
 
     def copied(self) -> _Ledger:
@@ -103,28 +109,25 @@ class Lending:
                 self.restless[row] = None
                 asks.append(_Ask(job, member, phase, row))
         ledger = self._ledger(row)
-        more: list[_Ask] = []
-        for ask in asks:
-            if need_of(state.specs[ask.job.id], ask.phase).beyond(state.floors[ask.job.id]) != Resources():
-                more.append(ask)
-            else:
-                self._return_own(ask, ledger)
+        claims = {(ask.job.id, ask.member.rank): claim_of(self._index, ask.job, ask.member) for ask in asks}
+        for claim in sorted((each for each in claims.values() if each is not None), key=lambda claim: claim.turn):
+            self._return_own(claim, row, ledger)
         self._return_to_those_who_come(row, ledger)
-        return more
+        return [ask for ask in asks if claims[ask.job.id, ask.member.rank] is None]
 
-    def _return_own(self, ask: _Ask, ledger: _Ledger) -> None:
-        """Grant a phase that needs no more than the floor, or recall what is in the way."""
-        job, member = ask.job, ask.member
+    def _return_own(self, claim: Claim, row: int, ledger: _Ledger) -> None:
+        """Grant a phase that needs no more than the floor, or recall what is in the way of this and earlier ones."""
+        job, member, more_mib, missing = claim.job, claim.member, claim.more_mib, claim.missing
+        ask = _Ask(job, member, claim.phase, row)
         spec, floor = self._draft.state.specs[job.id], self._draft.state.floors[job.id]
         terms = settled(spec, floor, msgspec.structs.replace(member, granted=ask.phase))
         need = wanted_need(spec, member, ask.phase)
-        more_mib = max(0, need.memory_mib - has_mib(spec, member))
         devices = devices_of(member)
-        missing = max(0, need_of(spec, ask.phase).gpus - len(devices.floor))
         here = tuple(each for each in member.lent_gpus if each in ledger.lent)[:missing]
-        short_mib = more_mib - max(0, ledger.spare_mib) if more_mib else 0
+        short_mib = more_mib + ledger.claimed_mib - max(0, ledger.spare_mib) if more_mib else 0
         if short_mib > 0 or len(here) < missing:
             ledger.closed = True
+            ledger.claimed_mib += more_mib
             wanted = Wanted(short_mib, tuple(set(member.lent_gpus) - set(here)), missing - len(here))
             self._recalls.recall(ask.row, job.id, wanted)
             return
@@ -142,8 +145,11 @@ class Lending:
             ledger.closed = True
             job, count = index.state.jobs[name], trial.promises.get(name, ()).count(row)
             devices = tuple(index.table.devices[row].leased)
-            short_mib = index.state.floors[name].memory_mib * count - ledger.spare_mib
-            self._recalls.recall(row, name, Wanted(short_mib, devices, lacks_devices(index, row, job, count)))
+            need, lacking = index.state.floors[name], lacks_devices(index, row, job, count)
+            ledger.claimed_mib += need.memory_mib * count
+            gpus = lacking + ledger.claimed_gpus if lacking else 0
+            ledger.claimed_gpus += need.gpus * count
+            self._recalls.recall(row, name, Wanted(ledger.claimed_mib - ledger.spare_mib, devices, gpus))
         if ledger.spare_mib < 0:
             ledger.closed = True
             self._recalls.recall(row, "", Wanted(-ledger.spare_mib))
@@ -153,10 +159,10 @@ class Lending:
     def _borrow(self, asks: list[_Ask]) -> None:
         """Grant what is asked beyond floors to all members of the job who ask, or to none."""
         draft, job = self._draft, asks[0].job
-        due_ns = max(ask.member.leased_ns for ask in asks) + draft.parameters.lend_interval_seconds * SECOND_NS
+        due_ns = max(self._rests_until(ask) for ask in asks)
         if any(each.active and each.hand_back_ns for each in job.members) or not self._all_ask(asks):
             return
-        if any(ask.member.leased_ns for ask in asks) and draft.now_ns < due_ns:
+        if draft.now_ns < due_ns:
             draft.wake_by(due_ns)
             return
         if not draft.has_room_for(self._decided + 1):
@@ -172,6 +178,16 @@ class Lending:
         for ask, (terms, ledger) in zip(asks, found, strict=True):
             self._ledgers[ask.row] = ledger
             self._grant(ask, terms)
+
+    def _rests_until(self, ask: _Ask) -> int:
+        """Return until when the member is granted nothing beyond its floor: it was just now, or resumed just now."""
+        parameters, job = self._draft.parameters, ask.job
+        leased_ns = ask.member.leased_ns
+        until_ns = leased_ns + parameters.lend_interval_seconds * SECOND_NS if leased_ns else 0
+        if job.preemptions:
+            resumed_ns = job.started_ns or job.placed_ns
+            until_ns = max(until_ns, resumed_ns + parameters.preemption_cooldown_seconds * SECOND_NS)
+        return until_ns
 
     def _all_leased(self, asks: list[_Ask]) -> list[tuple[Terms, _Ledger]] | None:
         """Return the terms for all of them, and what is left of their rows then; None where one finds too little."""

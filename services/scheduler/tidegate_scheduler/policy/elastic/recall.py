@@ -12,29 +12,62 @@ from tidegate_events.resources import Resources
 from tidegate_scheduler.counting import SIMULATORS_LEAVE_NS
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.elastic import leave, replicas
+from tidegate_scheduler.policy.elastic.claims import lacks_devices, lacks_memory, waiting_for_leases
 from tidegate_scheduler.policy.elastic.index import Index
-from tidegate_scheduler.policy.elastic.physical import asking_on, balance_mib, surplus
-from tidegate_scheduler.policy.elastic.table import MEMORY, WHOLE_MILLIS, accepts
+from tidegate_scheduler.policy.elastic.physical import asking_on, surplus
 from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.state import LEAVING_STAGES, Job, Member
 
 
 def overdue(draft: Draft, trial: Trial) -> None:
-    """Ask those to leave who did not hand back in time."""
+    """Ask those to leave who did not hand back in time; who need not, since nobody waits any more, is told that."""
     jobs = [draft.state.jobs[name] for name in trial.index.asking.recalled]
     for job in sorted(jobs, key=lambda job: (job.submitted_seq, job.id)):
         if draft.full:
             return
         if job.stage not in ("placed", "running") or job.id in draft.leaving:
             continue
-        late = min((each for each in job.members if each.active and each.hand_back_ns), key=_deadline)
-        if draft.now_ns < late.hand_back_ns:
-            draft.wake_by(late.hand_back_ns)
-            continue
-        numbers = {"rank": late.rank, "hand_back_seconds": draft.state.specs[job.id].preemption.hand_back_seconds}
-        detail = f"{late.hand_back_for or late.node} needs what is leased to it"
-        leave.ask(draft, trial, job, e.Reason(code="LeaseNotReturned", detail=detail, numbers=numbers))
+        told = sorted((each for each in job.members if each.active and each.hand_back_ns), key=_deadline)
+        waiting = _waiting(draft, trial, told)
+        if not waiting:
+            _withdraw(draft, job, told)
+        elif draft.now_ns < told[0].hand_back_ns:
+            draft.wake_by(told[0].hand_back_ns)
+        else:
+            _evict(draft, trial, job, waiting)
+
+
+def _waiting(draft: Draft, trial: Trial, told: list[Member]) -> list[str]:
+    """Return for whom the members must hand back still, first those for whom they were told."""
+    rows = dict.fromkeys(trial.index.table.rows[each.node] for each in told)
+    found = [name for row in rows for name in waiting_for_leases(trial, row, draft.now_ns)]
+    named = {each.hand_back_for for each in told}
+    return sorted(found, key=lambda name: name not in named)
+
+
+def _evict(draft: Draft, trial: Trial, job: Job, waiting: list[str]) -> None:
+    for_job = next((name for name in waiting if name), "")
+    late = min((each for each in job.members if each.active and each.hand_back_ns), key=_deadline)
+    numbers = {"rank": late.rank, "hand_back_seconds": draft.state.specs[job.id].preemption.hand_back_seconds}
+    detail = f"{for_job or late.node} needs what is leased to it"
+    reason = e.Reason(code="LeaseNotReturned", detail=detail, numbers=numbers)
+    leave.ask(draft, trial, job, reason, for_job=for_job)
+
+
+def _withdraw(draft: Draft, job: Job, told: list[Member]) -> None:
+    """Tell the members that they may keep what was recalled."""
+    for member in told:
+        detail = f"{member.hand_back_for or member.node} needs it no longer"
+        draft.add(
+            e.HandBackRequested,
+            job,
+            e.Reason(code="LeaseRecalled", detail=detail),
+            attempt=job.attempt,
+            rank=member.rank,
+            deadline_ns=0,
+            for_job="",
+        )
 
 
 def _deadline(member: Member) -> tuple[int, int]:
@@ -51,33 +84,17 @@ def awaited(trial: Trial, job: Job, rows: tuple[int, ...], now_ns: int) -> dict[
         count = rows.count(row)
         more_mib, back_ns = replicas.held(index, row, now_ns)
         need = index.state.floors[job.id]
-        short_mib = need.memory_mib * count - spare_mib(index, row, more_mib)
-        if short_mib > 0 or lacks_devices(index, row, job, count):
+        if lacks_memory(index, row, need.memory_mib * count, more_mib) or lacks_devices(index, row, job, count):
             leased_ns = [_back_ns(index, other, member, now_ns) for other, member in asking_on(index, row)]
             found[row] = max([back_ns, *leased_ns] if more_mib else leased_ns, default=0) or back_ns
     return found
 
 
-def spare_mib(index: Index, row: int, simulators_mib: int) -> int:
-    """Return the memory of a row that nobody has."""
-    return int(index.table.free_on(row)[MEMORY]) - simulators_mib + balance_mib(index, row)
-
-
-def lacks_devices(index: Index, row: int, job: Job, count: int) -> int:
-    """Return how many devices `count` members of the job need that are free there, and leased to others still."""
-    need, models = index.state.floors[job.id], index.state.specs[job.id].gpu_models
-    devices = index.table.devices[row]
-    if not devices.leased or not (need.gpus or need.gpu_millis):
-        return 0
-    whole = len(devices.at_hand(need, models))
-    if need.gpus:
-        return max(0, need.gpus * count - whole)
-    parts = sum(
-        (WHOLE_MILLIS - used) // need.gpu_millis
-        for each, used in devices.used_millis.items()
-        if each in devices.all and accepts(devices.all[each], need, models)
-    )
-    return max(0, -(-(count - parts) // (WHOLE_MILLIS // need.gpu_millis)) - whole)
+def recalled_for(index: Index, job: Job) -> tuple[int, ...]:
+    """Return the rows of the room that is kept for a job, if others there were told to hand back for it; else none."""
+    rows = tuple(index.table.rows[name] for name in job.reserved_nodes if name in index.table.rows)
+    told = any(each.hand_back_for == job.id for row in set(rows) for _, each in asking_on(index, row))
+    return rows if told else ()
 
 
 def _back_ns(index: Index, job: Job, member: Member, now_ns: int) -> int:
