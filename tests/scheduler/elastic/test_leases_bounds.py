@@ -23,6 +23,7 @@ from tests.scheduler.elastic.lent import (
     hand_back,
     lending,
     lent_out,
+    node,
     owner,
     recalled,
     run,
@@ -216,3 +217,29 @@ def test_who_comes_takes_nothing_of_what_an_owner_waits_for() -> None:
     hand_back(cluster, first)
     assert cluster.members("one")[0].granted == "learning"
     assert cluster.stage("new") == "pending"
+
+
+def test_who_comes_stays_where_it_is_recalled_for_it_though_another_node_becomes_the_tighter_one() -> None:
+    cluster = lending(memory=9000)
+    run(cluster, "owner-1", owner())
+    run(cluster, "borrower-1", borrower(high=Resources(500, 600, 2)))
+    go(cluster, "borrower-1", "learning")
+    node(cluster, "n2", memory=9000)
+    run(cluster, "owner-2", owner())
+    run(cluster, "plug", spec(2400, memory=10))
+    run(cluster, "borrower-2", borrower(high=Resources(500, 600, 2)))
+    go(cluster, "borrower-2", "learning")
+    for name in ("plug", "owner-1", "owner-2"):
+        cluster.exit(name, "completed")
+    run(cluster, "filler", spec(900, memory=900))
+    cluster.submit(spec(500, memory=100, gpus=2), "new")
+    assert recalled(cluster.settle()) == {"borrower-1": "new"}
+    deadline_ns = cluster.members("borrower-1")[0].hand_back_ns
+    run(cluster, "tight", spec(700, memory=7700))
+    cluster.advance(3)
+    assert not recalled(cluster.exit("filler", "completed")), "n2 is the tighter one now"
+    assert cluster.job("new").reserved_nodes == ("n1",)
+    cluster.now = deadline_ns
+    assert asked_to_leave(cluster.settle()) == {"borrower-1": "new"}
+    cluster.exit("borrower-1", "suspended", acknowledged=True)
+    assert [member.node for member in cluster.members("new")] == ["n1"]

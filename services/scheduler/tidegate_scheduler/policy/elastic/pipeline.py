@@ -182,6 +182,12 @@ class _Pass:
         others = self._seek.rows(job, turn, (), barred | awaited.keys())
         if others is not None and not recall.awaited(self._trial, job, others, draft.now_ns):
             return others
+        stays = recall.recalled_for(self._index, job)
+        if stays and (same := fit.rows_in(turn.line.fit, self._table.now, barred, among=set(stays))) is not None:
+            # Elsewhere it would begin to wait anew, and those who were told here would leave for nobody.
+            rows, awaited = same, recall.awaited(self._trial, job, same, draft.now_ns)
+            if not awaited:
+                return rows
         for row in awaited:
             more_mib = need.memory_mib * rows.count(row)
             self._trial.awaited_mib[row] = self._trial.awaited_mib.get(row, 0) + more_mib
