@@ -145,14 +145,15 @@ _SHORT = {True: "GangTopology", False: "Resources"}
 
 def _gang_shortage(fit: Fit, room: Ints, numbers: dict[str, int]) -> Reason:
     """Say how many of the members there is room for: in all, and where most of them would be together."""
-    rows = np.arange(len(fit.table))
+    rows = np.array(sorted(fit.table.rows.values()), np.int64)  # only of nodes that there are
     holds = fit.members(room, rows)
     numbers = numbers | {"members_needed": fit.shape.gang_size, "members_fit": int(holds.sum())}
     if not bounded(fit.shape):
         return Reason(code="Resources", numbers=numbers)
     domains = domains_of(fit.shape, fit.table, rows)
     sums = domains.sums(holds)
-    best = min(np.flatnonzero(sums == sums.max()).tolist(), key=domains.names.__getitem__)
+    among = np.unique(domains.numbers)
+    best = min(among[sums[among] == sums.max()].tolist(), key=domains.names.__getitem__)
     name = domains.names[best]
     where = name if isinstance(name, str) else " and ".join(each for each in name if each)
     numbers |= {"members_fit_together": int(sums[best])}
