@@ -62,10 +62,22 @@ def on_shrink_refused(state: State, event: e.ShrinkRefused, at: str) -> None:
 
 
 def on_quota_applied(state: State, event: e.QuotaApplied, at: str) -> None:
-    """Note that the kernel holds lower limits now: what is above them is there for others."""
+    """Note that the kernel holds lower limits now: what is above them is there for others.
+
+    Where nothing enforces limits no memory is given back, and in each phase a member has all that it is guaranteed.
+    """
     found = _asking(state, event, event.rank)
-    if found is not None and found[1].held_mib and found[1].node == event.node:
-        _holds(state, found[0], found[1], event.quotas, at)
+    if found is None or found[1].node != event.node:
+        return
+    job, member = found
+    if not event.enforced:
+        floor_mib = state.floors[job.id].memory_mib
+        if floor_mib > max(member.held_mib, limits_mib(state.specs[job.id], member.quotas)):
+            member.held_mib = floor_mib
+            job.cause = at
+            state.touch(f"job/{job.id}")
+    elif member.held_mib:
+        _holds(state, job, member, event.quotas, at)
 
 
 def _holds(state: State, job: Job, member: Member, quotas: tuple[e.Quota, ...], at: str) -> None:

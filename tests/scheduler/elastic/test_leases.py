@@ -99,6 +99,44 @@ def test_memory_is_lent_only_when_the_kernel_holds_the_lower_limit() -> None:
     assert granted(applied(cluster, "owner")) == {"borrower": "learning"}
 
 
+def unenforced(cluster: Cluster, job: str) -> list[e.AnyEvent]:
+    """What a node says of limits that nothing there enforces."""
+    member = cluster.members(job)[0]
+    cluster.node_fact(job, member, e.QuotaApplied, quotas=member.quotas, enforced=False)
+    return cluster.settle()
+
+
+def test_memory_is_not_lent_where_nothing_enforces_limits() -> None:
+    cluster = lending()
+    run(cluster, "owner", owner())
+    unenforced(cluster, "owner")
+    assert (mib(cluster, "owner"), cluster.members("owner")[0].held_mib) == (500, 4000), (
+        "whatever its phase, from the start"
+    )
+    run(cluster, "borrower", borrower())
+    assert not granted(ask(cluster, "borrower", "learning"))
+    assert granted(ask(cluster, "owner", "learning")) == {"owner": "learning"}, "it has its own"
+    enter(cluster, "owner")
+    unenforced(cluster, "owner")
+    assert cluster.members("owner")[0].held_mib == 0, "its limit says so itself"
+    ask(cluster, "owner", "sampling")
+    cluster.node_fact("owner", cluster.members("owner")[0], e.PhaseChanged, phase="sampling", _node=False)
+    cluster.settle()
+    assert not granted(unenforced(cluster, "owner"))
+    assert (mib(cluster, "owner"), cluster.members("owner")[0].held_mib) == (500, 4000)
+    assert granted(applied(cluster, "owner")) == {"borrower": "learning"}, "a kernel that enforces gives it back"
+
+
+def test_devices_are_lent_where_nothing_enforces_limits() -> None:
+    cluster = lending(memory=9000)
+    run(cluster, "owner", owner())
+    unenforced(cluster, "owner")
+    run(cluster, "borrower", borrower())
+    assert granted(ask(cluster, "borrower", "learning")) == {"borrower": "learning"}
+    member = cluster.members("borrower")[0]
+    assert (member.leased, member.gpu_indices) == (Resources(0, 0, 2), (0, 1))
+
+
 def test_what_was_refused_in_part_is_lent_in_part() -> None:
     cluster = lending()
     run(cluster, "owner", owner())
