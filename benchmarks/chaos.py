@@ -52,8 +52,7 @@ def verify(home: Home) -> Verified:
     try:
         return msgspec.json.decode(done.stdout, type=Verified)
     except msgspec.MsgspecError:
-        log.error("not_verified", code=done.returncode, said=(done.stdout + done.stderr)[-2000:])
-        return Verified()
+        return Verified(refused=f"exit code {done.returncode}: {(done.stdout + done.stderr)[-2000:]}")
 
 
 def measure(options: StackOptions, seed: int, seconds: float) -> Report:

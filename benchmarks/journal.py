@@ -73,6 +73,10 @@ LATENCIES = 300
 DECISIONS = 1500
 """So many that a disk's own pauses, of which there is one in some seconds, are as many as they are and not the p99."""
 
+PACE_SECONDS = 0.02
+BARE = "bare"
+BARE_BYTES = 600
+
 PLACEMENT_NODES = 100
 PLACEMENT_JOBS = 2500
 FOLD_EVENTS = 100_000
@@ -215,7 +219,7 @@ async def _side_by_side(each: Iterator[Awaitable[None]]) -> float:
     return time.perf_counter() - started
 
 
-async def _timed(one: Awaitable[None]) -> float:
+async def _timed(one: Awaitable[object]) -> float:
     started = time.perf_counter()
     await one
     return time.perf_counter() - started
@@ -225,15 +229,26 @@ async def _timed(one: Awaitable[None]) -> float:
 
 
 async def deciding(directory: Path) -> dict[str, float]:
-    """Measure from an appended submission to the appended frame that places its job, one at a time."""
+    """Measure from an appended submission to the appended frame that places its job, one at a time.
+
+    The limits of the machine are measured in between, at the same pace: a ping to the server and back, and an append by
+    the bare client to a stream of its own. How late they come says how idle the machine is.
+    """
     history = OrdinaryHistory(nodes=4)
     async with bus_of(directory) as (client, url):
         await write(client, history.take())
+        await JetStream(client).call(f"STREAM.CREATE.{BARE}", {"name": BARE, "subjects": [BARE], "storage": "file"})
         journal = NatsJournal(client)
         took: list[float] = []
         appending: list[float] = []
+        pings: list[float] = []
+        bare: list[float] = []
         async with scheduler_of(url) as scheduler:
             for number in range(DECISIONS):
+                pings.append(await _timed(client.flush()))
+                await asyncio.sleep(PACE_SECONDS)
+                bare.append(await _timed(client.request(BARE, bytes(BARE_BYTES), timeout=WAIT_SECONDS)))
+                await asyncio.sleep(PACE_SECONDS)
                 event = JobSubmitted(id=f"g2-{number}", at_ns=1, tenant="lab-a", job=f"k-{number}", spec=SPEC)
                 scheduler.placed.clear()
                 await journal.append(fact("gateway", "g2"), Frame(Writer("gateway", "g2", 1, number), (event,)))
@@ -244,12 +259,16 @@ async def deciding(directory: Path) -> dict[str, float]:
                 took.append(answered - submitted)
                 appending.append(answered - began)
                 await _end(journal, number)
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(PACE_SECONDS)
     before = [whole - append for whole, append in zip(took, appending, strict=True)]
     return {
         **_quantiles("journal_to_decision", took[1:]),
         **_quantiles("decision_append", appending[1:]),
         **_quantiles("decision_before_append", before[1:]),
+        **_quantiles("paced_ping", pings),
+        **_quantiles("paced_bare_append", bare),
+        "decision_over_bare_append_p50": round(statistics.median(took[1:]) / statistics.median(bare), 2),
+        "decision_over_bare_append_p99": round(_at(took[1:], 0.99) / _at(bare, 0.99), 2),
     }
 
 
@@ -364,14 +383,17 @@ def fsyncs(directory: Path) -> dict[str, float]:
             file.flush()
             os.fsync(file.fileno())
             took.append((time.perf_counter() - started) * 1000)
-    p99 = sorted(took)[int(len(took) * 0.99)]
-    return {"fsync_ms": round(statistics.median(took), 3), "fsync_p99_ms": round(p99, 3)}
+    return {"fsync_ms": round(statistics.median(took), 3), "fsync_p99_ms": round(_at(took, 0.99), 3)}
 
 
 def _quantiles(name: str, seconds: list[float]) -> dict[str, float]:
-    ordered = sorted(seconds)
-    p99 = ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
-    return {f"{name}_p50_ms": round(statistics.median(ordered) * 1000, 3), f"{name}_p99_ms": round(p99 * 1000, 3)}
+    p50, p99 = statistics.median(seconds), _at(seconds, 0.99)
+    return {f"{name}_p50_ms": round(p50 * 1000, 3), f"{name}_p99_ms": round(p99 * 1000, 3)}
+
+
+def _at(values: list[float], share: float) -> float:
+    """Return the value that this share of them does not exceed."""
+    return sorted(values)[min(len(values) - 1, int(len(values) * share))]
 
 
 def measure(events: int) -> dict[str, Any]:

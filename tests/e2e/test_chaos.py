@@ -42,12 +42,13 @@ def test_a_minute_of_chaos(tmp_path: Path) -> None:
     )
     assert done.stdout, done.stderr[-20_000:]
     report = json.loads(done.stdout)
+    told = f"{report['trouble']}\n{done.stderr}"
     wrong = ("lost", "duplicated", "double_starts", "leaked_sandboxes", "stuck_jobs", "jobs_failed", "unanswered")
-    assert {name: report[name] for name in wrong} == dict.fromkeys(wrong, 0), f"{report['trouble']}\n{done.stderr}"
-    assert report["acked"] == report["found"] == report["jobs_completed"] > 40
-    assert report["decisions_verified"] == report["decisions"] > 100
-    assert report["verified"]
-    assert done.returncode == 0
+    assert {name: report[name] for name in wrong} == dict.fromkeys(wrong, 0), told
+    assert report["acked"] == report["found"] == report["jobs_completed"] > 40, told
+    assert report["decisions_verified"] == report["decisions"] > 100, told
+    assert report["verified"], told
+    assert done.returncode == 0, told
 
     # It was chaos: each kind was killed, the lead went over, the journal was full and went on in another generation.
     killed = {name.partition("-")[0] for name in report["kills"]}

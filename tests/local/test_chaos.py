@@ -171,5 +171,11 @@ def test_history_that_was_not_verified_whole_is_not_ok(verified: Verified) -> No
     assert not reckon(1, outcome(), verified, []).ok
 
 
+def test_why_history_could_not_be_verified_is_told() -> None:
+    report = reckon(1, outcome(), Verified(refused="exit code 3: no bus"), [])
+    assert not report.ok
+    assert report.trouble == ["not verified: exit code 3: no bus"]
+
+
 def test_what_the_stack_left_behind_counts_as_leaked() -> None:
     assert reckon(1, outcome(), ALL_VERIFIED, ["mount /x"]).leaked_sandboxes == 1

@@ -13,7 +13,10 @@ from pathlib import Path
 
 import pytest
 from tidegate_events import bus as connecting
+from tidegate_events.bus import BusSettings
 from tidegate_events.journal.base import JournalError
+from tidegate_events.journal.generations import stream_config
+from tidegate_events.journal.jetstream import JetStream
 from tidegate_events.journal.nats import NatsJournal
 from tidegate_local import plan
 from tidegate_local.bus import Bus, new_bus, write_config
@@ -28,6 +31,7 @@ from tidegate_scheduler.state import State
 
 from tests.scheduler.history.files import a_history, told
 from tests.support.cluster import Cluster
+from tests.support.nats import NatsServer
 
 (SERVER,) = ONE_OF_EACH.processes(NATS)
 COMMAND = Path(sys.executable).with_name("tidegate")
@@ -119,3 +123,26 @@ async def test_the_end_of_a_journal_that_goes_on_is_now(stack: tuple[Home, Bus, 
     before = time.time_ns()
     shown = await asyncio.to_thread(history, home, "state", "--json")
     assert json.loads(shown.stdout)["at_ns"] >= before
+
+
+async def test_a_journal_that_is_away_for_a_moment_is_waited_for(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path)
+    await server.start()
+    try:
+        settings = BusSettings(url=server.url)
+        client = await connecting.connect(settings)
+
+        async def ended() -> int:
+            async with open_bus(settings, None) as source:
+                return source.end
+
+        async with asyncio.TaskGroup() as tasks:
+            asked = tasks.create_task(ended())
+            await asyncio.sleep(1)
+            assert not asked.done()  # there is no journal yet
+            config = stream_config(max_bytes=1 << 20, first_seq=1)
+            await JetStream(client).call(f"STREAM.CREATE.{config['name']}", config)
+        assert asked.result() == 0
+        await client.close()
+    finally:
+        server.stop()

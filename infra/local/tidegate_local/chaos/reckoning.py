@@ -14,11 +14,12 @@ NAMED_MAX = 20
 
 
 class Verified(msgspec.Struct, frozen=True, kw_only=True):
-    """What `tidegate history verify --json` says."""
+    """What `tidegate history verify --json` says; `refused`: what it said instead, where it could not be asked."""
 
     ok: bool = False
     decisions: int = 0
     decisions_verified: int = 0
+    refused: str = ""
 
 
 class Report(msgspec.Struct, kw_only=True):
@@ -79,7 +80,7 @@ def reckon(seed: int, outcome: Outcome, verified: Verified, leftovers: list[str]
     failed = [name for name, job in found.items() if history.ends.get(job, "JobCompleted") != "JobCompleted"]
     took = takeover_ms(outcome.hits, history.elected)
     named = {"lost": lost, "twice": history.written_twice, "started twice": doubles, "left": leaked}
-    named |= {"stuck": stuck, "failed": failed}
+    named |= {"stuck": stuck, "failed": failed, "not verified": [verified.refused] if verified.refused else []}
     return Report(
         seed=seed,
         acked=len(outcome.acked),

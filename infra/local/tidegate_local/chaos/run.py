@@ -13,6 +13,7 @@ from tidegate_events.bus import BusSettings
 from tidegate_events.journal.archive import ArchiveDirectory
 from tidegate_events.journal.base import Journal, JournalUnavailableError
 from tidegate_events.journal.nats import NatsJournal
+from tidegate_events.journal.patience import patiently
 
 from tidegate_local.chaos import history, records, remains, schedule, workload
 from tidegate_local.chaos.faults import Hit, Injector
@@ -102,16 +103,11 @@ class Chaos:
 
     async def _history(self, journal: Journal) -> History:
         """Read the journal; a bus that lost a leader at the very end first elects another one."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + SETTLE_SECONDS_MAX
-        while True:
-            try:
-                return await history.read(journal)
-            except JournalUnavailableError as error:
-                if loop.time() > deadline:
-                    raise
-                log.info("journal_away", why=str(error))
-                await asyncio.sleep(DRAIN_POLL_SECONDS)
+
+        def away(error: JournalUnavailableError) -> None:
+            log.info("journal_away", why=str(error))
+
+        return await patiently(lambda: history.read(journal), SETTLE_SECONDS_MAX, away)
 
     async def _submit(self, planned: Planned) -> None:
         await asyncio.sleep(planned.at_seconds)

@@ -8,14 +8,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Protocol
 
+import structlog
 from nats.aio.client import Client
 from tidegate_events import bus
 from tidegate_events.bus import BusSettings
 from tidegate_events.frame import UnreadableFrameError, decode
 from tidegate_events.journal.archive import ArchiveDirectory, ArchiveInfo, glance, read_archive, read_snapshot
-from tidegate_events.journal.base import Raw, Recorded
+from tidegate_events.journal.base import JournalUnavailableError, Raw, Recorded
 from tidegate_events.journal.generations import generations
 from tidegate_events.journal.nats import NatsJournal
+from tidegate_events.journal.patience import patiently
 
 from tidegate_scheduler.history.errors import HistoryMissingError
 from tidegate_scheduler.history.verification import Redacted
@@ -27,6 +29,10 @@ from tidegate_scheduler.state import State
 NOTE_REDACTED = "redacted"
 NOTE_CUT_PASSES = "cut_passes"
 YES = "yes"
+AWAY_SECONDS_MAX = 20.0
+"""How long a question waits for a journal that is away: a bus of several servers elects a leader in less."""
+
+log = structlog.get_logger()
 
 
 class Source(Protocol):
@@ -118,8 +124,8 @@ class BusSource:
 
     async def state(self, at_most: int) -> State:
         """Return the newest usable snapshot of the store; without one, the beginning."""
-        found = await self._snapshots.newest(at_most)
-        if found is not None and found.seq >= self.first - 1 and await is_of(self._journal, found):
+        found = await patiently(lambda: self._usable(at_most), AWAY_SECONDS_MAX, _note_away)
+        if found is not None:
             return found
         if self.first == 1:
             return State()
@@ -127,6 +133,11 @@ class BusSource:
             f"What came before sequence {self.first} is not here, and no snapshot lies between it and {at_most}.",
             "Name the directory of archived generations: TIDEGATE_JOURNAL_ARCHIVE_DIR.",
         )
+
+    async def _usable(self, at_most: int) -> State | None:
+        found = await self._snapshots.newest(at_most)
+        usable = found is not None and found.seq >= self.first - 1 and await is_of(self._journal, found)
+        return found if usable else None
 
     def read(self, after: int, until: int) -> AsyncGenerator[Recorded, None]:
         """Yield the frames with `after < seq <= until`."""
@@ -152,9 +163,18 @@ async def open_bus(settings: BusSettings, archive: Path | None) -> AsyncIterator
     try:
         directory = ArchiveDirectory(archive) if archive is not None else None
         journal = NatsJournal(client, directory)
-        yield BusSource(client, journal, await _first(client, directory), await journal.end())
+
+        async def bounds() -> tuple[int, int]:
+            return await _first(client, directory), await journal.end()
+
+        first, end = await patiently(bounds, AWAY_SECONDS_MAX, _note_away)
+        yield BusSource(client, journal, first, end)
     finally:
         await client.close()
+
+
+def _note_away(error: JournalUnavailableError) -> None:
+    log.warning("journal_away", why=str(error), waits_seconds_max=AWAY_SECONDS_MAX)
 
 
 async def _first(client: Client, archive: ArchiveDirectory | None) -> int:
