@@ -114,12 +114,17 @@ def change_terms(state: State, job: Job, member: Member, event: e.QuotaChanged) 
 
 
 def on_hand_back_requested(state: State, event: e.HandBackRequested, at: str) -> None:
-    """Note by when the member shall have left its leased phase."""
+    """Note by when the member shall have left its leased phase; who has nothing beyond its floor has handed it back.
+
+    It may have done so while the recall was decided, and no fact would come that ends it.
+    """
     job = state.jobs.get(event.job)
     if job is None or job.attempt != event.attempt:
         return
     for member in job.members:
-        if member.rank == event.rank and member.active:
+        if member.rank != event.rank or not member.active:
+            continue
+        if not event.deadline_ns or member.leased is not None or member.extra is not None or member.held_mib:
             member.hand_back_ns, member.hand_back_for = event.deadline_ns, event.for_job
             job.cause = at
             state.touch(f"job/{job.id}")

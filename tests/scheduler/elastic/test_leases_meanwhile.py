@@ -9,6 +9,7 @@ import pytest
 from tidegate_events import events as e
 from tidegate_events.journal.base import Recorded
 from tidegate_events.resources import Resources
+from tidegate_scheduler.decide import decide
 from tidegate_scheduler.dry_run import dry_run
 from tidegate_scheduler.history import verify
 from tidegate_scheduler.history.cluster import free_room
@@ -31,6 +32,7 @@ from tests.scheduler.elastic.lent import (
     node,
     owner,
     recalled,
+    refused,
     run,
 )
 from tests.scheduler.elastic.test_replicas import sampler
@@ -52,6 +54,28 @@ def test_an_owner_that_is_cancelled_while_it_waits_leaves_the_borrower_what_it_h
     assert granted(ask(cluster, "borrower", "learning")) == {}, "not at once again"
     assert granted(cluster.advance(1)) == {"borrower": "learning"}
     assert cluster.members("borrower")[0].leased is None, "nobody else's now"
+
+
+def test_a_recall_of_what_was_handed_back_while_it_was_decided_is_void() -> None:
+    cluster = lent_out()
+    ask(cluster, "borrower", "sampling")
+    enter(cluster, "borrower")
+    refused(cluster, "borrower", 3000)
+    owners = cluster.members("owner")[0]
+    cluster.node_fact("owner", owners, e.PhaseRequested, phase="learning", _node=False)
+    decided = decide(cluster.state, cluster.now).events
+    assert recalled(list(decided)) == {"borrower": "owner"}
+    member = cluster.members("borrower")[0]
+    cluster.node_fact(
+        "borrower", member, e.QuotaApplied, quotas=member.quotas
+    )  # it is in the journal before the recall
+    cluster.append("scheduler", cluster.leader, *decided)
+    cluster.settle()
+    member = cluster.members("borrower")[0]
+    assert (member.held_mib, member.hand_back_ns, member.hand_back_for) == (0, 0, "")
+    enter(cluster, "owner")
+    assert not asked_to_leave(cluster.advance(HAND_BACK + GRACE))
+    assert (cluster.stage("borrower"), cluster.members("owner")[0].phase) == ("running", "learning")
 
 
 def test_what_a_job_that_ends_had_leased_is_its_owners_again() -> None:
