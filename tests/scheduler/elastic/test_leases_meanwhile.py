@@ -70,9 +70,9 @@ def test_a_recall_of_what_was_handed_back_while_it_was_decided_is_void() -> None
         "borrower", member, e.QuotaApplied, quotas=member.quotas
     )  # it is in the journal before the recall
     cluster.append("scheduler", cluster.leader, *decided)
-    cluster.settle()
     member = cluster.members("borrower")[0]
     assert (member.held_mib, member.hand_back_ns, member.hand_back_for) == (0, 0, "")
+    assert not recalled(cluster.settle()), "there is nothing to take back"
     enter(cluster, "owner")
     assert not asked_to_leave(cluster.advance(HAND_BACK + GRACE))
     assert (cluster.stage("borrower"), cluster.members("owner")[0].phase) == ("running", "learning")
