@@ -243,3 +243,48 @@ def test_who_comes_stays_where_it_is_recalled_for_it_though_another_node_becomes
     assert asked_to_leave(cluster.settle()) == {"borrower-1": "new"}
     cluster.exit("borrower-1", "suspended", acknowledged=True)
     assert [member.node for member in cluster.members("new")] == ["n1"]
+
+
+# ---- who comes at a time that was told ----
+
+
+def reserved_behind_an_owner(*, leased: bool = False) -> Cluster:
+    """A node whose owner leaves at 1000 s at the latest, for whoever has its room kept from then on."""
+    cluster = lending()
+    run(cluster, "owner", owner(time_limit_seconds=1000))
+    run(cluster, "borrower", borrower())
+    if leased:
+        go(cluster, "borrower", "learning")
+    cluster.submit(spec(1000, memory=2000, gpus=2), "new")
+    cluster.settle()
+    assert cluster.job("new").reserved_nodes == ("n1",)
+    assert cluster.job("new").reserved_start_ns == cluster.job("owner").started_ns + 1000 * SECOND
+    return cluster
+
+
+@pytest.mark.parametrize("leased", [False, True])
+def test_what_is_leased_is_back_when_the_one_comes_for_whom_room_is_kept(*, leased: bool) -> None:
+    cluster = reserved_behind_an_owner(leased=leased)
+    if not leased:
+        go(cluster, "borrower", "learning")
+    start_ns = cluster.job("new").reserved_start_ns
+    due_ns = start_ns - (HAND_BACK + GRACE) * SECOND
+    cluster.now = due_ns - 1
+    assert not recalled(cluster.settle())
+    assert cluster.wake_at == due_ns
+    cluster.now = due_ns
+    assert recalled(cluster.settle()) == {"borrower": "new"}
+    assert asked_to_leave(cluster.advance(HAND_BACK)) == {"borrower": "new"}
+    cluster.advance(GRACE)
+    cluster.exit("borrower", "suspended", acknowledged=True)
+    cluster.exit("owner", "completed")
+    assert (cluster.stage("new"), cluster.now) == ("placed", start_ns)
+
+
+def test_nothing_is_lent_that_could_not_be_back_by_then() -> None:
+    cluster = reserved_behind_an_owner()
+    cluster.now = cluster.job("new").reserved_start_ns - (HAND_BACK + GRACE) * SECOND + 1
+    cluster.settle()
+    assert not granted(ask(cluster, "borrower", "learning"))
+    cluster.exit("owner", "completed")
+    assert cluster.stage("new") == "placed"

@@ -8,6 +8,7 @@ import msgspec
 from tidegate_events.resources import Resources
 
 from tidegate_scheduler.policy.elastic import replicas
+from tidegate_scheduler.policy.elastic.coming import coming_on
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.physical import asking_on, balance_mib, has_mib, need_of
 from tidegate_scheduler.policy.elastic.table import GPUS, MEMORY, WHOLE_MILLIS, accepts
@@ -97,6 +98,7 @@ def waiting_for_leases(trial: Trial, row: int, now_ns: int) -> Iterator[str]:
             job = index.state.jobs[name]
             if lacks_memory(index, row, need_mib, simulators_mib) or lacks_devices(index, row, job, count):
                 yield name
+    yield from (each.job for each in coming_on(trial, row) if each.lacks and now_ns >= each.due_ns)
     if there_mib < 0:
         yield ""
 

@@ -13,6 +13,7 @@ from tidegate_events.resources import Resources
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.elastic import replicas
 from tidegate_scheduler.policy.elastic.claims import Claim, claim_of, lacks_devices, spare_mib
+from tidegate_scheduler.policy.elastic.coming import coming_on, returns_within_ns, starts_on
 from tidegate_scheduler.policy.elastic.physical import asking_on, has_mib, need_of
 from tidegate_scheduler.policy.elastic.recall import Recalls, Wanted
 from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY, accepts
@@ -150,6 +151,13 @@ class Lending:
             gpus = lacking + ledger.claimed_gpus if lacking else 0
             ledger.claimed_gpus += need.gpus * count
             self._recalls.recall(row, name, Wanted(ledger.claimed_mib - ledger.spare_mib, devices, gpus))
+        if starts_on(trial, row):
+            self.restless[row] = None  # what is told of a start changes nothing on the row
+        for coming in coming_on(trial, row):
+            if self._draft.now_ns < coming.due_ns:
+                self._draft.wake_by(coming.due_ns)
+            elif coming.lacks:
+                self._recalls.recall(row, coming.job, Wanted(coming.short_mib, coming.devices, coming.gpus))
         if ledger.spare_mib < 0:
             ledger.closed = True
             self._recalls.recall(row, "", Wanted(-ledger.spare_mib))
@@ -195,10 +203,15 @@ class Lending:
         found: list[tuple[Terms, _Ledger]] = []
         for ask in asks:
             terms = None if ledgers[ask.row].closed else self._leased(ask, ledgers[ask.row])
-            if terms is None:
+            if terms is None or (terms.leased != ask.member.leased and self._comes_too_soon(ask)):
                 return None
             found.append((terms, ledgers[ask.row]))
         return found
+
+    def _comes_too_soon(self, ask: _Ask) -> bool:
+        """Say whether somebody comes to the row, by what was told, before a lease could be back that is given now."""
+        back_ns = self._draft.now_ns + returns_within_ns(self._index, ask.job)
+        return any(0 < start_ns < back_ns for start_ns in starts_on(self._trial, ask.row).values())
 
     def _stand(self, asks: list[_Ask]) -> None:
         """Let simulators make room that was only theirs, and nobody pass by who has waited for long.
