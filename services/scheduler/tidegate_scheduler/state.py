@@ -329,7 +329,12 @@ class State:
         return blake3(msgspec.json.encode(spec)).hexdigest()
 
     def forget_node(self, node: Node) -> None:
-        """Keep nothing of a node, if it is lost; what it is told to end is ended by name, should it come back."""
+        """Keep nothing of a node, if it is lost; what it is told to end is ended by name, should it come back.
+
+        The mark of its agent in `writers` stays: a fact of it that the bus delivers late, a second time, must change
+        nothing, and without the mark the oldest of them would let a node join that is gone. It is a name and two
+        numbers.
+        """
         if node.status != "lost":
             return
         del self.nodes[node.name]

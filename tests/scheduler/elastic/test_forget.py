@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -9,8 +10,10 @@ from hypothesis.stateful import precondition, rule
 from tidegate_events import events as e
 from tidegate_events.resources import GpuDevice
 from tidegate_scheduler.decide import decide
+from tidegate_scheduler.evolve import evolve
 from tidegate_scheduler.orders import orders_for
 from tidegate_scheduler.policy.elastic.forget import SECOND_NS
+from tidegate_scheduler.policy.elastic.table import NUMBERS_SPARE
 from tidegate_scheduler.policy.parameters import Parameters
 from tidegate_scheduler.snapshot import decode_snapshot, encode_snapshot
 
@@ -115,6 +118,38 @@ def test_many_are_forgotten_in_passes_of_bounded_size_the_longest_lost_first() -
         lost(cluster, name)
     decided = cluster.advance(2 * FORGOTTEN_SECONDS)
     assert [event.node for event in decided if isinstance(event, e.NodeForgotten)] == ["n7", "n3", "n5", "n4", "n6"]
+
+
+def test_what_a_forgotten_node_said_comes_late_a_second_time_and_changes_nothing() -> None:
+    cluster = small()
+    lost(cluster, "n1")
+    cluster.ask(e.NodeForgetRequested, node="n1")
+    joined = next(recorded for recorded in cluster.frames if recorded.frame.writer.instance == "n1")
+    evolve(cluster.state, msgspec.structs.replace(joined, seq=cluster.state.seq + 1))
+    assert set(cluster.state.nodes) == {"n2"}
+
+
+def test_of_nodes_that_come_and_go_under_new_names_no_more_is_known_than_there_are() -> None:
+    cluster = small()
+    run(cluster, "j", spec(1900))
+    cluster.submit(spec(1950, gang=2), "waits")
+    cluster.settle()
+    for number in range(2 * NUMBERS_SPARE):
+        name = f"m{number}"
+        cluster.node(name, 100 + number, switch=f"s{number}")
+        cluster.settle()
+        lost(cluster, name)
+        cluster.ask(e.NodeForgetRequested, node=name)
+    table = looked_up(cluster).table
+    assert len(table) == 3
+    assert max(len(table.switches), table.kind_count) <= 2 * len(table) + NUMBERS_SPARE
+    anew = elastic()
+    anew.state = told_anew(cluster.frames, turned=False)
+    assert answers(anew.state, cluster.now) == answers(cluster.state, cluster.now)
+    cluster.node("m0", 4000, switch="s0")
+    cluster.settle()
+    assert cluster.stage("waits") == "placed", "what fits where is known of the kinds by their new numbers"
+    assert "m0" in {member.node for member in cluster.members("waits")}
 
 
 def test_tables_without_a_node_are_those_that_never_had_it_and_its_row_is_used_again() -> None:

@@ -47,6 +47,7 @@ class Fit:
         self._renamed_held = -1
         self._renamed = -1
         self._kinds: list[int] = []
+        self._renumbered = 0
         self._kind_holds: Ints = np.zeros(0, np.int64)
         self._most = (-1, 0)
         self._nowhere_in = -1
@@ -72,11 +73,14 @@ class Fit:
         return (self._holds(rows) > 0) & self.table.open[rows]
 
     def _holds(self, rows: Ints) -> Ints:
-        if len(self._kinds) < self.table.kind_count:
+        if len(self._kinds) < self.table.kind_count or self._renumbered != self.table.renumbered:
             self._learn_kinds()
         return self._kind_holds[self.table.kind[rows]]
 
     def _learn_kinds(self) -> None:
+        if self._renumbered != self.table.renumbered:
+            self._renumbered = self.table.renumbered
+            self._kinds.clear()
         self._kinds += [_holds_of_kind(self.shape, kind) for kind in self.table.kind_list()[len(self._kinds) :]]
         self._kind_holds = np.array(self._kinds, np.int64)
 
@@ -152,7 +156,7 @@ class Fit:
         return (packed << PLACE_BITS) | int(table.place[row])
 
     def _holds_kind(self, kind: int) -> int:
-        if kind >= len(self._kinds):
+        if kind >= len(self._kinds) or self._renumbered != self.table.renumbered:
             self._learn_kinds()
         return self._kinds[kind]
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from tidegate_events.resources import GpuDevice, Resources
 
 from tidegate_scheduler.policy.elastic.changes import Changes
+from tidegate_scheduler.policy.elastic.numbering import Numbering
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -27,6 +28,8 @@ CPU, MEMORY, GPUS, SHARE = 0, 1, 2, 3
 WHOLE_MILLIS = 1000
 ROWS_FIRST = 64
 SCORES_KEPT = 1024
+NUMBERS_SPARE = 64
+"""How many kinds or switches of nodes that are gone may be known, beside as many as there are nodes."""
 
 
 class Kind(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
@@ -108,11 +111,13 @@ class NodeTable:
         self.kind: Ints = np.zeros(ROWS_FIRST, np.int64)
         self.switch: Ints = np.zeros(ROWS_FIRST, np.int64)
         self.place: Ints = np.zeros(ROWS_FIRST, np.int64)
-        self.switches: list[str] = []
-        self._kind_ids: dict[Kind, int] = {}
+        self.renumbered = 0
+        """How often kinds were given other numbers: who keeps something by their numbers works it out anew."""
+
+        self._kinds_known: Numbering[Kind] = Numbering()
         self._spare: list[int] = []
         self._scored: dict[Scored, None] = {}
-        self._switch_ids: dict[str, int] = {}
+        self._switches: Numbering[str] = Numbering()
 
     def __len__(self) -> int:
         return len(self.names)
@@ -164,12 +169,8 @@ class NodeTable:
         else:
             self.mixed.pop(row, None)
         self.kinds[row] = kind
-        self.kind[row] = self._kind[row] = self._kind_ids.setdefault(kind, len(self._kind_ids))
-        domain = switch or f"node {name}"  # a node that names no switch is below one of its own
-        if domain not in self._switch_ids:
-            self._switch_ids[domain] = len(self.switches)
-            self.switches.append(domain)
-        self.switch[row] = self._switch_ids[domain]
+        # A node that names no switch is below one of its own.
+        self._number(row, kind, switch or f"node {name}")
         self.open[row] = self.is_open[row] = is_open
         for amounts in (self._free, self._later):
             amounts[row] = [kind.cpu_millis, kind.memory_mib, len(gpus), 0]
@@ -180,12 +181,17 @@ class NodeTable:
 
     @property
     def kind_count(self) -> int:
-        """Return how many kinds of nodes were ever known."""
-        return len(self._kind_ids)
+        """Return how many kinds of nodes are known; some may be of nodes that are gone."""
+        return len(self._kinds_known)
 
     def kind_list(self) -> list[Kind]:
         """Return the kinds by their numbers in the column `kind`."""
-        return list(self._kind_ids)
+        return self._kinds_known.values
+
+    @property
+    def switches(self) -> list[str]:
+        """Return the switches by their numbers in the column `switch`."""
+        return self._switches.values
 
     def rank_names(self) -> None:
         """Work out `place` anew, after new nodes became known."""
@@ -199,13 +205,24 @@ class NodeTable:
         self.names[row] = ""
         self.devices[row], self.kinds[row] = Devices({}, []), NO_KIND
         self.mixed.pop(row, None)
-        self.kind[row] = self._kind[row] = self._kind_ids.setdefault(NO_KIND, len(self._kind_ids))
+        self._number(row, NO_KIND, "")
         self.open[row] = self.is_open[row] = False
         self._free[row], self._later[row] = [0, 0, 0, 0], [0, 0, 0, 0]
         self.nodes_changed += 1
         self.renamed += 1
         self.settle(row)
         return row
+
+    def _number(self, row: int, kind: Kind, switch: str) -> None:
+        """Give the row the numbers of what it has; now and then, forget what no row has any more."""
+        self.kind[row] = self._kind[row] = self._kinds_known.number(kind)
+        self.switch[row] = self._switches.number(switch)
+        if max(len(self._kinds_known), len(self._switches)) > 2 * len(self.rows) + NUMBERS_SPARE:
+            count = len(self)
+            self._kind = self._kinds_known.renumber(self._kind)
+            self.kind[:count] = self._kind
+            self.switch[:count] = self._switches.renumber(self.switch[:count].tolist())
+            self.renumbered += 1
 
     def _append(self, name: str) -> int:
         if self._spare:
