@@ -108,9 +108,11 @@ def change_terms(state: State, job: Job, member: Member, event: e.QuotaChanged) 
         member.gpu_indices = event.gpu_indices
     if (event.leased or event.extra) and event.phase and event.phase != member.granted:
         member.leased_ns = event.at_ns
+    keeps = member.leased is None and member.extra is not None and event.extra == member.extra
     member.leased, member.extra = event.leased, event.extra
     member.granted = event.phase if event.phase == member.wanted else ""  # it may have thought better of it meanwhile
-    _handed_back(member)
+    if not keeps:
+        _handed_back(member)
 
 
 def on_hand_back_requested(state: State, event: e.HandBackRequested, at: str) -> None:

@@ -288,3 +288,60 @@ def test_nothing_is_lent_that_could_not_be_back_by_then() -> None:
     assert not granted(ask(cluster, "borrower", "learning"))
     cluster.exit("owner", "completed")
     assert cluster.stage("new") == "placed"
+
+
+# ---- shrinking before leaving ----
+
+
+def beyond_its_floor() -> Cluster:
+    """A borrower that learns with what nobody held."""
+    cluster = lending()
+    run(cluster, "borrower", borrower())
+    go(cluster, "borrower", "learning")
+    assert cluster.members("borrower")[0].extra == Resources(500, 3500, 2)
+    cluster.advance(100)
+    return cluster
+
+
+@pytest.mark.parametrize("priority", [0, 5])
+def test_what_a_borrower_has_beyond_its_floor_is_asked_back_before_anybody_leaves(priority: int) -> None:
+    cluster = beyond_its_floor()
+    cluster.submit(spec(500, memory=3000, priority=priority), "new")
+    decided = cluster.settle()
+    assert (recalled(decided), asked_to_leave(decided)) == ({"borrower": "new"}, {})
+    assert cluster.job("new").reserved_start_ns == cluster.now + (HAND_BACK + GRACE) * SECOND
+    assert not recalled(cluster.advance(5)), "it was told"
+    hand_back(cluster)
+    assert (cluster.stage("new"), cluster.stage("borrower")) == ("placed", "running")
+
+
+def test_who_does_not_hand_it_back_leaves_for_who_comes() -> None:
+    cluster = beyond_its_floor()
+    cluster.submit(spec(500, memory=3000), "new")
+    cluster.settle()
+    cluster.submit(spec(100, memory=10), "small")
+    cluster.advance(HAND_BACK - 1)
+    assert cluster.members("borrower")[0].hand_back_ns == cluster.now + SECOND, "the sharing of CPU is no hand-back"
+    assert asked_to_leave(cluster.advance(1)) == {"borrower": "new"}
+    cluster.exit("borrower", "suspended", acknowledged=True)
+    assert cluster.stage("new") == "placed"
+
+
+def test_who_has_a_lower_priority_asks_nobody() -> None:
+    cluster = lending()
+    run(cluster, "borrower", borrower(priority=1))
+    go(cluster, "borrower", "learning")
+    cluster.submit(spec(500, memory=3000), "new")
+    assert not recalled(cluster.settle())
+
+
+def test_who_would_not_fit_all_the_same_asks_nobody() -> None:
+    cluster = beyond_its_floor()
+    cluster.submit(spec(500, memory=4501), "new")
+    assert not recalled(cluster.settle())
+    cluster.cancel("new")
+    cluster.submit(spec(500, memory=3000), "other")
+    assert recalled(cluster.settle()) == {"borrower": "other"}
+    cluster.cancel("other")
+    cluster.settle()
+    assert cluster.members("borrower")[0].hand_back_ns == 0

@@ -215,7 +215,7 @@ def test_who_preempts_a_borrower_gets_all_that_it_holds() -> None:
     cluster = lending()
     run(cluster, "borrower", borrower())
     go(cluster, "borrower", "learning")
-    cluster.submit(spec(100, memory=4500, gpus=2, priority=5), "urgent")
+    cluster.submit(spec(100, memory=4501, gpus=2, priority=5), "urgent")
     assert asked_to_leave(cluster.settle()) == {"borrower": "urgent"}
     cluster.exit("borrower", "suspended", acknowledged=True)
     assert cluster.stage("urgent") == "placed"

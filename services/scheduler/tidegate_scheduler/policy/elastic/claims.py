@@ -11,7 +11,7 @@ from tidegate_scheduler.policy.elastic import replicas
 from tidegate_scheduler.policy.elastic.coming import coming_on
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.physical import asking_on, balance_mib, has_mib, need_of
-from tidegate_scheduler.policy.elastic.table import GPUS, MEMORY, WHOLE_MILLIS, accepts
+from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY, WHOLE_MILLIS, accepts
 from tidegate_scheduler.policy.elastic.terms import devices_of, wanted_need, wish
 from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.state import LEAVING_STAGES, Job, Member
@@ -93,19 +93,29 @@ def waiting_for_leases(trial: Trial, row: int, now_ns: int) -> Iterator[str]:
         if (claim.more_mib and claimed_mib > max(0, there_mib)) or back < claim.missing:
             yield claim.job.id
     for name in sorted(trial.promises):
-        if (count := trial.promises[name].count(row)) and _comes(index, row, index.state.jobs[name], count):
-            need_mib = index.state.floors[name].memory_mib * count
-            job = index.state.jobs[name]
+        job, count = index.state.jobs[name], trial.promises[name].count(row)
+        if not count or not job.waiting or job.held or job.cancel_requested:
+            continue
+        need_mib = index.state.floors[name].memory_mib * count
+        if _free(index, row, job, count):
             if lacks_memory(index, row, need_mib, simulators_mib) or lacks_devices(index, row, job, count):
                 yield name
+        elif _free(index, row, job, count, told=True):
+            yield name
     yield from (each.job for each in coming_on(trial, row) if each.lacks and now_ns >= each.due_ns)
     if there_mib < 0:
         yield ""
 
 
-def _comes(index: Index, row: int, job: Job, count: int) -> bool:
-    """Say whether a job that has room kept on the row would be placed there but for what others have beyond floors."""
-    if not job.waiting or job.held or job.cancel_requested:
-        return False
+def _free(index: Index, row: int, job: Job, count: int, *, told: bool = False) -> bool:
+    """Say whether there is room by floors for the job, with `told` beside what is handed back for it."""
     free, need = index.table.free_on(row), index.state.floors[job.id]
-    return bool(free[MEMORY] >= need.memory_mib * count and free[GPUS] >= need.gpus * count)
+    back = Resources()
+    for _, member in asking_on(index, row) if told else ():
+        if member.hand_back_for == job.id and member.extra is not None:
+            back = back.plus(member.extra)
+    return bool(
+        free[CPU] + back.cpu_millis >= need.cpu_millis * count
+        and free[MEMORY] + back.memory_mib >= need.memory_mib * count
+        and free[GPUS] + back.gpus >= need.gpus * count
+    )

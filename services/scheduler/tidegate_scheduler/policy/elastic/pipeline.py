@@ -19,6 +19,7 @@ from tidegate_scheduler.policy.elastic.prefetch import Prefetch
 from tidegate_scheduler.policy.elastic.queue import FairOrder, Line, Turn, Turns
 from tidegate_scheduler.policy.elastic.reasons import Waiting
 from tidegate_scheduler.policy.elastic.seek import Seek
+from tidegate_scheduler.policy.elastic.shrink import Shrinking
 from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.elastic.victims import Victims
 from tidegate_scheduler.policy.elastic.yielding import Yielding
@@ -75,6 +76,7 @@ class _Pass:
         self._waiting = draft.waiting = Waiting(trial.index, draft.now_ns)
         self._placements: list[Placement] = []
         self._yielding = Yielding(draft, trial)
+        self._shrinking = Shrinking(draft, trial)
         self._seek = Seek(draft, trial, self._yielding)
         self._plans = Plans(draft, trial, self.victims, self._yielding, self._barred)
         self._keeping = Keeping(draft, trial, self._waiting, self._yielding, self._plans.may_plan)
@@ -217,6 +219,9 @@ class _Pass:
         rows = self._seek.later(job, line, reserved, barred)
         if rows is not None:
             self._keeping.keep(job, line, rows, self._keeping.left_by(rows, ()))
+            return True
+        if (shrunk := self._shrinking.ask(job, line.fit, barred)) is not None:
+            self._keeping.keep(job, line, shrunk.rows, shrunk.back_ns)
             return True
         if self._make_room(job, line, barred):
             return True

@@ -137,13 +137,39 @@ class Wanted:
         self.short_mib -= more_mib
 
 
+def tell(draft: Draft, trial: Trial, job: Job, for_job: str, *, beyond: bool = False) -> None:
+    """Tell all members of the job that have something leased, or `beyond` their floors: they entered together."""
+    trial.recalled.add(job.id)
+    seconds = draft.state.specs[job.id].preemption.hand_back_seconds
+    for member in job.members:
+        if not member.active or member.hand_back_ns:
+            continue
+        more_mib, devices = surplus(trial.index, job, member)
+        if not (more_mib or devices or member.leased or (beyond and member.extra)):
+            continue
+        leased, extra = member.leased or Resources(), (member.extra if beyond else None) or Resources()
+        numbers = {
+            "memory_mib": max(more_mib, leased.memory_mib) + extra.memory_mib,
+            "gpus": len(devices) + extra.gpus,
+        }
+        draft.add(
+            e.HandBackRequested,
+            job,
+            e.Reason(code="LeaseRecalled", detail=f"{for_job or member.node} needs it", numbers=numbers),
+            attempt=job.attempt,
+            rank=member.rank,
+            deadline_ns=draft.now_ns + seconds * SECOND_NS,
+            for_job=for_job,
+        )
+
+
 class Recalls:
     """Recalls of one pass; whoever was told before, or leaves, gives back what it has and counts first."""
 
     def __init__(self, draft: Draft, trial: Trial) -> None:
         self._draft = draft
         self._index = trial.index
-        self._told: set[str] = set()
+        self._trial = trial
 
     def recall(self, row: int, for_job: str, wanted: Wanted) -> None:
         """Tell the fewest on the row to hand back what is wanted."""
@@ -157,41 +183,16 @@ class Recalls:
             best = min(candidates, key=lambda each: self._rank(each, wanted))
             if not any(wanted.covers(*surplus(index, *best))):
                 return
-            self._tell(best[0], for_job)
+            tell(self._draft, self._trial, best[0], for_job)
             for each in [each for each in candidates if each[0] is best[0]]:
                 wanted.take(*surplus(index, *each))
                 candidates.remove(each)
 
     def _gives_back(self, job: Job, member: Member) -> bool:
         leaving = job.stage in LEAVING_STAGES or job.id in self._draft.leaving
-        return leaving or job.id in self._told or bool(member.hand_back_ns)
+        return leaving or job.id in self._trial.recalled or bool(member.hand_back_ns)
 
     def _rank(self, each: tuple[Job, Member], wanted: Wanted) -> tuple[int, int, int, str, int]:
         job, member = each
         devices, more_mib = wanted.covers(*surplus(self._index, job, member))
         return -devices, -more_mib, -member.leased_ns, job.id, member.rank
-
-    def _tell(self, job: Job, for_job: str) -> None:
-        """Tell all members of the job that have something leased: they entered the phase together."""
-        self._told.add(job.id)
-        seconds = self._draft.state.specs[job.id].preemption.hand_back_seconds
-        for member in job.members:
-            if not member.active or member.hand_back_ns:
-                continue
-            more_mib, devices = surplus(self._index, job, member)
-            if not (more_mib or devices or member.leased):
-                continue
-            leased = member.leased or Resources()
-            self._draft.add(
-                e.HandBackRequested,
-                job,
-                e.Reason(
-                    code="LeaseRecalled",
-                    detail=f"{for_job or member.node} needs it",
-                    numbers={"memory_mib": max(more_mib, leased.memory_mib), "gpus": len(devices)},
-                ),
-                attempt=job.attempt,
-                rank=member.rank,
-                deadline_ns=self._draft.now_ns + seconds * SECOND_NS,
-                for_job=for_job,
-            )

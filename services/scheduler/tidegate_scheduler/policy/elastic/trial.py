@@ -32,6 +32,9 @@ class Trial:
         self.awaited_by: dict[int, list[str]] = {}
         """By row the jobs that would be placed there if others gave back what they have of it."""
 
+        self.recalled: set[str] = set()
+        """Who was told in this pass to hand back what it has beyond its floor."""
+
         self.promises: dict[str, tuple[int, ...]] = {}
         """The rows of the room that is promised, one for each member, by job."""
 

@@ -1,0 +1,112 @@
+"""Who gives back what it was granted beyond its floor, so that a job finds room without anybody leaving for it.
+
+A borrower is guaranteed its floor. What it has beyond that counts as held, but a job of the same priority or a higher
+one, which needs the room for its own floor, comes first: the borrower is told to hand it back, as what is leased is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+from tidegate_scheduler.draft import Draft
+from tidegate_scheduler.policy.elastic.coming import returns_within_ns
+from tidegate_scheduler.policy.elastic.fit import Rows, rows_in
+from tidegate_scheduler.policy.elastic.physical import asking_on
+from tidegate_scheduler.policy.elastic.recall import recalled_for, tell
+from tidegate_scheduler.policy.elastic.shapes import Fit
+from tidegate_scheduler.policy.elastic.table import Ints
+from tidegate_scheduler.policy.elastic.terms import devices_of
+from tidegate_scheduler.policy.elastic.trial import Trial
+from tidegate_scheduler.policy.parameters import SECOND_NS
+from tidegate_scheduler.state import Job, Member
+
+ROWS_MAX = 256
+"""Nodes with borrowers that one pass looks at."""
+
+_Extra = tuple[int, Job, Member]
+"""What a member on a row has beyond its floor."""
+
+
+class Shrunk(msgspec.Struct, frozen=True):
+    """Where a job fits when others have handed back, and when that is at the latest."""
+
+    rows: Rows
+    back_ns: int
+
+
+class Shrinking:
+    """The stage in one pass."""
+
+    def __init__(self, draft: Draft, trial: Trial) -> None:
+        self._draft = draft
+        self._trial = trial
+        self._index = trial.index
+        self._known: list[_Extra] | None = None
+
+    def ask(self, job: Job, fit: Fit, barred: frozenset[int]) -> Shrunk | None:
+        """Tell the fewest to hand back what they have beyond their floors, if the job fits then; else tell nobody."""
+        extras = [each for each in self._extras() if self._gives(each[1], job)]
+        if not extras:
+            return None
+        rows = None
+        if stays := recalled_for(self._index, job):
+            rows = self._fits(fit, extras, barred, set(stays))
+        rows = rows or self._fits(fit, extras, barred, {row for row, *_ in extras})
+        if rows is None:
+            return None
+        needed = [each for each in extras if each[0] in rows]
+        for name in self._in_turn(needed):
+            rest = [each for each in needed if each[1].id != name]
+            if rest and self._fits(fit, rest, barred, set(rows)):
+                needed = rest
+        asked = {each.id: each for _, each, _ in needed}
+        for other in asked.values():
+            if other.id not in self._trial.recalled and not any(each.hand_back_ns for each in other.members):
+                tell(self._draft, self._trial, other, job.id, beyond=True)
+        return Shrunk(rows, max(self._back_ns(other) for other in asked.values()))
+
+    def _extras(self) -> list[_Extra]:
+        if self._known is None:
+            index = self._index
+            rows = sorted(index.asking.on_row, key=index.table.names.__getitem__)[:ROWS_MAX]
+            self._known = [
+                (row, job, member) for row in rows for job, member in asking_on(index, row) if member.extra is not None
+            ]
+        return self._known
+
+    def _gives(self, other: Job, job: Job) -> bool:
+        stays = other.stage in ("placed", "running") and other.id not in self._draft.leaving
+        return stays and other.priority <= job.priority
+
+    def _fits(self, fit: Fit, extras: list[_Extra], barred: frozenset[int], among: set[int]) -> Rows | None:
+        with self._handed_back(extras) as room:
+            return rows_in(fit, room, barred, among=among)
+
+    @contextmanager
+    def _handed_back(self, extras: list[_Extra]) -> Iterator[Ints]:
+        """Let the table's `later`, which is given, be what there will be once these have handed back."""
+        table = self._index.table
+        held = [(row, each.extra, devices_of(each).extra) for row, _, each in extras if each.extra is not None]
+        for row, extra, indices in held:
+            table.leave(row, extra, indices)
+        try:
+            yield table.later
+        finally:
+            for row, extra, indices in held:
+                table.stay(row, extra, indices)
+
+    def _in_turn(self, extras: list[_Extra]) -> list[str]:
+        """Return who keeps what it has if that may be: who was not told before, of those who had it granted first."""
+        found = {
+            job.id: (any(each.hand_back_ns for each in job.members), member.leased_ns) for _, job, member in extras
+        }
+        return sorted(found, key=lambda name: (*found[name], name))
+
+    def _back_ns(self, job: Job) -> int:
+        told = [each.hand_back_ns for each in job.members if each.active and each.hand_back_ns]
+        if not told:
+            return self._draft.now_ns + returns_within_ns(self._index, job)
+        return max(self._draft.now_ns, *told) + self._index.state.specs[job.id].preemption.grace_seconds * SECOND_NS
