@@ -220,9 +220,6 @@ class _Pass:
         if rows is not None:
             self._keeping.keep(job, line, rows, self._keeping.left_by(rows, ()))
             return True
-        if (shrunk := self._shrinking.ask(job, line.fit, barred)) is not None:
-            self._keeping.keep(job, line, shrunk.rows, shrunk.back_ns)
-            return True
         if self._make_room(job, line, barred):
             return True
         # Windows bar no less from whoever runs for longer, and so has less right; refusals are a job's own.
@@ -235,7 +232,10 @@ class _Pass:
         return False
 
     def _make_room(self, job: Job, line: Line, barred: frozenset[int]) -> bool:
-        """Ask others to leave so that the job fits, or to move; say whether any are asked."""
+        """Ask others to hand back so that the job fits, else to leave, or to move; say whether any are asked."""
+        if (shrunk := self._shrinking.ask(job, line.fit, barred)) is not None:
+            self._keeping.keep(job, line, shrunk.rows, shrunk.back_ns)
+            return True
         plan = self._plans.preemption(job, line, barred)
         if plan is not None:
             self._keeping.keep(job, line, plan.rows, self._keeping.left_by(plan.rows, plan.victims))
