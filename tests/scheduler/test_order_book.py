@@ -220,3 +220,18 @@ def test_a_zombie_whose_job_becomes_known_is_named_by_it() -> None:
     assert turn(book, 0.0)["n1"].sandboxes[0].tenant == "unknown"
     cluster.submit(spec(900, tenant="lab"), "j")
     assert turn(book, 0.1)["n1"].sandboxes[0].tenant == "lab"
+
+
+def test_nothing_is_kept_of_a_gang_that_came_and_went_between_two_turns() -> None:
+    cluster = cluster_of(2)
+    book = made(cluster)
+    due = book.due(0.0)
+    job = cluster.submit(spec(900, gang=2))
+    cluster.settle()
+    assert [len(orders.sandboxes) for name in due if (orders := book.orders(name)) is not None] == [1, 1]
+    cluster.cancel(job)
+    cluster.settle()
+    cluster.exit(job, "stopped")
+    turn(book, 1.0)
+    assert cluster.stage(job) == "cancelled"
+    assert book.gangs_known == 0

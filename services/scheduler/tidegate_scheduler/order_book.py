@@ -63,6 +63,11 @@ class OrderBook:
         """Say whether somebody is to be told something that did not fit into the last turn."""
         return bool(self._changed) or self._untold > 0
 
+    @property
+    def gangs_known(self) -> int:
+        """Return of how many gangs it is remembered where their members stand."""
+        return len(self._gangs)
+
     def due(self, now: float) -> list[str]:
         """Return who is to be told in this turn: those whose orders may have changed, and those whose turn it is."""
         self._look()
@@ -135,8 +140,9 @@ class OrderBook:
         self._mark(self._state.zombies.nodes_with(job))
         if nodes:
             self._nodes_of[job] = nodes
-        elif before:
-            del self._nodes_of[job]
+        else:
+            # Its orders may have been made though no turn has looked at it since it was placed.
+            self._nodes_of.pop(job, None)
             self._gangs.forget(job)
 
     def _node_changed(self, name: str) -> None:

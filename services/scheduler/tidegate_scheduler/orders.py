@@ -43,6 +43,9 @@ class Gangs:
         self._state = state
         self._known: dict[str, _Places] = {}
 
+    def __len__(self) -> int:
+        return len(self._known)
+
     def place(self, job: Job, member: Member) -> GangPlace | None:
         """Return where the member stands in its gang, None for a job of one."""
         if len(job.members) == 1:
