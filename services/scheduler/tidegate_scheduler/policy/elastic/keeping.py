@@ -11,9 +11,9 @@ from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.elastic.fit import Rows
 from tidegate_scheduler.policy.elastic.queue import Line
 from tidegate_scheduler.policy.elastic.reasons import Waiting, shortage
-from tidegate_scheduler.policy.elastic.reserve import SLIP_NS, Reservation, reserve, slips, start_on
+from tidegate_scheduler.policy.elastic.reserve import SLIP_NS, Reservation, first_on, reserve, slips
+from tidegate_scheduler.policy.elastic.seek import Seek
 from tidegate_scheduler.policy.elastic.trial import Trial
-from tidegate_scheduler.policy.elastic.yielding import Yielding
 from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.state import Job
 
@@ -23,33 +23,52 @@ _Found = TypeVar("_Found")
 class Keeping:
     """Keeps room in one pass; `may_plan` says whether one more place for it may be worked out."""
 
-    def __init__(
-        self, draft: Draft, trial: Trial, waiting: Waiting, yielding: Yielding, may_plan: Callable[[], bool]
-    ) -> None:
+    def __init__(self, draft: Draft, trial: Trial, waiting: Waiting, seek: Seek, may_plan: Callable[[], bool]) -> None:
         self._draft = draft
         self._trial = trial
         self._index = trial.index
         self._table = trial.index.table
         self._waiting = waiting
-        self._yielding = yielding
+        self._seek = seek
+        self._yielding = seek.yielding
         self._may_plan = may_plan
 
     def usable(self, reserved: Rows, barred: frozenset[int]) -> bool:
         """Say whether the job may use room that is kept for it, when that comes free."""
         return all(self._table.open[row] for row in reserved) and barred.isdisjoint(reserved)
 
+    def once_left(self, job: Job, line: Line, reserved: Rows, barred: frozenset[int]) -> Reservation | None:
+        """Return where the job fits once the leaving have left, None where it does not or has no use for that.
+
+        Room that is kept from a time that was told moves only to where it comes free sooner: so no two jobs swap
+        theirs for ever, since with each change somebody's start comes closer.
+        """
+        told_ns, now_ns = job.reserved_start_ns, self._draft.now_ns
+        bound = bool(told_ns) and self.usable(reserved, barred)
+
+        def found_on(rows: Rows) -> Reservation | None:
+            found = first_on(self._trial, now_ns, job, line.fit, rows)
+            if found is None or not bound:
+                return found
+            if sorted(rows) == sorted(reserved):
+                return Reservation(reserved, found.start_by_ns)
+            return found if 0 < found.start_by_ns < told_ns else None
+
+        rows = self._seek.later(job, line, reserved, barred, lambda rows: found_on(rows) is not None)
+        return found_on(rows) if rows is not None else None
+
     def stay(self, job: Job, line: Line, reserved: Rows, barred: frozenset[int]) -> None:
         """Keep the room that is kept; if it comes free later than was told, keep other room, or say when it does."""
-        told_ns, asked = job.reserved_start_ns, self._trial.asked
+        told_ns, now_ns = job.reserved_start_ns, self._draft.now_ns
         start_ns = told_ns
         # Who was placed there in this pass, or asked to leave, is known when that was recorded.
         if told_ns and self._trial.touched.keys().isdisjoint(reserved):
             behind = self._yielding.after(told_ns)
-            start_ns = self._beside(behind, lambda: start_on(self._index, job, line.fit, reserved, asked))
-            start_ns = max(start_ns, self._draft.now_ns) if start_ns else 0
+            first = self._beside(behind, lambda: first_on(self._trial, now_ns, job, line.fit, reserved))
+            start_ns = first.start_by_ns if first is not None else 0
         found = Reservation(reserved, start_ns)
         if slips(told_ns, start_ns) and self._may_plan():
-            other = reserve(self._index, job, line.fit, barred, asked)
+            other = reserve(self._trial, now_ns, job, line.fit, barred)
             if other is not None and other.start_by_ns and slips(other.start_by_ns, start_ns):
                 found = other
         self.keep(job, line, found.rows, found.start_by_ns)
@@ -58,7 +77,7 @@ class Keeping:
         """Keep room for the job where it comes free first, if that many may be kept."""
         found, may_keep = None, self.may_keep()
         if may_keep and self._may_plan():
-            found = reserve(self._index, job, line.fit, barred, self._trial.asked)
+            found = reserve(self._trial, self._draft.now_ns, job, line.fit, barred)
             found = found or self._after_all(job, line, barred)
         if found is not None:
             self.keep(job, line, found.rows, found.start_by_ns)
@@ -77,7 +96,8 @@ class Keeping:
         others = self._yielding.others()
         if not others:
             return None
-        found = self._beside(others, lambda: reserve(self._index, job, line.fit, barred, self._trial.asked))
+        now_ns = self._draft.now_ns
+        found = self._beside(others, lambda: reserve(self._trial, now_ns, job, line.fit, barred))
         return Reservation(found.rows, 0) if found is not None else None
 
     def _beside(self, others: list[Job], find: Callable[[], _Found]) -> _Found:

@@ -79,7 +79,7 @@ class _Pass:
         self._shrinking = Shrinking(draft, trial)
         self._seek = Seek(draft, trial, self._yielding)
         self._plans = Plans(draft, trial, self.victims, self._yielding, self._barred)
-        self._keeping = Keeping(draft, trial, self._waiting, self._yielding, self._plans.may_plan)
+        self._keeping = Keeping(draft, trial, self._waiting, self._seek, self._plans.may_plan)
 
     # ---- what happened, and what operators and nodes ask ----
 
@@ -216,9 +216,9 @@ class _Pass:
             reason = e.Reason(code="NoNode", detail="the nodes that are open could not hold it, were they empty")
             self._waiting.of_line(line, reason)
             return False
-        rows = self._seek.later(job, line, reserved, barred)
-        if rows is not None:
-            self._keeping.keep(job, line, rows, self._keeping.left_by(rows, ()))
+        found = self._keeping.once_left(job, line, reserved, barred)
+        if found is not None:
+            self._keeping.keep(job, line, found.rows, found.start_by_ns)
             return True
         if self._make_room(job, line, barred):
             return True

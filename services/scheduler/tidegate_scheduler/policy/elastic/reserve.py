@@ -16,6 +16,7 @@ from tidegate_scheduler.policy.elastic.fit import Rows, rows_in
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.shapes import Fit
 from tidegate_scheduler.policy.elastic.table import CPU, GPUS, Ints
+from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.limits import ends_by_ns
 from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.state import Job
@@ -36,25 +37,21 @@ class Reservation(msgspec.Struct, frozen=True):
     start_by_ns: int
 
 
-def reserve(index: Index, job: Job, fit: Fit, barred: frozenset[int], asked: set[str]) -> Reservation | None:
-    """Return where room for the job comes free first, None where it never would.
-
-    The room of those who were `asked` to leave counts as free later already.
-    """
-    table = index.table
+def reserve(trial: Trial, now_ns: int, job: Job, fit: Fit, barred: frozenset[int]) -> Reservation | None:
+    """Return where room for the job comes free first, None where it never would."""
+    table = trial.index.table
     rows = np.arange(len(table))
     holds = fit.holds_empty() * table.open[: len(rows)]
     if barred:
         holds[list(barred)] = 0
     looked_at = NODES_LOOKED_AT_MAX + fit.shape.gang_size
     candidates = _emptiest(fit, np.flatnonzero(holds > 0))[:looked_at].tolist()
-    return _first(index, job, fit, candidates, asked)
+    return _first(trial, now_ns, job, fit, candidates)
 
 
-def start_on(index: Index, job: Job, fit: Fit, rows: Rows, asked: set[str]) -> int:
-    """Return when the job fits on these rows first, 0 where that is not known."""
-    found = _first(index, job, fit, sorted(set(rows)), asked)
-    return found.start_by_ns if found is not None else 0
+def first_on(trial: Trial, now_ns: int, job: Job, fit: Fit, rows: Rows) -> Reservation | None:
+    """Return when the job fits on these rows first, and how it lies on them then."""
+    return _first(trial, now_ns, job, fit, sorted(set(rows)))
 
 
 def slips(told_ns: int, start_ns: int) -> bool:
@@ -62,18 +59,26 @@ def slips(told_ns: int, start_ns: int) -> bool:
     return bool(told_ns) and (not start_ns or start_ns >= told_ns + SLIP_NS)
 
 
-def _first(index: Index, job: Job, fit: Fit, candidates: list[int], asked: set[str]) -> Reservation | None:
-    """Return the first moment at which the job fits on the candidates, and where, None where there is none."""
+def _first(trial: Trial, now_ns: int, job: Job, fit: Fit, candidates: list[int]) -> Reservation | None:
+    """Return the first moment at which the job fits on the candidates, and where, None where there is none.
+
+    It is not before now, and not before those have left whose room is counted as free later. Whoever fits already and
+    yet waits does so for what nobody knows: at moment 0.
+    """
+    index = trial.index
     there = [name for row in candidates for name in index.on_row.get(row, ())]
-    ends = {name: _end(index, name, job) for name in there if name not in asked}
+    ends = {name: max(now_ns, _end(trial, now_ns, name, job)) for name in there}
     moments = [0, *sorted(set(ends.values()))]
     room = np.zeros_like(index.table.later)
     room[:, candidates] = index.table.later[:, candidates]
 
     def rows_at(moment: int) -> Rows | None:
-        gone = [name for name, end in ends.items() if end <= moment and not index.leaving(name)]
+        gone = [name for name, end in ends.items() if end <= moment and not _goes(trial, name)]
+        still = [name for name, end in ends.items() if end > moment and _goes(trial, name)]
         _add(index, gone, room, 1)
+        _add(index, still, room, -1)
         rows = rows_in(fit, room, among=candidates)
+        _add(index, still, room, 1)
         _add(index, gone, room, -1)
         return rows
 
@@ -91,9 +96,18 @@ def _emptiest(fit: Fit, rows: Ints) -> Ints:
     return rows[np.lexsort((table.place[rows], -table.later[CPU, rows], -table.later[GPUS, rows]))]
 
 
-def _end(index: Index, name: str, for_job: Job) -> int:
+def _goes(trial: Trial, name: str) -> bool:
+    return name in trial.asked or trial.index.leaving(name)
+
+
+def _end(trial: Trial, now_ns: int, name: str, for_job: Job) -> int:
     """Return when one who holds room has certainly left; whoever was let in until the job comes leaves for it."""
+    index = trial.index
     job = index.state.jobs[name]
+    if index.leaving(name):
+        return job.deadline_ns
+    if name in trial.asked:
+        return now_ns + index.state.specs[name].preemption.grace_seconds * SECOND_NS
     found = ends_by_ns(job, index.state.specs[name])
     end_ns = NEVER if found is None else found
     if for_job.reserved_start_ns and for_job.id in job.backfills:

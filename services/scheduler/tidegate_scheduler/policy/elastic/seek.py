@@ -20,17 +20,17 @@ class Seek:
         self._draft = draft
         self._trial = trial
         self._table = trial.index.table
-        self._yielding = yielding
+        self.yielding = yielding
 
     def rows(self, job: Job, turn: Turn, reserved: fit.Rows, barred: frozenset[int]) -> fit.Rows | None:
         """Return where the job fits at once: in free room, in room kept for lower ones, in room kept for later."""
         line = turn.line
         one_node = self.waits_for_one_node(job, line)
         rows = fit.rows_now(line.fit, barred, one_node=one_node)
-        others = self._yielding.to(job, turn) if rows is None else []
+        others = self.yielding.to(job, turn) if rows is None else []
         if any(fit.is_roomy(line.fit, row) for other in others for row in self._trial.promises[other.id]):
             rows = self._without(others, lambda: fit.rows_now(line.fit, barred, one_node=one_node))
-        if rows is None and (behind := self._yielding.behind(job, reserved)):
+        if rows is None and (behind := self.yielding.behind(job, reserved)):
             rows = self._without(
                 behind,
                 lambda: fit.rows_in(line.fit, self._table.now, barred, among=set(reserved), one_node=one_node),
@@ -38,24 +38,32 @@ class Seek:
         self._trial.backfills.pop(job.id, None)
         return rows if rows is not None else backfill.find(self._draft, self._trial, job, line.fit, barred)
 
-    def later(self, job: Job, line: Line, reserved: fit.Rows, barred: frozenset[int]) -> fit.Rows | None:
-        """Return where the job fits once the leaving have left: where room was promised to it before all else."""
+    def later(
+        self, job: Job, line: Line, reserved: fit.Rows, barred: frozenset[int], is_of_use: Callable[[fit.Rows], bool]
+    ) -> fit.Rows | None:
+        """Return where the job fits, and it is of use, once the leaving have left.
+
+        Where room was promised to it before all else.
+        """
+
+        def on_reserved() -> fit.Rows | None:
+            rows = fit.rows_in(line.fit, self._table.later, barred, among=set(reserved))
+            return rows if rows is not None and is_of_use(rows) else None
+
+        if reserved and self._trial.left and (rows := on_reserved()) is not None:
+            return rows
         rows = self._beside_all(line, reserved, barred)
-        if rows is None and reserved and (behind := self._yielding.behind(job, reserved)):
-            among = set(reserved)
-            rows = self._without(behind, lambda: fit.rows_in(line.fit, self._table.later, barred, among=among))
-        return rows
+        if rows is not None and is_of_use(rows):
+            return rows
+        behind = self.yielding.behind(job, reserved)
+        return self._without(behind, on_reserved) if behind else None
 
     def _beside_all(self, line: Line, reserved: fit.Rows, barred: frozenset[int]) -> fit.Rows | None:
-        """Return where the job fits then beside all that is promised to others."""
+        """Return where the job fits then beside all that is promised to others, wherever that is."""
         if not self._trial.left:
             return None  # what will be free is free already
         if line.fit.shape.gang_size == 1 and not reserved:
             return fit.row_later(line.fit, self._trial.left, barred)
-        if reserved:
-            rows = fit.rows_in(line.fit, self._table.later, barred, among=set(reserved))
-            if rows is not None:
-                return rows
         if not fit.may_hold_later(line.fit, self._trial.left):
             return None
         return fit.rows_in(line.fit, self._table.later, barred)
@@ -84,7 +92,18 @@ class Seek:
             kept.append((other, self._trial.withdraw(other)))
             if (rows := find()) is not None:
                 break
+        if rows is None:
+            for other, promised in kept:
+                self._trial.promise(other, promised)
+            return None
+        # Whoever lost its room before that was of use has it back, unless it is in the way too.
+        for other, promised in reversed(kept[:-1]):
+            self._trial.promise(other, promised)
+            if (beside := find()) is None:
+                self._trial.withdraw(other)
+            else:
+                rows = beside
         for other, promised in kept:
-            if rows is None or not set(promised) & set(rows):
+            if other.id not in self._trial.promises and set(promised).isdisjoint(rows):
                 self._trial.promise(other, promised)
         return rows

@@ -45,18 +45,22 @@ class Yielding:
         return sorted(found, key=_loses)
 
     def _behind(self, other: Job, job: Job, rows: set[int]) -> bool:
-        mine, theirs = job.reserved_start_ns or NEVER, other.reserved_start_ns or NEVER
-        if theirs < mine or (theirs == mine and other.id in self.asked):
-            return False
-        return not rows.isdisjoint(self._trial.promises[other.id])
+        after = self._comes_after(other, job.reserved_start_ns or NEVER)
+        return after and not rows.isdisjoint(self._trial.promises[other.id])
 
     def others(self) -> list[Job]:
         """Return all that room is promised to."""
         return self._trial.promised()
 
     def after(self, start_ns: int) -> list[Job]:
-        """Return those whose promised room comes no sooner than that, as far as anybody knows."""
-        return [other for other in self._trial.promised() if (other.reserved_start_ns or NEVER) >= start_ns]
+        """Return those whose promised room comes no sooner than that, as far as anybody knows, or just then but later
+        in turn.
+        """
+        return [other for other in self._trial.promised() if self._comes_after(other, start_ns)]
+
+    def _comes_after(self, other: Job, start_ns: int) -> bool:
+        theirs = other.reserved_start_ns or NEVER
+        return theirs > start_ns or (theirs == start_ns and other.id not in self.asked)
 
     @property
     def kept(self) -> int:
