@@ -6,9 +6,13 @@ Only members of jobs whose `phase_entry` is `asked` are touched, so histories wi
 from __future__ import annotations
 
 from tidegate_events import events as e
+from tidegate_events.resources import Resources
 from tidegate_events.spec import JobSpec, phase_need
 
 from tidegate_scheduler.state import Job, Member, State
+
+SILENT_NAMED = 8
+"""Members of a gang that are named for not having asked; there may be more."""
 
 
 def asks(spec: JobSpec) -> bool:
@@ -154,8 +158,21 @@ def waits_for_phase(state: State, job: Job) -> tuple[e.Reason, ...]:
         if told:
             numbers["hand_back_ns"] = max(told)[0]
             detail += f"; {', '.join(sorted({name for _, name in told}))} shall hand back what is leased"
+        if silent := _silent(spec, job, member, state.floors[job.id]):
+            detail += (
+                f"; its gang is granted it together, and these ranks have not asked yet: {', '.join(map(str, silent))}"
+            )
         found.append(e.Reason(code="PhaseAsked", detail=detail, numbers=numbers))
     return tuple(found)
+
+
+def _silent(spec: JobSpec, job: Job, member: Member, floor: Resources) -> list[int]:
+    """Return the first members of a gang for whose asking one that asks for more than its floor waits."""
+    need = phase_need(spec, member.wanted)
+    if need.memory_mib <= floor.memory_mib and need.gpus <= floor.gpus and need.cpu_millis <= floor.cpu_millis:
+        return []
+    waited_for = (each for each in job.members if each.active and not (each.wanted or each.leased or each.extra))
+    return [each.rank for each in waited_for][:SILENT_NAMED]
 
 
 def _handed_back(member: Member) -> None:

@@ -9,6 +9,7 @@ from tidegate_events import events as e
 from tidegate_events.frame import MAX_FRAME_BYTES, encode
 from tidegate_events.resources import Resources
 from tidegate_scheduler.draft import PASS_BYTES_MAX
+from tidegate_scheduler.explain import explain
 from tidegate_scheduler.policy.parameters import Parameters
 
 from tests.scheduler.elastic.lab import asked_to_leave, of
@@ -345,3 +346,16 @@ def test_who_would_not_fit_all_the_same_asks_nobody() -> None:
     cluster.cancel("other")
     cluster.settle()
     assert cluster.members("borrower")[0].hand_back_ns == 0
+
+
+# ---- who waits for others ----
+
+
+def test_a_member_that_waits_for_its_gang_says_who_has_not_asked() -> None:
+    cluster = lending(memory=50_000, cpu=40_000, gpus=8)
+    run(cluster, "gang", borrower(gang_size=3))
+    ask(cluster, "gang", "learning", ranks=(0,))
+    (why,) = explain(cluster.state, cluster.waiting, "gang").reasons
+    assert why.detail.endswith("; its gang is granted it together, and these ranks have not asked yet: 1, 2")
+    ask(cluster, "gang", "learning", ranks=(1, 2))
+    assert explain(cluster.state, cluster.waiting, "gang").reasons == ()
