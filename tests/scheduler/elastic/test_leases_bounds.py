@@ -351,6 +351,19 @@ def test_who_would_not_fit_all_the_same_asks_nobody() -> None:
 # ---- who waits for others ----
 
 
+def test_what_gathers_for_one_that_needs_more_does_not_idle_for_ever() -> None:
+    cluster = lending(memory=20_000, cpu=16_000)
+    for name, gpus in (("first", 1), ("large", 2), ("second", 1)):
+        run(cluster, name, borrower(high=Resources(500, 600, gpus)))
+    go(cluster, "first", "learning")
+    ask(cluster, "large", "learning")
+    cluster.advance(60)
+    assert not granted(ask(cluster, "second", "learning")), "it was passed by for long enough"
+    assert not granted(cluster.advance(599))
+    assert cluster.wake_at == cluster.now + SECOND
+    assert granted(cluster.advance(1)) == {"second": "learning"}
+
+
 def test_a_member_that_waits_for_its_gang_says_who_has_not_asked() -> None:
     cluster = lending(memory=50_000, cpu=40_000, gpus=8)
     run(cluster, "gang", borrower(gang_size=3))

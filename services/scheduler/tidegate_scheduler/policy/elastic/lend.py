@@ -33,6 +33,9 @@ from tidegate_scheduler.state import LEAVING_STAGES, Job, Member
 PASSED_NS = 60 * SECOND_NS
 """How long others, who need less, may be granted phases before one that asked earlier."""
 
+HELD_UP_NS = 600 * SECOND_NS
+"""How long they may not then, so that what it waits for gathers; thereafter they may again, lest it idles for ever."""
+
 Key = tuple[str, int]
 """A job and the rank of a member of it."""
 
@@ -221,10 +224,12 @@ class Lending:
         for ask in asks:
             if self._only_simulators(ask, self._ledger(ask.row)):
                 self._trial.awaited_mib.setdefault(ask.row, self._more_mib(ask))
-        passed_ns = min(ask.member.wanted_ns for ask in asks) + PASSED_NS
-        if self._draft.now_ns < passed_ns:
-            self._draft.wake_by(passed_ns)
+        now_ns, wanted_ns = self._draft.now_ns, min(ask.member.wanted_ns for ask in asks)
+        begun_ns = max(0, now_ns - wanted_ns) // (PASSED_NS + HELD_UP_NS) * (PASSED_NS + HELD_UP_NS) + wanted_ns
+        if now_ns < begun_ns + PASSED_NS:
+            self._draft.wake_by(begun_ns + PASSED_NS)
             return
+        self._draft.wake_by(begun_ns + PASSED_NS + HELD_UP_NS)
         for row in sorted({ask.row for ask in asks}):
             if not self._could([ask for ask in asks if ask.row == row], row):
                 return
