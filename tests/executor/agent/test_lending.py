@@ -41,7 +41,7 @@ job.on_hand_back(lambda seconds_left: note("recalled", str(seconds_left)))
 note("began", os.environ["CUDA_VISIBLE_DEVICES"])
 with job.phase("learning") as grant:
     note("granted", ",".join(grant.gpus) + " " + grant.environment()["CUDA_VISIBLE_DEVICES"])
-    while not job.should_hand_back():
+    while not (job.should_hand_back() and (here / "recalled").exists()):  # who leaves first is not called any more
         time.sleep(0.02)
 note("left", "")
 try:
