@@ -12,8 +12,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 from tidegate_events import events as e
+from tidegate_events.frame import Frame, Writer
+from tidegate_events.journal.base import Recorded
 from tidegate_events.resources import GpuDevice, Resources
+from tidegate_events.subjects import DECISION
 from tidegate_scheduler.decide import decide
+from tidegate_scheduler.evolve import evolve
 from tidegate_scheduler.policy.elastic.pipeline import index_of
 from tidegate_scheduler.policy.parameters import Parameters
 
@@ -39,6 +43,7 @@ PARAMETERS = Parameters(
     lend_interval_seconds=5,
     infrastructure_failures_max=3,
 )
+PASSES_TO_REST_MAX = 20
 ODD_SECONDS = [-86_400, -61, 0, 1, 19, 45, 299, 3600, 1_000_000]
 
 
@@ -67,6 +72,7 @@ class ElasticMachine(RestartedMachine):
         models=st.sampled_from([(), ("H",), ("L", "H")]),
         seconds=st.sampled_from([None, 50, 500]),
         intensive=st.sampled_from([None, 0, 90]),
+        grace=st.sampled_from([1, 10, 90, 200]),
         strict=st.booleans(),
     )
     def a_tenant_submits(self, *, cpu: int, devices: tuple[int, int], **asked: Any) -> None:
@@ -83,6 +89,7 @@ class ElasticMachine(RestartedMachine):
             tenant=asked["tenant"],
             priority=asked["priority"],
             gang=asked["gang"],
+            grace=asked["grace"],
             attempts=2,
             expected_seconds=seconds,
             time_limit_seconds=seconds * 3 if seconds else None,
@@ -135,6 +142,23 @@ class ElasticMachine(RestartedMachine):
             anew = told_anew(self.cluster.frames, turned=turned)
             assert kept == answers(anew, now)
             assert known == tables(index_of(anew))
+
+    @invariant()
+    def passes_come_to_rest(self) -> None:
+        """Without new facts: whatever is kept, or swapped, for whom."""
+        cluster = self.cluster
+        if not decide(cluster.state, cluster.now).events:
+            return
+        state = told_anew(cluster.frames)
+        _, writer_seq = state.writers[f"scheduler/{cluster.leader}"]
+        for number in range(1, PASSES_TO_REST_MAX + 1):
+            decided = decide(state, cluster.now)
+            if not decided.events:
+                assert decided.wake_at_ns is None or decided.wake_at_ns > cluster.now, "it spins"
+                return
+            writer = Writer("scheduler", cluster.leader, cluster.epoch, writer_seq + number)
+            evolve(state, Recorded(state.seq + 1, DECISION, Frame(writer, decided.events)))
+        raise AssertionError(f"no rest after {PASSES_TO_REST_MAX} passes: {decided.events}")
 
     def _raced(self, data: st.DataObject, happen: object) -> None:
         """As in the machine below, but not judged: the state moved on after the pass."""

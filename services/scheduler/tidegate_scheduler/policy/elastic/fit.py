@@ -82,6 +82,13 @@ def rows_in(
     return _chosen(fit, room, rows, holds, one_node=one_node)
 
 
+def holds_rows(fit: Fit, room: Ints, rows: Rows) -> bool:
+    """Say whether the gang fits on just these rows, so many members on each as they name."""
+    there = sorted(set(rows))
+    holds = fit.members(room, np.array(there, np.int64))
+    return all(int(held) >= rows.count(row) for row, held in zip(there, holds, strict=True))
+
+
 def _chosen(fit: Fit, room: Ints, rows: Ints, holds: Ints, *, one_node: bool) -> Rows | None:
     """Return where the gang goes if `rows` hold so many members each."""
     size = fit.shape.gang_size

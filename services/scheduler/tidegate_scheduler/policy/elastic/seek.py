@@ -47,6 +47,9 @@ class Seek:
         """
 
         def on_reserved() -> fit.Rows | None:
+            as_it_is = barred.isdisjoint(reserved) and fit.holds_rows(line.fit, self._table.later, reserved)
+            if as_it_is and is_of_use(reserved):
+                return reserved
             rows = fit.rows_in(line.fit, self._table.later, barred, among=set(reserved))
             return rows if rows is not None and is_of_use(rows) else None
 
