@@ -129,6 +129,7 @@ class Keeping:
             self._draft.wake_by(job.reserved_start_ns + SLIP_NS)  # if nobody has left by then, it is told anew
         self._waiting.for_room(job, rows)
         self._trial.promise(job, rows)
+        self._yielding.served.add(job.id)
 
     def release(self, job: Job, why: str) -> None:
         """Say that nothing is kept for the job any more, where something was."""

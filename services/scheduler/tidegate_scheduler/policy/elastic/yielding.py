@@ -13,12 +13,13 @@ from tidegate_scheduler.state import Job, State
 
 
 class Yielding:
-    """Judges what is promised in one pass; `asked` are the jobs whose turn has come."""
+    """Judges what is promised in one pass; `asked` are the jobs whose turn has come, `served` those with room kept."""
 
     def __init__(self, draft: Draft, trial: Trial) -> None:
         self._draft = draft
         self._trial = trial
         self.asked: set[str] = set()
+        self.served: set[str] = set()
 
     def to(self, job: Job, turn: Turn) -> list[Job]:
         """Return those whose room the job may have, wherever that is, whoever loses it first in front."""
@@ -64,8 +65,11 @@ class Yielding:
 
     @property
     def kept(self) -> int:
-        """Return for how many of those whose turn has come room is kept."""
-        return sum(name in self.asked for name in self._trial.promises)
+        """Return for how many of those whose turn has come room is kept, also if somebody took it since.
+
+        They ask anew in the next pass: whoever had their place would lose it then, and have it again, for ever.
+        """
+        return len(self.served)
 
     def borrowing(self, job: Job) -> list[Job]:
         """Return those whose room the job may have others leave for, as its tenant was guaranteed it and theirs not."""
