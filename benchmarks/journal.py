@@ -7,6 +7,8 @@
 - `journal_to_decision_*_ms`: from the answer to an appended submission to the answer to the frame that places the job,
   with the whole scheduler in this process and nothing else to do. Two deliveries, a pass and one fsync; near fsync:
   `decision_append_*_ms` is the part of it that is the frame's own append, `decision_before_append_*_ms` all the rest.
+  `paced_ping_*_ms` and `paced_bare_append_*_ms` are the machine's own limits in between, at the same pace, and
+  `decision_over_bare_append_*` the ratio to the latter.
 - `placements_per_s_through_journal`: that scheduler on a queue of jobs and a hundred nodes, from its first frame to its
   last: decided, appended with fsync, folded back, orders sent, pass after pass. Near one core of Python: fsync is paid
   once a pass, so it weighs little.

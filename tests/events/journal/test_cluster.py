@@ -16,6 +16,7 @@ from tidegate_events.journal.closing import Sealer, close, open_next
 from tidegate_events.journal.generations import generations
 from tidegate_events.journal.health import restart_is_due
 from tidegate_events.journal.nats import NatsJournal
+from tidegate_events.journal.patience import patiently
 
 from tests.events import test_journal_contract as contract
 from tests.events.journal.rolling import roll
@@ -23,6 +24,7 @@ from tests.events.writing import frame, read, take
 from tests.support.nats_cluster import NAMES, NatsCluster
 
 STREAM_BYTES_MAX = 16 * 1024**2
+PLACED_SECONDS_MAX = 30.0
 ONE = "tg.fact.gateway.g1"
 WRITES = 150
 
@@ -44,7 +46,8 @@ async def client(cluster: NatsCluster) -> AsyncIterator[Client]:
     await cluster.ready()
     connected = await bus.connect(cluster.settings)
     yield connected
-    for name in msgspec.json.decode((await connected.request("$JS.API.STREAM.NAMES", b"", timeout=5)).data)["streams"]:
+    listed = msgspec.json.decode((await connected.request("$JS.API.STREAM.NAMES", b"", timeout=5)).data)
+    for name in listed["streams"] or ():
         await connected.request(f"$JS.API.STREAM.DELETE.{name}", b"", timeout=5)
     await connected.close()
 
@@ -53,7 +56,10 @@ async def client(cluster: NatsCluster) -> AsyncIterator[Client]:
 async def journal(client: Client) -> NatsJournal:
     """Return an empty journal with three copies."""
     made = NatsJournal(client)
-    await made.ensure_stream(max_bytes=STREAM_BYTES_MAX, replicas=3)
+    # Each server is healthy before the one that places streams has heard all of them.
+    await patiently(
+        lambda: made.ensure_stream(max_bytes=STREAM_BYTES_MAX, replicas=3), PLACED_SECONDS_MAX, lambda _: None
+    )
     return made
 
 

@@ -19,6 +19,7 @@ NO_MESSAGE_CODE = 10037
 STREAM_MISSING_CODE = 10059
 STREAM_EXISTS_CODE = 10058
 SUBJECTS_OVERLAP_CODE = 10065
+NO_PEERS_CODE = 10005  # a server is not back yet, or its leader has not heard it yet: right after a start
 WRONG_LAST_SEQUENCE_CODES = frozenset({10071, 10164})
 
 NO_ANSWER = (
@@ -53,7 +54,7 @@ class JetStream:
             raise JournalUnavailableError(f"JetStream did not answer {call} in {API_TIMEOUT_SECONDS} s") from error
         decoded: dict[str, Any] = msgspec.json.decode(answer.data)
         if (refusal := decoded.get("error")) is not None:
-            if refusal.get("code") == 503:
+            if refusal.get("code") == 503 or refusal.get("err_code") == NO_PEERS_CODE:
                 raise JournalUnavailableError(f"JetStream refused {call} for now: {refusal.get('description')}")
             raise ApiError(refusal.get("err_code", 0), refusal.get("description", ""))
         return decoded

@@ -16,9 +16,10 @@ T = TypeVar("T")
 async def patiently(
     ask: Callable[[], Awaitable[T]], seconds_max: float, away: Callable[[JournalUnavailableError], None]
 ) -> T:
-    """Return what `ask` answers, which only reads: it is asked again while the journal is away, `seconds_max` at most.
+    """Return what `ask` answers: it is asked again while the journal is away, `seconds_max` at most.
 
-    `away` is told of each time. Raises JournalUnavailableError, the last one, once the time is over.
+    So it may be repeated without harm: it reads, or makes sure of something. `away` is told of each time.
+    Raises JournalUnavailableError, the last one, once the time is over.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds_max
