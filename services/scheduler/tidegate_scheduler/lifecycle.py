@@ -10,6 +10,7 @@ from tidegate_events.spec import DEFAULT_PHASE
 
 from tidegate_scheduler import leasing
 from tidegate_scheduler.counting import blame, count_move, count_returning, forget_returned
+from tidegate_scheduler.room_changes import count_change
 from tidegate_scheduler.state import (
     CHECKPOINTS_KEPT,
     Exit,
@@ -241,6 +242,8 @@ def _on_room_reserved(state: State, event: e.RoomReserved, at: str) -> None:
     if job is not None and job.waiting:
         job.reserved_nodes = event.nodes
         job.reserved_start_ns = event.start_by_ns if event.nodes else 0
+        if state.elastic and event.nodes:
+            count_change(job, event.at_ns)
         moved(state, job, at)
 
 

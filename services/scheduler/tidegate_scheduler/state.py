@@ -99,7 +99,8 @@ class Job(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     `saved_ns` when its newest checkpoint was committed (0: not known, or there is none), and `reserved_start_ns` when
     the room reserved for it is expected to be free (0: not known, or none is reserved). `cpu_model` is that of the node
     of its first attempt, where the job is strict: it goes to no other. `backfills` are the jobs for which room is kept
-    that this attempt has until they come.
+    that this attempt has until they come. `room_changes` counts how often in a row the room kept for it changed, last
+    at `room_changed_ns`.
     """
 
     id: str
@@ -141,6 +142,8 @@ class Job(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     reserved_start_ns: int = 0
     cpu_model: str = ""
     backfills: tuple[str, ...] = ()
+    room_changes: int = 0
+    room_changed_ns: int = 0
 
     @property
     def waiting(self) -> bool:
@@ -181,7 +184,8 @@ class Node(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     """A node and what it offers. `zombies` are sandboxes that run there but belong to no current attempt.
 
     What an operator said of it (`drain_deadline_ns`, 0: it is not drained), that it is `cordoned`, and the `failures`
-    of jobs there, the oldest first, outlive the restarts of its agent; `hinted` are the images it may be making ready.
+    of jobs there, the oldest first, outlive the restarts of its agent; `hinted` are the images it may be making ready,
+    `unavailable` those of them that it could not get.
     """
 
     name: str
@@ -202,6 +206,7 @@ class Node(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     failures: list[NodeFailure] = []
     hinted: list[str] = []
     address: str = ""
+    unavailable: list[str] = []
 
 
 class Queue(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

@@ -29,7 +29,8 @@ class CheckedCluster(Cluster):
 
     def append(self, service: str, instance: str, *events: e.AnyEvent, epoch: int | None = None) -> Recorded:
         """Append one frame, with its decisions judged by the state that they were taken on."""
-        judged = service == "scheduler" and not self.raced and isinstance(events[0], e.DecisionPass)
+        deposed = epoch is not None and epoch != self.epoch  # what it decided is void, whatever it is
+        judged = service == "scheduler" and not self.raced and not deposed and isinstance(events[0], e.DecisionPass)
         if judged:
             for event in events:
                 if isinstance(event, e.PreemptRequested) and event.for_job:

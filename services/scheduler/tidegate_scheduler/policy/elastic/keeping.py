@@ -15,6 +15,7 @@ from tidegate_scheduler.policy.elastic.reserve import SLIP_NS, Reservation, firs
 from tidegate_scheduler.policy.elastic.seek import Seek
 from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.parameters import SECOND_NS
+from tidegate_scheduler.room_changes import rests_until_ns
 from tidegate_scheduler.state import Job
 
 _Found = TypeVar("_Found")
@@ -50,12 +51,12 @@ class Keeping:
             found = first_on(self._trial, now_ns, job, line.fit, rows)
             if found is None or not bound:
                 return found
-            if sorted(rows) == sorted(reserved):
-                return Reservation(reserved, found.start_by_ns)
+            for same in (rows, found.rows):  # as was told, also if it is promised to nobody at this moment
+                if self._nodes(same) == sorted(job.reserved_nodes):
+                    return Reservation(same, found.start_by_ns)
             return found if 0 < found.start_by_ns < told_ns else None
 
-        rows = self._seek.later(job, line, reserved, barred, lambda rows: found_on(rows) is not None)
-        return found_on(rows) if rows is not None else None
+        return self._seek.later(job, line, reserved, barred, found_on)
 
     def stay(self, job: Job, line: Line, reserved: Rows, barred: frozenset[int]) -> None:
         """Keep the room that is kept; if it comes free later than was told, keep other room, or say when it does."""
@@ -86,6 +87,20 @@ class Keeping:
             kept = self._draft.parameters.reservations_max
             self.release(job, "NoNode" if may_keep else f"room is kept for {kept} in front of it")
         self._waiting.of_line(line, None)
+
+    def rests(self, job: Job, line: Line, reserved: Rows, barred: frozenset[int]) -> bool:
+        """Leave what is kept for the job as it is for a while, if it changed often in a row; say whether that is so."""
+        until_ns = rests_until_ns(job, self._draft.now_ns)
+        if until_ns is None:
+            return False
+        self._draft.wake_by(until_ns)
+        if reserved and self.usable(reserved, barred):
+            self.keep(job, line, reserved, job.reserved_start_ns)
+            return True
+        if reserved:
+            self.release(job, "its nodes are closed to it, and it changed often")
+        self._waiting.of_line(line, None)
+        return True
 
     def may_keep(self) -> bool:
         """Say whether one more reservation is allowed: of those whose turn comes later, who has one may lose it."""
@@ -122,7 +137,7 @@ class Keeping:
     def keep(self, job: Job, line: Line, rows: Rows, start_by_ns: int) -> None:
         """Promise the rows to the job, and say so where they are others, or come free so much later than was told."""
         nodes = tuple(self._table.names[row] for row in rows)
-        if sorted(nodes) != sorted(job.reserved_nodes) or slips(job.reserved_start_ns, start_by_ns):
+        if self._nodes(rows) != sorted(job.reserved_nodes) or slips(job.reserved_start_ns, start_by_ns):
             reason = shortage(self._index, line.fit, promises=self._trial.promises)
             self._draft.add(e.RoomReserved, job, reason, nodes=nodes, start_by_ns=start_by_ns)
         elif job.reserved_start_ns:
@@ -135,3 +150,6 @@ class Keeping:
         """Say that nothing is kept for the job any more, where something was."""
         if job.reserved_nodes:
             self._draft.add(e.RoomReserved, job, e.Reason(code="Released", detail=why), nodes=())
+
+    def _nodes(self, rows: Rows) -> list[str]:
+        return sorted(self._table.names[row] for row in rows)

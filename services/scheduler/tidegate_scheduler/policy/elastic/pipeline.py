@@ -164,7 +164,7 @@ class _Pass:
         barred = self._barred.rows(job, line.fit)
         rows = self._seek.rows(job, turn, reserved, barred)
         if rows is not None:
-            rows = self._with_memory(job, turn, rows, barred)
+            rows = self._with_memory(job, turn, rows, reserved, barred)
             if rows is not None:
                 seats = fit.seats(self._index, line.fit, rows)
                 self._trial.place(job, seats)
@@ -175,7 +175,9 @@ class _Pass:
             self._prefetch.hint(job, line, barred, kept=job.id in self._trial.promises)
         return go_on
 
-    def _with_memory(self, job: Job, turn: Turn, rows: fit.Rows, barred: frozenset[int]) -> fit.Rows | None:
+    def _with_memory(
+        self, job: Job, turn: Turn, rows: fit.Rows, reserved: fit.Rows, barred: frozenset[int]
+    ) -> fit.Rows | None:
         """Return the rows, or others, if nobody has their memory or devices yet; else keep the room until then."""
         draft, need = self._draft, turn.line.fit.shape.need
         awaited = recall.awaited(self._trial, job, rows, draft.now_ns)
@@ -190,6 +192,8 @@ class _Pass:
             rows, awaited = same, recall.awaited(self._trial, job, same, draft.now_ns)
             if not awaited:
                 return rows
+        if self._keeping.rests(job, turn.line, reserved, barred):
+            return None
         for row in awaited:
             more_mib = need.memory_mib * rows.count(row)
             self._trial.awaited_mib[row] = self._trial.awaited_mib.get(row, 0) + more_mib
@@ -207,7 +211,7 @@ class _Pass:
     # ---- who is blocked ----
 
     def _block(self, job: Job, turn: Turn, reserved: fit.Rows, barred: frozenset[int]) -> bool:
-        """Promise the job room that is being left, or that others leave for it, or that comes free; else it waits."""
+        """Let a job wait that finds no room now; say whether the next one of its line is asked too."""
         line = turn.line
         if admission.reject(self._draft, job, line.fit):
             return True
@@ -216,6 +220,11 @@ class _Pass:
             reason = e.Reason(code="NoNode", detail="the nodes that are open could not hold it, were they empty")
             self._waiting.of_line(line, reason)
             return False
+        return not self._keeping.rests(job, line, reserved, barred) and self._find_room(job, turn, reserved, barred)
+
+    def _find_room(self, job: Job, turn: Turn, reserved: fit.Rows, barred: frozenset[int]) -> bool:
+        """Promise the job room that is being left, or that others leave for it, or that comes free; else it waits."""
+        line = turn.line
         found = self._keeping.once_left(job, line, reserved, barred)
         if found is not None:
             self._keeping.keep(job, line, found.rows, found.start_by_ns)

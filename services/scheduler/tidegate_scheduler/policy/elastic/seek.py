@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.elastic import backfill, fit
@@ -11,6 +12,8 @@ from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.elastic.yielding import Yielding
 from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.state import Job
+
+_Use = TypeVar("_Use")
 
 
 class Seek:
@@ -39,27 +42,31 @@ class Seek:
         return rows if rows is not None else backfill.find(self._draft, self._trial, job, line.fit, barred)
 
     def later(
-        self, job: Job, line: Line, reserved: fit.Rows, barred: frozenset[int], is_of_use: Callable[[fit.Rows], bool]
-    ) -> fit.Rows | None:
-        """Return where the job fits, and it is of use, once the leaving have left.
+        self, job: Job, line: Line, reserved: fit.Rows, barred: frozenset[int], use: Callable[[fit.Rows], _Use | None]
+    ) -> _Use | None:
+        """Return of what use it is where the job fits once the leaving have left, None where it is of none.
 
         Where room was promised to it before all else.
         """
 
-        def on_reserved() -> fit.Rows | None:
+        def on_reserved() -> _Use | None:
             as_it_is = barred.isdisjoint(reserved) and fit.holds_rows(line.fit, self._table.later, reserved)
-            if as_it_is and is_of_use(reserved):
-                return reserved
+            if as_it_is and (found := use(reserved)) is not None:
+                return found
             rows = fit.rows_in(line.fit, self._table.later, barred, among=set(reserved))
-            return rows if rows is not None and is_of_use(rows) else None
+            return use(rows) if rows is not None else None
 
-        if reserved and self._trial.left and (rows := on_reserved()) is not None:
-            return rows
+        if reserved and self._trial.left and (found := on_reserved()) is not None:
+            return found
         rows = self._beside_all(line, reserved, barred)
-        if rows is not None and is_of_use(rows):
-            return rows
-        behind = self.yielding.behind(job, reserved)
-        return self._without(behind, on_reserved) if behind else None
+        if rows is not None and (found := use(rows)) is not None:
+            return found
+        # Those whose room comes after have it still, as the next pass will see it: theirs is what is left then.
+        kept = [(other, self._trial.withdraw(other)) for other in self.yielding.behind(job, reserved)]
+        found = on_reserved() if kept else None
+        for other, promised in kept:
+            self._trial.promise(other, promised)
+        return found
 
     def _beside_all(self, line: Line, reserved: fit.Rows, barred: frozenset[int]) -> fit.Rows | None:
         """Return where the job fits then beside all that is promised to others, wherever that is."""
