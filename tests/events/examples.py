@@ -137,6 +137,7 @@ EXAMPLES: tuple[e.Event, ...] = (
         switch="s1",
         address="10.0.0.1",
     ),
+    e.NodeImagesChanged(**_NODE, images={"host": "b3:12", "sim": "b3:34"}, unavailable=("torch",)),
     e.PlacementRejected(**_FACT, rank=0, node="n1", reason=_REASON),
     e.SandboxStarted(
         **_FACT, rank=0, node="n1", level="trusted", image_digest="sha256:1234", start_ms=35, prepare_ms=20

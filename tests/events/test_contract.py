@@ -61,6 +61,7 @@ def test_facts_about_an_attempt_say_which() -> None:
         ("gateway", "NodeCordoned", False),
         ("scheduler", "NodeCordoned", True),
         ("node", "ImagePrefetchHinted", False),
+        ("node", "NodeImagesChanged", True),
     ],
 )
 def test_who_may_write_what(service: str, kind: str, allowed: bool) -> None:

@@ -104,6 +104,22 @@ def test_only_who_is_concerned_is_told_of_a_change() -> None:
     assert {name: orders.sandboxes for name, orders in turn(book, 0.3).items()} == {node: ()}
 
 
+def test_a_hint_is_told_while_somebody_waits_for_the_image() -> None:
+    cluster = cluster_of(2)
+    book = made(cluster)
+    turn(book, 0.0)
+    hinted = e.ImagePrefetchHinted(id="h", at_ns=cluster.now, node="n001", image="sim")
+    cluster.append("scheduler", cluster.leader, hinted)
+    assert turn(book, 0.1) == {}, "nobody waits for it"
+    job = cluster.submit(spec(900, image="sim"))
+    assert turn(book, RESEND_SECONDS)["n001"].prefetch == ("sim",)
+    assert turn(book, RESEND_SECONDS + 0.1) == {}
+    cluster.cancel(job)
+    cluster.settle()
+    told = turn(book, 2 * RESEND_SECONDS + 1)
+    assert {name: orders.prefetch for name, orders in told.items()} == {"n000": (), "n001": ()}
+
+
 def test_what_changed_for_many_waits_for_the_next_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(order_book, "CHANGED_PER_TURN", 2)
     cluster = cluster_of(5)

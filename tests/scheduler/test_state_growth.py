@@ -59,6 +59,7 @@ GROWN: dict[type[msgspec.Struct], dict[str, Any]] = {
         "failures": [NodeFailure("j-1", 1, 1)],
         "hinted": ["host"],
         "address": "10.0.0.1",
+        "unavailable": ["torch"],
     },
     Header: {"moved_ns": [1]},
 }

@@ -106,6 +106,13 @@ CONTRACT: tuple[Row, ...] = (
         "a newer incarnation of the node is known",
     ),
     Row(
+        e.NodeImagesChanged,
+        "node",
+        "the node has these images; those it cannot get are not hinted there again until it joins again",
+        "incarnation",
+        "the node has another incarnation",
+    ),
+    Row(
         e.PlacementRejected,
         "node",
         "the member did not start; the node is excluded for the job",

@@ -23,6 +23,8 @@ from tidegate_events.envelope import AttemptEvent as AttemptEvent
 from tidegate_events.envelope import Decision as Decision
 from tidegate_events.envelope import Event as Event
 from tidegate_events.envelope import JobEvent as JobEvent
+from tidegate_events.node_facts import NodeImagesChanged as NodeImagesChanged
+from tidegate_events.node_facts import NodeJoined as NodeJoined
 from tidegate_events.operations import HoldRequested as HoldRequested
 from tidegate_events.operations import JobLimitChanged as JobLimitChanged
 from tidegate_events.operations import JobPriorityChanged as JobPriorityChanged
@@ -42,7 +44,7 @@ from tidegate_events.records import LayerRef as LayerRef
 from tidegate_events.records import MemberPlacement as MemberPlacement
 from tidegate_events.records import Quota as Quota
 from tidegate_events.records import Reason as Reason
-from tidegate_events.resources import GpuDevice, Resources
+from tidegate_events.resources import Resources
 from tidegate_events.spec import JobSpec
 
 Outcome = Literal["completed", "suspended", "failed", "stopped", "lost"]
@@ -65,26 +67,6 @@ class CancelRequested(JobEvent, frozen=True, kw_only=True):
 
 
 # ---- facts: node agent ----
-
-
-class NodeJoined(Event, frozen=True, kw_only=True):
-    """A node agent (re)started: what it has, and which sandboxes it still holds.
-
-    Where it stands is the operator's word. A node that names no `switch` is taken to share one with no other node.
-    """
-
-    node: str
-    incarnation: int
-    capacity: Resources
-    levels: tuple[str, ...]
-    images: dict[str, str] = msgspec.field(default_factory=dict)
-    gpus: tuple[GpuDevice, ...] = ()
-    cpu_model: str = ""
-    isa: str = ""
-    sandboxes: tuple[HeldSandbox, ...] = ()
-    rack: str = ""
-    switch: str = ""
-    address: str = ""
 
 
 class PlacementRejected(AttemptEvent, frozen=True, kw_only=True):
@@ -380,6 +362,7 @@ AnyEvent = (
     | MaintenancePlanned
     | MaintenanceCancelled
     | NodeJoined
+    | NodeImagesChanged
     | PlacementRejected
     | SandboxStarted
     | SandboxExited

@@ -63,14 +63,19 @@ class SandboxOrder(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     hand_back_ns: int = 0
 
 
-class NodeOrders(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the scheduler wants of one node. A sandbox it does not mention is left alone."""
+class NodeOrders(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """All that the scheduler wants of one node. A sandbox it does not mention is left alone.
+
+    `prefetch` are images that jobs which wait will probably need there; one that is not mentioned any more is not
+    needed.
+    """
 
     node: str
     incarnation: int
     epoch: int
     at_seq: int
     sandboxes: tuple[SandboxOrder, ...]
+    prefetch: tuple[str, ...] = ()
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):

@@ -94,6 +94,7 @@ RESERVED_EVENT_KINDS = frozenset(
         "JobFailed",
         "JobCancelled",
         "NodeJoined",
+        "NodeImagesChanged",
         "NodeUnreachable",
         "NodeReachable",
         "NodeLost",

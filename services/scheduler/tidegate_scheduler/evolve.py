@@ -169,12 +169,25 @@ def _on_image_prefetch_hinted(state: State, event: e.ImagePrefetchHinted, _at: s
         state.touch(f"node/{node.name}")
 
 
+def _on_node_images_changed(state: State, event: e.NodeImagesChanged, _at: str) -> None:
+    """Take over what the node has; what it has or cannot get is no hint any more."""
+    node = state.nodes.get(event.node)
+    if node is None or node.incarnation != event.incarnation:
+        return
+    node.images = event.images
+    node.unavailable = list(event.unavailable[-HINTS_KEPT:])
+    there = {*event.images, *event.images.values(), *event.unavailable}
+    node.hinted = [image for image in node.hinted if image not in there]
+    state.touch(f"node/{node.name}")
+
+
 _RULES: dict[type[e.Event], Callable[[State, Any, str], None]] = {
     e.GenerationOpened: _on_generation_opened,
     e.LeaderElected: _on_leader_elected,
     e.PolicyChanged: _on_policy_changed,
     e.DecisionPass: _on_decision_pass,
     e.NodeJoined: _on_node_joined,
+    e.NodeImagesChanged: _on_node_images_changed,
     e.NodeUnreachable: _on_node_unreachable,
     e.NodeReachable: _on_node_reachable,
     e.NodeLost: _on_node_lost,

@@ -12,8 +12,8 @@ from collections import OrderedDict
 import msgspec
 from tidegate_events.orders import NodeOrders, SandboxOrder
 
-from tidegate_scheduler.orders import Gangs, orders_for
-from tidegate_scheduler.state import State
+from tidegate_scheduler.orders import Awaited, Gangs, orders_for
+from tidegate_scheduler.state import Node, State
 
 CHANGED_PER_TURN = 250
 UNTOLD_PER_TURN = 250
@@ -28,6 +28,7 @@ class _Told(msgspec.Struct, frozen=True, gc=False):
     incarnation: int
     up: bool
     sandboxes: tuple[SandboxOrder, ...]
+    prefetch: tuple[str, ...]
 
 
 class OrderBook:
@@ -38,6 +39,7 @@ class OrderBook:
         self._resend_seconds = resend_seconds
         self._resends_per_second = resends_per_second
         self._gangs = Gangs(state)
+        self._awaited = Awaited(state)
         self._watched: dict[str, None] = {}
         self._changed: dict[str, None] = {}
         self._told: dict[str, _Told] = {}
@@ -81,9 +83,8 @@ class OrderBook:
         known = self._state.nodes.get(node)
         if known is None:
             return None
-        orders = orders_for(self._state, known, self._gangs)
-        told = self._told.get(node)
-        if node in self._changed and told == _Told(orders.incarnation, known.status == "up", orders.sandboxes):
+        orders = orders_for(self._state, known, self._gangs, self._awaited)
+        if node in self._changed and self._told.get(node) == _what(orders, known):
             del self._changed[node]
             return None
         return orders
@@ -95,7 +96,7 @@ class OrderBook:
         if node is None:
             return
         self._changed.pop(name, None)
-        self._told[name] = _Told(orders.incarnation, node.status == "up", orders.sandboxes)
+        self._told[name] = _what(orders, node)
         if self._turns.get(name, NEVER) == NEVER:
             self._untold -= 1
         self._turns[name] = now
@@ -134,6 +135,7 @@ class OrderBook:
                 self._node_changed(name)
 
     def _job_changed(self, job: str) -> None:
+        self._awaited.look(job)  # a hint that nobody waits for any more is left out when its node is told next
         before, nodes = self._nodes_of.get(job, ()), self._state.seats.nodes_of(job)
         self._mark(before)
         self._mark(nodes)
@@ -170,3 +172,7 @@ class OrderBook:
             self._untold -= 1
         for table in (self._changed, self._told, self._addresses):
             table.pop(name, None)
+
+
+def _what(orders: NodeOrders, node: Node) -> _Told:
+    return _Told(orders.incarnation, node.status == "up", orders.sandboxes, orders.prefetch)

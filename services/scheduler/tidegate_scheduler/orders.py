@@ -62,6 +62,39 @@ class Gangs:
         self._known.pop(job, None)
 
 
+class Awaited:
+    """Which images jobs wait for, counted as jobs come and go and not looked up once for every node."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._image_of: dict[str, str] = {}
+        self._jobs: dict[str, int] = {}
+        for job in state.jobs.values():
+            self.look(job.id)
+
+    def __contains__(self, image: str) -> bool:
+        return image in self._jobs
+
+    def look(self, job_id: str) -> None:
+        """Take note of what became of a job."""
+        job = self._state.jobs.get(job_id)
+        image = self._state.specs[job_id].image if job is not None and job.waiting else None
+        before = self._image_of.get(job_id)
+        if image == before:
+            return
+        if before is not None:
+            self._count(before, -1)
+            del self._image_of[job_id]
+        if image is not None:
+            self._count(image, 1)
+            self._image_of[job_id] = image
+
+    def _count(self, image: str, more: int) -> None:
+        count = self._jobs[image] = self._jobs.get(image, 0) + more
+        if not count:
+            del self._jobs[image]
+
+
 def _address(state: State, node: str) -> str:
     known = state.nodes.get(node)
     return known.address if known is not None and known.address else LOOPBACK
@@ -86,9 +119,15 @@ def _gang(job: Job, address: str) -> dict[int, GangPlace]:
     }
 
 
-def orders_for(state: State, node: Node, gangs: Gangs | None = None) -> NodeOrders:
-    """Return all that the scheduler wants of `node`, by job and rank; zombies shall end at once."""
+def orders_for(
+    state: State, node: Node, gangs: Gangs | None = None, awaited: Awaited | None = None
+) -> NodeOrders:
+    """Return all that the scheduler wants of `node`, by job and rank; zombies shall end at once.
+
+    Of the images that were hinted there, those that are still awaited are named.
+    """
     gangs = Gangs(state) if gangs is None else gangs
+    awaited = Awaited(state) if awaited is None else awaited
     sandboxes = [
         _order(state, job, member, gangs.place(job, member))
         for job in sorted(state.seats.on(node.name), key=lambda job: job.id)
@@ -115,6 +154,7 @@ def orders_for(state: State, node: Node, gangs: Gangs | None = None) -> NodeOrde
         epoch=state.header.epoch,
         at_seq=state.seq,
         sandboxes=tuple(sandboxes),
+        prefetch=tuple(image for image in node.hinted if image in awaited),
     )
 
 

@@ -8,6 +8,7 @@ from tidegate_events.resources import Resources
 from tidegate_events.spec import JobSpec
 from tidegate_scheduler import snapshot
 from tidegate_scheduler.decide import decide
+from tidegate_scheduler.state import HINTS_KEPT
 
 from tests.support.cluster import SECOND, Cluster, spec
 
@@ -67,6 +68,53 @@ def test_the_agent_may_join_with_the_image_and_the_job_is_placed_there() -> None
     cluster.settle()
     assert cluster.members("second")[0].node == "n2"
     assert cluster.state.nodes["n2"].hinted == []
+
+
+def told(cluster: Cluster, name: str, images: dict[str, str], *unavailable: str, incarnation: int = 1) -> None:
+    stamp = {"id": f"images-{name}-{cluster.now}", "at_ns": cluster.now}
+    changed = e.NodeImagesChanged(**stamp, node=name, incarnation=incarnation, images=images, unavailable=unavailable)
+    cluster.append("node", name, changed)
+
+
+@pytest.mark.parametrize("image", ["sim", "b3:sim"])
+def test_the_job_is_placed_where_the_image_was_fetched(image: str) -> None:
+    cluster = a_busy_node("n2")
+    cluster.submit(spec(2000, image=image), "second")
+    cluster.settle()
+    told(cluster, "n2", {"base": "b3:base", "sim": "b3:sim"}, incarnation=2)
+    assert cluster.state.nodes["n2"].hinted == [image], "not of this start of its agent"
+    told(cluster, "n2", {"base": "b3:base", "sim": "b3:sim"})
+    assert cluster.state.nodes["n2"].hinted == []
+    cluster.settle()
+    assert cluster.members("second")[0].node == "n2"
+
+
+def test_another_node_is_told_where_one_cannot_get_it() -> None:
+    cluster = a_busy_node("n2", "n3")
+    cluster.submit(spec(2000, image="sim"), "second")
+    assert hints(cluster.settle()) == [("n2", "sim")]
+    told(cluster, "n2", {"base": "b3:base"}, "sim")
+    assert hints(cluster.settle()) == [("n3", "sim")]
+    told(cluster, "n3", {"base": "b3:base"}, "sim")
+    assert not hints(cluster.settle())
+    join(cluster, "n3", "base", incarnation=2)
+    assert hints(cluster.settle()) == [("n3", "sim")], "it may be able to now"
+
+
+def test_what_nobody_waits_for_any_more_makes_room_for_new_hints() -> None:
+    cluster = Cluster()
+    images = [f"i{number:02}" for number in range(HINTS_KEPT + 1)]
+    join(cluster, "n1", *images)
+    run(cluster, "first", spec(2000, image="i00"))
+    join(cluster, "n2", "base")
+    for image in images[:HINTS_KEPT]:
+        cluster.submit(spec(2000, image=image), image)
+    cluster.settle()
+    assert len(cluster.state.nodes["n2"].hinted) == HINTS_KEPT
+    cluster.submit(spec(2000, image=images[-1]))
+    assert not hints(cluster.settle())
+    cluster.cancel(cluster.state.nodes["n2"].hinted[0])
+    assert hints(cluster.settle()) == [("n2", images[-1])]
 
 
 @pytest.mark.parametrize(("limit", "hinted"), [(500, False), (2000, True)])

@@ -58,6 +58,7 @@ KEPT = {
     ("GenerationOpened", "snapshot"),
     ("NodeUnreachable", "node"), ("NodeReachable", "node"), ("NodeLost", "node"),
     ("NodeCordoned", "node"), ("ImagePrefetchHinted", "node"), ("ImagePrefetchHinted", "image"),
+    ("NodeImagesChanged", "node"), ("NodeImagesChanged", "images"), ("NodeImagesChanged", "unavailable"),
     ("NodeDrainRequested", "node"), ("NodeResumeRequested", "node"),
     ("NodeForgetRequested", "node"), ("NodeForgotten", "node"),
     ("QueueChanged", "tenant"),

@@ -68,6 +68,7 @@ _STYLES = {
     "NodeForgotten": "dim",
     "NodeCordoned": "bold red",
     "ImagePrefetchHinted": "dim",
+    "NodeImagesChanged": "dim",
     "ProgressReported": "dim",
     "NodeUnreachable": "yellow",
     "NodeLost": "bold red",

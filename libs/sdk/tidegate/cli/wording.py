@@ -175,6 +175,12 @@ def _rejected_placement(entry: Entry, data: dict[str, Any]) -> str:
     return f"{entry.get('node')} could not take it: {why}"
 
 
+def _images(entry: Entry, data: dict[str, Any]) -> str:
+    parts = [f"has the images {', '.join(sorted(data.get('images') or {})) or 'none'}"]
+    parts += [f"cannot get {', '.join(data['unavailable'])}"] if data.get("unavailable") else []
+    return ", ".join(parts)
+
+
 def short(checkpoint_id: str) -> str:
     """Return the beginning of a digest, enough for people."""
     return checkpoint_id.partition(":")[2][:12] or checkpoint_id[:12] or "?"
@@ -207,6 +213,7 @@ _WORDS: dict[str, Callable[[Entry, dict[str, Any]], str]] = {
     "StepRateLow": _rate,
     "StepRateRecovered": _rate,
     "NodeJoined": _joined,
+    "NodeImagesChanged": _images,
     "NodeUnreachable": lambda entry, data: "no heartbeat: nothing new is placed there",
     "NodeReachable": lambda entry, data: "heartbeats are back",
     "NodeLost": lambda entry, data: "node lost: what ran there counts as lost",

@@ -11,6 +11,9 @@ from tidegate_events.spec import member_floor
 from tidegate_gateway.view.model import Drain, Exit, Hold, Job, Member, Node
 
 Nodes = dict[str, Node]
+_OF_INCARNATION = (
+    e.NodeImagesChanged | e.NodeUnreachable | e.NodeReachable | e.NodeLost | e.NodeCordoned | e.NodeForgotten
+)
 
 
 def on_node_event(nodes: Nodes, jobs: Iterable[Job], event: e.Event) -> bool:
@@ -29,10 +32,11 @@ def on_node_event(nodes: Nodes, jobs: Iterable[Job], event: e.Event) -> bool:
 
 def _on_incarnation(nodes: Nodes, node: Node, jobs: Iterable[Job], event: e.Event) -> bool:
     """Fold what was decided about the node as its agent had joined last."""
-    if not isinstance(event, e.NodeUnreachable | e.NodeReachable | e.NodeLost | e.NodeCordoned | e.NodeForgotten):
+    if not isinstance(event, _OF_INCARNATION) or node.incarnation != event.incarnation:
         return False
-    if node.incarnation != event.incarnation:
-        return False
+    if isinstance(event, e.NodeImagesChanged):
+        node.images = event.images
+        return True
     if isinstance(event, e.NodeLost):
         return _on_lost(node, jobs, event.at_ns)
     if isinstance(event, e.NodeForgotten):

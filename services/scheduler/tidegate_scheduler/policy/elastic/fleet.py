@@ -50,4 +50,5 @@ def kind_of(node: Node) -> Kind:
         images=tuple(sorted(node.images.items())),
         devices=tuple(sorted((gpu.model, gpu.memory_mib) for gpu in node.gpus)),
         cpu_model=node.cpu_model,
+        unavailable=tuple(sorted(node.unavailable)),
     )

@@ -1,7 +1,8 @@
 """Hints: which image should be on which node next, because a job waits for it while other nodes have room.
 
 The first job of a line is looked at when no node that has its image can hold it soon. It is hinted on nodes that would
-take it now if they had it, as many as it needs; a node remembers what was hinted there, and is not told again.
+take it now if they had it, as many as it needs; a node remembers what was hinted there, and is not told again. One that
+could not get it is passed over.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.queue import Line
 from tidegate_scheduler.policy.elastic.table import Ints, Kind
 from tidegate_scheduler.policy.parameters import SECOND_NS
-from tidegate_scheduler.state import HINTS_KEPT, Job
+from tidegate_scheduler.state import HINTS_KEPT, Job, Node
 
 SOON_SECONDS = 600
 """Who has room reserved that is free within this time needs no other node to be made ready."""
@@ -36,6 +37,7 @@ class Prefetch:
         self._lines_left = LINES_MAX
         self._hints_left = HINTS_MAX
         self._lacking: dict[str, list[int]] = {}
+        self._awaited: set[str] | None = None
 
     def hint(self, job: Job, line: Line, barred: frozenset[int], *, kept: bool) -> None:
         """Hint the image of a job that waits, which it does for room that this pass keeps for it, where `kept`."""
@@ -53,10 +55,10 @@ class Prefetch:
         self._hint_on(holds, image, missing)
 
     def _without(self, image: str) -> list[int]:
-        """Return the numbers of the kinds of nodes that lack the image."""
+        """Return the numbers of the kinds of nodes that lack the image and may be able to get it."""
         if (known := self._lacking.get(image)) is None:
             kinds = self._index.table.kind_list()
-            known = self._lacking[image] = [number for number, kind in enumerate(kinds) if not _has(kind, image)]
+            known = self._lacking[image] = [number for number, kind in enumerate(kinds) if _may_get(kind, image)]
         return known
 
     def _soon(self, job: Job, *, kept: bool) -> bool:
@@ -86,10 +88,18 @@ class Prefetch:
                 return
             missing -= int(holds[row])
             node = nodes[table.names[row]]
-            if image not in node.hinted and len(node.hinted) < HINTS_KEPT:
+            if image not in node.hinted and self._takes_one(node):
                 self._draft.add_prefetch_hint(node, image)
                 self._hints_left -= 1
 
+    def _takes_one(self, node: Node) -> bool:
+        """Say whether one more hint would push out none that somebody waits for."""
+        if len(node.hinted) < HINTS_KEPT:
+            return True
+        if self._awaited is None:
+            self._awaited = {line.key.shape.image for line in self._index.lines.values()}
+        return node.hinted[0] not in self._awaited
 
-def _has(kind: Kind, image: str) -> bool:
-    return any(image in (name, digest) for name, digest in kind.images)
+
+def _may_get(kind: Kind, image: str) -> bool:
+    return image not in kind.unavailable and not any(image in (name, digest) for name, digest in kind.images)

@@ -41,6 +41,8 @@ class Kind(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
     images: tuple[tuple[str, str], ...]
     devices: tuple[tuple[str, int], ...]
     cpu_model: str
+    unavailable: tuple[str, ...] = ()
+    """Images that the node could not get, so that it is not asked for them again."""
 
 
 NO_KIND = Kind(0, 0, (), (), (), "")  # of a row that no node has
