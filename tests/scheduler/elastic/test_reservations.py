@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tidegate_events import events as e
 from tidegate_events.resources import Resources
+from tidegate_scheduler.decide import decide
 from tidegate_scheduler.policy.parameters import Parameters
 
 from tests.scheduler.elastic.lab import HOUR, all_events, asked_to_leave, complete, elastic, leave, nodes_of, of, run
@@ -245,3 +246,19 @@ def test_a_guaranteed_tenant_of_lower_priority_reclaims_what_a_higher_one_of_the
     assert asked_to_leave(cluster.settle()) == {"borrower": "can"}
     leave(cluster, "borrower")
     assert nodes_of(cluster, "can") == ["n1"]
+
+
+def test_whoever_ages_beyond_others_has_its_room_when_that_is_due_and_not_when_something_happens() -> None:
+    cluster = elastic(Parameters(ageing_seconds=300, reservations_max=1))
+    cluster.node("n1", 1000)
+    run(cluster, "runs", spec(1000))
+    cluster.submit(spec(1000, priority=0), "old")
+    began = cluster.now
+    cluster.advance(250)
+    cluster.submit(spec(1000, priority=1), "new")
+    cluster.settle()
+    assert cluster.job("new").reserved_nodes == ("n1",)
+    assert cluster.wake_at == began + 300 * SECOND
+    assert decide(cluster.state, cluster.wake_at - 1).events == ()
+    cluster.advance(50)
+    assert (cluster.job("old").reserved_nodes, cluster.job("new").reserved_nodes) == (("n1",), ())

@@ -140,6 +140,8 @@ class _Pass:
             job = draft.state.jobs[turn.job]
             if self._ask(job, turn):
                 turns.go_on(turn)
+        if turns.ages_ns is not None and self._trial.promises:
+            draft.wake_by(turns.ages_ns)  # room that is kept for others may be for whoever is in front of them then
         return self._placements
 
     def _stop(self, line: Line) -> None:

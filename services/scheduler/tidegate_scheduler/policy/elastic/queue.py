@@ -26,6 +26,9 @@ Amounts = tuple[int, int, int]
 
 NONE: Amounts = (0, 0, 0)
 
+AGEING_LOOKS = 60
+"""How often within one period of ageing it is looked at who has aged: where all wait, passes are due no more often."""
+
 
 class LineKey(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
     """What the jobs of one line share; `alone` names a job that differs from all others.
@@ -93,8 +96,21 @@ class Share(msgspec.Struct):
 
 
 def aged(priority: int, since_ns: int, now_ns: int, ageing_ns: int) -> int:
-    """Return the class of a job that waits since then."""
-    return priority + (max(0, now_ns - since_ns) // ageing_ns if ageing_ns else 0)
+    """Return the class of a job that waits since then: it rises at the looks only, so that a pass can be due then."""
+    if not ageing_ns:
+        return priority
+    look_ns = _look_ns(ageing_ns)
+    return priority + max(0, now_ns // look_ns * look_ns - since_ns) // ageing_ns
+
+
+def ages_ns(priority: int, since_ns: int, level: int, ageing_ns: int) -> int:
+    """Return when a job that is in the class is first in a higher one."""
+    look_ns = _look_ns(ageing_ns)
+    return -(-(since_ns + (level - priority + 1) * ageing_ns) // look_ns) * look_ns
+
+
+def _look_ns(ageing_ns: int) -> int:
+    return max(1, ageing_ns // AGEING_LOOKS)
 
 
 def amounts(need: Resources, members: int = 1) -> Amounts:
@@ -149,6 +165,8 @@ class Turns:
         self._lines: dict[int, dict[str, list[tuple[int, int, int, str, int, Line]]]] = {}
         self._tenants: dict[int, list[tuple[tuple[bool, int], str]]] = {}
         self._levels: list[int] = []
+        self.ages_ns: int | None = None
+        """When the first of those who were asked is in a higher class, None where nobody ages."""
 
     def enter(self, line: Line, position: int = 0) -> None:
         """Let the job at `position` of the line be asked when its turn comes; nothing happens beyond the last."""
@@ -157,6 +175,9 @@ class Turns:
         key, first = line.key, line.waiters[position]
         tenant = key.tenant
         level = aged(key.priority, first.since_ns, self._now_ns, self._ageing_ns)
+        if self._ageing_ns:
+            due_ns = ages_ns(key.priority, first.since_ns, level, self._ageing_ns)
+            self.ages_ns = due_ns if self.ages_ns is None else min(self.ages_ns, due_ns)
         if level not in self._lines:
             self._lines[level], self._tenants[level] = {}, []
             heappush(self._levels, -level)
