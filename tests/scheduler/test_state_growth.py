@@ -48,6 +48,11 @@ GROWN: dict[type[msgspec.Struct], dict[str, Any]] = {
         "reserved_start_ns": 1,
         "cpu_model": "EPYC",
         "backfills": ("j",),
+        "room_changes": 1,
+        "room_changed_ns": 1,
+        "raised_steps": 1,
+        "raised_ns": 1,
+        "raise_window_seconds": 1,
     },
     Node: {
         "rack": "r1",

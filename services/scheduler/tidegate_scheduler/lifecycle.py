@@ -8,7 +8,7 @@ from typing import Any, Literal
 from tidegate_events import events as e
 from tidegate_events.spec import DEFAULT_PHASE
 
-from tidegate_scheduler import leasing
+from tidegate_scheduler import leasing, raising
 from tidegate_scheduler.counting import blame, count_move, count_returning, forget_returned
 from tidegate_scheduler.room_changes import count_change
 from tidegate_scheduler.state import (
@@ -130,16 +130,6 @@ def _on_progress_reported(state: State, event: e.ProgressReported, _at: str) -> 
     job = found[0]
     job.progress_millis = event.progress_millis
     job.progress_ns = max(event.at_ns, state.header.now_ns)
-    state.touch(f"job/{job.id}")
-
-
-def _on_step_rate(state: State, event: e.StepRateLow | e.StepRateRecovered, at: str) -> None:
-    job = state.jobs.get(event.job)
-    slow = isinstance(event, e.StepRateLow)
-    if not state.elastic or job is None or job.waiting or job.attempt != event.attempt or job.slow == slow:
-        return
-    job.slow = slow
-    job.cause = at
     state.touch(f"job/{job.id}")
 
 
@@ -346,7 +336,8 @@ def _back_to_queue(state: State, job: Job, stage: Literal["pending", "suspended"
     if state.elastic and job.stage == "preempting":
         job.suspended_ns = at_ns
     job.held = job.held or job.suspend_requested
-    job.suspend_requested = job.requeue_requested = job.slow = False
+    job.suspend_requested = job.requeue_requested = False
+    raising.forget(job)
     job.stage = stage
     job.backfills = ()
     job.members = []
@@ -377,8 +368,8 @@ RULES: dict[type[e.Event], Callable[[State, Any, str], None]] = {
     e.CheckpointSaved: _on_checkpoint_saved,
     e.CheckpointFailed: _on_checkpoint_failed,
     e.CheckpointVerified: _nothing,
-    e.StepRateLow: _on_step_rate,
-    e.StepRateRecovered: _on_step_rate,
+    e.StepRateLow: raising.on_step_rate,
+    e.StepRateRecovered: raising.on_step_rate,
     e.JobRejected: _on_rejected,
     e.JobPlaced: _on_placed,
     e.JobStarted: _on_started,

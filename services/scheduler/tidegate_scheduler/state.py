@@ -100,7 +100,8 @@ class Job(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     the room reserved for it is expected to be free (0: not known, or none is reserved). `cpu_model` is that of the node
     of its first attempt, where the job is strict: it goes to no other. `backfills` are the jobs for which room is kept
     that this attempt has until they come. `room_changes` counts how often in a row the room kept for it changed, last
-    at `room_changed_ns`.
+    at `room_changed_ns`. Its share of CPU was raised by `raised_steps` at `raised_ns`, when its rate was last said to
+    be low or to have recovered (`raising.py`).
     """
 
     id: str
@@ -144,6 +145,9 @@ class Job(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     backfills: tuple[str, ...] = ()
     room_changes: int = 0
     room_changed_ns: int = 0
+    raised_steps: int = 0
+    raised_ns: int = 0
+    raise_window_seconds: int = 0
 
     @property
     def waiting(self) -> bool:

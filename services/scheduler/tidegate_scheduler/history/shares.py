@@ -12,6 +12,7 @@ from tidegate_scheduler.history.cluster import holds
 from tidegate_scheduler.history.listing import Document, document
 from tidegate_scheduler.history.source import Source
 from tidegate_scheduler.policy.sharing import quota_millis
+from tidegate_scheduler.raising import steps_at
 from tidegate_scheduler.state import Job, State
 
 FRAMES_BACK_MAX = 500
@@ -20,6 +21,8 @@ _TRIGGERS = (
     e.PhaseChanged,
     e.PhaseRequested,
     e.ShrinkRefused,
+    e.StepRateLow,
+    e.StepRateRecovered,
     e.SandboxExited,
     e.PlacementRejected,
     e.NodeJoined,
@@ -48,7 +51,7 @@ def shares(state: State, nodes: set[str]) -> tuple[Share, ...]:
     """Return who shares these nodes, in the order in which what is left is lent."""
     found = []
     for name in sorted(nodes & set(state.nodes)):
-        members = sorted(holds(state, name), key=lambda pair: (_order(pair[0]), pair[1].rank))
+        members = sorted(holds(state, name), key=lambda pair: (_order(state, pair[0]), pair[1].rank))
         for job, member in members:
             spec = state.specs[job.id]
             ranges = [(component.range_in(member.phase), component.replicas) for component in spec.components]
@@ -68,9 +71,9 @@ def shares(state: State, nodes: set[str]) -> tuple[Share, ...]:
     return tuple(found)
 
 
-def _order(job: Job) -> tuple[int, int, int, str]:
-    """Return in which order jobs are lent to, under every policy: policy 1 knows no slow ones."""
-    return (0 if job.slow else 1, -job.priority, job.submitted_seq, job.id)
+def _order(state: State, job: Job) -> tuple[int, int, int, str]:
+    """Return in which order jobs are lent to, under every policy: policy 1 raises no shares."""
+    return (0 if steps_at(job, state.header.now_ns) else 1, -job.priority, job.submitted_seq, job.id)
 
 
 async def triggers(source: Source, state: State, recorded: Recorded, nodes: set[str]) -> tuple[Document, ...]:

@@ -95,6 +95,11 @@ RUNNING: dict[str, tuple[str, str]] = {
         "",
     ),
     "QuotaReclaimed": ("Asked to leave: its tenant borrowed what another one was guaranteed and now needs.", ""),
+    "ShareRaised": (
+        "It has more CPU, of what is free or lent: its step rate is below its declared target, or was a while ago. "
+        "`steps` of `steps_max` towards the most that its phase lets it have.",
+        "",
+    ),
     "SimulatorsAdded": ("It got more simulators, between its own bounds: there is CPU to spare.", ""),
     "SimulatorsRemoved": ("It gave simulators back: others need the CPU.", ""),
     "PhaseAsked": (

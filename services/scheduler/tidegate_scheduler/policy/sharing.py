@@ -1,8 +1,9 @@
 """How a node's CPU is shared among its members as their phases ask; what every policy does alike.
 
 Every replica gets its phase's minimum. What is left, including what other phases were guaranteed and do not need now,
-is lent up to the phase's maximum, in the order that the policy gives. CPU comes back at once when a phase changes, so
-lending it needs no promise. Memory stays at its largest need, unless members ask for their phases.
+is lent up to the phase's maximum, in the order that the policy gives; whose share is raised has so much of it before
+the others. CPU comes back at once when a phase changes, so lending it needs no promise. Memory stays at its largest
+need, unless members ask for their phases.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class Seated(msgspec.Struct, frozen=True):
 
     `replicas` is how many it runs of each component; where it is None, as many as its job says. `limits` is the memory
     of one replica of each (None: the most that any phase needs), and `own_millis` the CPU that it holds: what its phase
-    needs beyond that is leased, and comes back as soon as others need it (None: it holds all that it needs).
+    needs beyond that is leased, and comes back as soon as others need it (None: it holds all that it needs). Of what
+    its phase may have beyond the minimum, it gets `raised_permille` before anybody who stays is lent anything.
     """
 
     job: str
@@ -36,12 +38,17 @@ class Seated(msgspec.Struct, frozen=True):
     replicas: tuple[int, ...] | None = None
     limits: tuple[int, ...] | None = None
     own_millis: int | None = None
+    raised_permille: int = 0
+
+
+_Sharing = tuple[Seated, "_Lendable", tuple[int, ...], list[int]]
+"""A member, what its phase may have, how many replicas it runs of each component, and what each was granted."""
 
 
 def share(state: State, capacity_millis: int, members: list[Seated]) -> dict[tuple[str, int], tuple[Quota, ...]]:
     """Return the quotas of each member, by (job, rank); the floors fit, so their sum never exceeds the capacity."""
     left = capacity_millis
-    seated: list[tuple[Seated, _Lendable, tuple[int, ...], list[int]]] = []
+    seated: list[_Sharing] = []
     for member in sorted(members, key=lambda m: (m.has is None, m.order, m.rank)):
         lendable = _lendable(state.specs[member.job], member.phase)
         counts = member.replicas or lendable.counts
@@ -49,11 +56,14 @@ def share(state: State, capacity_millis: int, members: list[Seated]) -> dict[tup
         left -= sum(map(mul, lendable.least, counts))
     for member, _, counts, granted in reversed(seated) if left < 0 else ():
         left += _cut(member, counts, granted, -left)
-    for member, lendable, counts, granted in seated:
+    for (member, lendable, counts, granted), permille in _turns(seated):
         most = lendable.most
         if member.has is not None:
             had = {quota.component: quota.cpu_millis for quota in member.has}
             most = tuple([had.get(name, 0) for name in lendable.names])
+        elif permille is not None:
+            ranges = zip(lendable.least, most, strict=True)
+            most = tuple([least + (each - least) * permille // 1000 for least, each in ranges])
         for index, each in enumerate(most):
             extra = min(each - granted[index], left // counts[index])
             if extra > 0:
@@ -63,6 +73,16 @@ def share(state: State, capacity_millis: int, members: list[Seated]) -> dict[tup
         (member.job, member.rank): _quotas(lendable, counts, granted, member.limits)
         for member, lendable, counts, granted in seated
     }
+
+
+def _turns(seated: list[_Sharing]) -> list[tuple[_Sharing, int | None]]:
+    """Return who is lent to in turn: who leaves, whose share is raised (only so much of it), then all who stay."""
+    turns: list[tuple[_Sharing, int | None]] = [(each, None) for each in seated]
+    raised = [(each, each[0].raised_permille) for each in seated if each[0].raised_permille and each[0].has is None]
+    if not raised:
+        return turns
+    leaving = sum(each[0].has is not None for each in seated)
+    return [*turns[:leaving], *raised, *turns[leaving:]]
 
 
 class _Lendable(msgspec.Struct, frozen=True):

@@ -2,7 +2,8 @@
 
 Who gets less comes first, then who is placed, then who gets more: wherever a full pass is cut off, what was decided
 fits. Who needs more than it has for its phase gets it at once; what is merely lent is handed out at most once in
-`lend_interval_seconds`, so that quotas do not flap. Jobs that are slower than they must be are lent to first.
+`lend_interval_seconds`, so that quotas do not flap. Jobs that are slower than they must be have their share raised in
+steps (`raising.py`), before the others are lent anything.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 from tidegate_events import events as e
 from tidegate_events.spec import DEFAULT_PHASE
 
+from tidegate_scheduler import raising
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy import sharing
 from tidegate_scheduler.policy.elastic import replicas
@@ -64,7 +66,7 @@ def resize(draft: Draft, trial: Trial, placements: Placements) -> None:
             for job, member in there
             if _changes(change := (job, member, found[job.id, member.rank], lending.terms.get((job.id, member.rank))))
         ]
-        waits = _awaits_memory(draft, trial, row) or row in lending.restless
+        waits = _awaits_memory(draft, trial, row) or _awaits_step(draft, there) or row in lending.restless
         if not waits and not here and row not in tried:
             index.unshared.pop(row, None)
         for change in here:
@@ -121,6 +123,15 @@ def _awaits_memory(draft: Draft, trial: Trial, row: int) -> bool:
     return bool(back_ns)
 
 
+def _awaits_step(draft: Draft, there: list[tuple[Job, Member]]) -> bool:
+    """Say whether the share of somebody there is raised, or lowered again, by the time alone."""
+    due = [raising.next_step_ns(job, draft.now_ns) for job, _ in there if job.raised_steps]
+    for due_ns in due:
+        if due_ns is not None:
+            draft.wake_by(due_ns)
+    return any(due)
+
+
 def _members(trial: Trial, row: int) -> list[tuple[Job, Member]]:
     """Return who holds room on the row, in the order of their submission."""
     index, name = trial.index, trial.index.table.names[row]
@@ -146,6 +157,7 @@ def _shared(draft: Draft, trial: Trial, on: _OnRow, known: tuple[Lending, dict[i
             replicas.kept(state.specs[job.id], member, room),
             None if terms is None else terms.limits,
             None if terms is None else own_millis(state.floors[job.id], terms),
+            raising.steps_at(job, draft.now_ns) * 1000 // raising.STEPS_MAX,
         )
         for *_, job, member in sorted(
             (not _leaves(draft, job), _order(job), member.rank, job, member) for job, member in there
@@ -178,9 +190,9 @@ def _leaves(draft: Draft, job: Job) -> bool:
     return job.stage in LEAVING_STAGES or job.id in draft.leaving
 
 
-def _order(job: Job) -> tuple[int, int, int, str]:
+def _order(job: Job) -> tuple[int, int, str]:
     """Return in which order jobs are lent to."""
-    return (0 if job.slow else 1, -job.priority, job.submitted_seq, job.id)
+    return -job.priority, job.submitted_seq, job.id
 
 
 def _sort(draft: Draft, change: _Change, lending: Lending, changes: _Changes) -> None:
@@ -210,7 +222,8 @@ def _in_need(draft: Draft, job: Job, member: Member) -> bool:
 
 def _add_quota(draft: Draft, change: _Change) -> None:
     job, member, quotas, terms = change
-    why = replicas.reasons(draft.state.specs[job.id], member.quotas, quotas)
+    spec = draft.state.specs[job.id]
+    why = (*_raised(draft, job, member, quotas), *replicas.reasons(spec, member.quotas, quotas))
     about: dict[str, Any] = {}
     if terms is not None:
         why = (*phase_reasons(member, terms), *why)
@@ -218,6 +231,16 @@ def _add_quota(draft: Draft, change: _Change) -> None:
         if terms.gpu_indices != member.gpu_indices:
             about["gpu_indices"] = terms.gpu_indices
     draft.add(e.QuotaChanged, job, *why, attempt=job.attempt, rank=member.rank, quotas=quotas, **about)
+
+
+def _raised(draft: Draft, job: Job, member: Member, quotas: tuple[e.Quota, ...]) -> tuple[e.Reason, ...]:
+    """Say that a member has more CPU because its share is raised."""
+    spec, steps = draft.state.specs[job.id], raising.steps_at(job, draft.now_ns)
+    before_millis, millis = sharing.quota_millis(spec, member.quotas), sharing.quota_millis(spec, quotas)
+    if not steps or millis <= before_millis:
+        return ()
+    numbers = {"steps": steps, "steps_max": raising.STEPS_MAX, "cpu_millis": millis, "before": before_millis}
+    return (e.Reason(code="ShareRaised", detail="its step rate is below its target, or was", numbers=numbers),)
 
 
 def _add_placement(draft: Draft, trial: Trial, placement: tuple[Job, tuple[Seat, ...]], shares: _Shares) -> None:
