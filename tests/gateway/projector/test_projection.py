@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tidegate_events.journal.base import Recorded
 from tidegate_gateway.database import generations, migrations
@@ -92,6 +92,8 @@ async def check(url: str, story: Story, cuts: list[int]) -> None:
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example([("lost", 0, ""), ("phase", 0, ""), ("submit", 0, ""), ("submit", 0, ""), ("forget", 0, "")], [2])
+@example([("lost", 0, ""), ("forget", 0, ""), ("join", 0, ""), ("pass", 0, "")], [-9, 1])
 @given(STORIES, st.lists(st.integers(-6, 6), max_size=20))
 def test_the_tables_are_a_fold_of_the_journal(
     postgres: PostgresServer, actions: list[tuple[str, int, str]], cuts: list[int]

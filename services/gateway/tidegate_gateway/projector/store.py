@@ -72,7 +72,7 @@ async def write_rows(connection: Connection, schema: str, rows: Rows) -> None:
             rows.gone_allocations,
         )
     if rows.gone_nodes:
-        await connection.executemany(f"DELETE FROM {schema}.nodes WHERE name = $1", rows.gone_nodes)
+        await connection.executemany(f"DELETE FROM {schema}.nodes WHERE node = $1", rows.gone_nodes)
     if rows.gone_maintenance:
         await connection.executemany(f"DELETE FROM {schema}.maintenance WHERE name = $1", rows.gone_maintenance)
     await connection.copy_records_to_table(EVENTS.name, records=rows.events, columns=EVENTS.columns, schema_name=schema)
