@@ -13,6 +13,7 @@ from typing import Any
 from tidegate_events import events as e
 from tidegate_events.contract import may_write
 from tidegate_events.journal.base import Recorded
+from tidegate_events.seating import Seating
 from tidegate_events.subjects import speaks_for
 
 from tidegate_metrics import asked
@@ -36,6 +37,7 @@ class JournalMetrics:
         self.ended: Counter[tuple[str, str]] = Counter()
         self.lost_gpu_ns: Counter[str] = Counter()
         self._finished: set[str] = set()
+        self._seating = Seating()
         self._writers: dict[str, tuple[int, int]] = {}
         self._epoch = 0
 
@@ -141,7 +143,7 @@ class JournalMetrics:
             return
         self.nodes[event.node] = NodeTrack(event.incarnation, len(event.gpus))
         held = {(s.job, s.attempt, s.rank) for s in event.sandboxes}
-        for job in self.jobs.values():
+        for job in self._jobs_on(event.node):
             for member in job.members:
                 here = member.node == event.node and member.status == "started"
                 if here and (job.id, job.attempt, member.rank) not in held:
@@ -161,10 +163,13 @@ class JournalMetrics:
         if node is None or node.incarnation != event.incarnation or node.status == "lost":
             return
         node.status = "lost"
-        for job in self.jobs.values():
+        for job in self._jobs_on(event.node):
             for member in job.members:
                 if member.node == event.node and member.active:
                     _lose(job, member)
+
+    def _jobs_on(self, node: str) -> list[JobTrack]:
+        return [self.jobs[name] for name in self._seating.on(node)]
 
     def _on_node_forgotten(self, event: e.NodeForgotten | e.NodeForgetRequested) -> None:
         node = self.nodes.get(event.node)
@@ -187,6 +192,7 @@ class JournalMetrics:
             (event.at_ns - job.since_ns) / NS_PER_SECOND
         )
         job.members = [MemberTrack(m.rank, m.node, len(m.gpu_indices)) for m in event.members]
+        self._seating.seat(job.id, tuple(dict.fromkeys([member.node for member in event.members])))
         job.stage, job.attempt, job.since_ns = "placed", event.attempt, event.at_ns
         job.started_ns = job.saved_ns = job.preempt_ns = 0
         job.rate_low = False
@@ -234,6 +240,7 @@ class JournalMetrics:
             useful_until = max(job.saved_ns, job.started_ns or job.since_ns)
             self.lost_gpu_ns[job.tenant] += job.gpus * max(0, event.at_ns - useful_until)
         job.stage, job.since_ns, job.members = "waiting", event.at_ns, []
+        self._seating.seat(job.id, ())
         asked.back_in_queue(job)
         job.revision += 1
 
@@ -243,6 +250,7 @@ class JournalMetrics:
             return
         self._note_left(job, event.at_ns)
         del self.jobs[job.id]
+        self._seating.seat(job.id, ())
         self._finished.add(job.id)
         self.ended[job.tenant, _OUTCOMES[type(event)]] += 1
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tidegate_events.seating import Seating
+
 if TYPE_CHECKING:
     from tidegate_scheduler.state import Job, Node, State
 
@@ -25,8 +27,7 @@ class Seats:
         self.changed: dict[str, None] = {}
         """The keys of jobs that changed, came or went, put here by `State.touch`: every event does, so at no cost."""
 
-        self._nodes_of: dict[str, tuple[str, ...]] = {}
-        self._jobs_on: dict[str, dict[str, None]] = {}
+        self._seating = Seating()
         self._newest_seq = -1
         self._first = ""
         self._numbered = 0
@@ -40,18 +41,18 @@ class Seats:
     def on(self, node: str) -> list[Job]:
         """Return the jobs on the node in the order of their submission, in which the state's table holds them."""
         self._catch_up()
-        there = [self._state.jobs[name] for name in self._jobs_on.get(node, ())]
+        there = [self._state.jobs[name] for name in self._seating.on(node)]
         return sorted(there, key=lambda job: (job.submitted_seq, self._places.get(job.id, 0)))
 
     def nodes_of(self, job: str) -> tuple[str, ...]:
         """Return the nodes of the job's members, in the order of the members."""
         self._catch_up()
-        return self._nodes_of.get(job, ())
+        return self._seating.nodes_of.get(job, ())
 
     def _catch_up(self) -> None:
         if not self.changed:
             return
-        jobs, nodes_of = self._state.jobs, self._nodes_of
+        jobs, seating = self._state.jobs, self._seating
         for key in self.changed:
             name = key[PREFIX_CHARS:]
             job = jobs.get(name)
@@ -59,12 +60,12 @@ class Seats:
                 if job.submitted_seq >= self._newest_seq:
                     self._place(job)
                 if job.members:
-                    self._seat(name, tuple(dict.fromkeys([member.node for member in job.members])))
+                    seating.seat(name, tuple(dict.fromkeys([member.node for member in job.members])))
                     continue
             elif self._places:
                 self._places.pop(name, None)
-            if name in nodes_of:
-                self._seat(name, ())
+            if name in seating.nodes_of:
+                seating.seat(name, ())
         self.changed.clear()
 
     def _place(self, job: Job) -> None:
@@ -75,45 +76,19 @@ class Seats:
             self._numbered += 1
             self._places[job.id] = self._numbered
 
-    def _seat(self, name: str, nodes: tuple[str, ...]) -> None:
-        before = self._nodes_of.get(name, ())
-        if nodes == before:
-            return
-        for node in before:
-            if node not in nodes:
-                jobs = self._jobs_on[node]
-                del jobs[name]
-                if not jobs:
-                    del self._jobs_on[node]
-        for node in nodes:
-            self._jobs_on.setdefault(node, {})[name] = None
-        if nodes:
-            self._nodes_of[name] = nodes
-        else:
-            del self._nodes_of[name]
-
 
 class Zombies:
     """By job the nodes that have sandboxes of it which belong to no current attempt."""
 
     def __init__(self) -> None:
-        self._jobs_of: dict[str, tuple[str, ...]] = {}
-        self._nodes_with: dict[str, dict[str, None]] = {}
+        self._seating = Seating()
+        """A node's name stands in it for who is there, and a job for where: it is the same both ways round."""
 
     def note(self, name: str, node: Node | None) -> None:
         """Take note of what is on the node now; None: it is gone."""
         jobs = tuple(dict.fromkeys(zombie.job for zombie in node.zombies)) if node is not None else ()
-        before = self._jobs_of.pop(name, ())
-        for job in before:
-            nodes = self._nodes_with[job]
-            del nodes[name]
-            if not nodes:
-                del self._nodes_with[job]
-        for job in jobs:
-            self._nodes_with.setdefault(job, {})[name] = None
-        if jobs:
-            self._jobs_of[name] = jobs
+        self._seating.seat(name, jobs)
 
     def nodes_with(self, job: str) -> tuple[str, ...]:
         """Return the nodes that still have sandboxes of the job."""
-        return tuple(self._nodes_with.get(job, ()))
+        return self._seating.on(job)

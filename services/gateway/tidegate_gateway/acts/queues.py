@@ -44,9 +44,9 @@ def known_queue(view: View, tenant: str) -> Queue:
     """Return the queue of a tenant; one that was never set but has jobs is at its defaults. Raises UnknownError."""
     if (known := view.queues.get(tenant)) is not None:
         return known
-    if any(job.tenant == tenant for job in view.jobs.values()):
+    if tenant in (owners := view.census.tenants()):
         return Queue(tenant)
-    names = {*view.queues, *(job.tenant for job in view.jobs.values())}
+    names = {*view.queues, *owners}
     create_it = "create, for a tenant that has neither a queue nor a job yet"
     raise UnknownError("queue", tenant, f"one of {listed_names(names)}; or {create_it}" if names else create_it)
 

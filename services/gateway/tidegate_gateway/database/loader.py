@@ -50,18 +50,18 @@ async def load_view(
         progress.ended - ended_jobs_max,
     )
     jobs = await _jobs(connection, schema, rows, with_timelines=keeps_timelines)
-    view.resume(progress, jobs, await _nodes(connection, schema))
+    forgotten = await connection.fetch(
+        f"SELECT job_id, tenant, state, spec_digest FROM {schema}.jobs WHERE state IN {ENDED} AND ended_order <= $1",
+        progress.ended - ended_jobs_max,
+    )
+    gone = {row["job_id"]: Forgotten(row["tenant"], row["state"], row["spec_digest"]) for row in forgotten}
+    view.resume(progress, jobs, await _nodes(connection, schema), gone)
     for row in await connection.fetch(f"SELECT doc FROM {schema}.queues"):
         queue = documents.queue_of(row["doc"])
         view.queues[queue.tenant] = queue
     for row in await connection.fetch(f"SELECT doc FROM {schema}.maintenance"):
         window = documents.maintenance_of(row["doc"])
         view.maintenance[window.name] = window
-    forgotten = await connection.fetch(
-        f"SELECT job_id, tenant, state, spec_digest FROM {schema}.jobs WHERE state IN {ENDED} AND ended_order <= $1",
-        progress.ended - ended_jobs_max,
-    )
-    view.forgotten = {row["job_id"]: Forgotten(row["tenant"], row["state"], row["spec_digest"]) for row in forgotten}
     for row in await connection.fetch(f"SELECT * FROM {schema}.writers"):
         seen = WriterSeen(row["epoch"], row["writer_seq"], row["last_seq"], row["last_at_ns"])
         view.writers[(row["service"], row["instance"])] = seen

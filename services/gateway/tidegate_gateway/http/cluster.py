@@ -15,6 +15,7 @@ from tidegate_gateway.http.errors import json_response
 from tidegate_gateway.http.params import Parameters
 from tidegate_gateway.http.state import Gateway, fresh, gateway_of, journal_end
 from tidegate_gateway.view import render
+from tidegate_gateway.view.census import by_state
 from tidegate_gateway.view.model import Node
 from tidegate_gateway.view.unavailable import unavailable, windows_of
 
@@ -73,7 +74,7 @@ async def status(request: Request) -> Response:
         "leads_now": await _leads_now(gateway),
         "policy": view.policy,
         "services": render.services(view),
-        "jobs": Counter(job.state for job in view.jobs.values()),
+        "jobs": by_state(view.census.states),
         "nodes": Counter(node.state for node in view.nodes.values()),
         "events": view.events,
         "passes": view.passes,

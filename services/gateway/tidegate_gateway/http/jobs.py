@@ -19,6 +19,7 @@ from tidegate_gateway.http.params import Parameters
 from tidegate_gateway.http.state import Gateway, find_job, fresh, gateway_of, trace_headers
 from tidegate_gateway.submission import bounds
 from tidegate_gateway.view import render
+from tidegate_gateway.view.census import matching
 from tidegate_gateway.view.model import JOB_STATES, Job
 
 LIST_MAX, LIST_DEFAULT = 1000, 100
@@ -37,20 +38,13 @@ async def listing(request: Request) -> Response:
     states = parameters.choices("state", JOB_STATES)
     parameters.done()
     await fresh(gateway)
-    # Jobs enter the view in the journal's order, so this is newest first without sorting.
-    matching = [
-        job
-        for job in reversed(gateway.fold.view.jobs.values())
-        if (tenant is None or job.tenant == tenant) and (not states or job.state in states)
-    ]
-    found = list(islice((job for job in matching if job.submitted_seq < before), limit + 1))
-    forgotten = sum(
-        (tenant is None or job.tenant == tenant) and (not states or job.state in states)
-        for job in gateway.fold.view.forgotten.values()
-    )
-    missing = forgotten
+    view = gateway.fold.view
+    newest = view.census.newest(tenant, states, before)
+    found = [view.jobs[name] for name in islice(newest, limit + 1)]
+    total = matching(view.census.states, tenant, states)
+    missing = forgotten = matching(view.census.forgotten, tenant, states)
     if forgotten and gateway.database is not None:
-        order = gateway.fold.view.forgotten_order
+        order = view.forgotten_order
         wanted = JobQuery(tenant=tenant, states=states, before=before, limit=limit + 1, ended_order=order)
         if (older := await _forgotten(gateway.database, wanted)) is not None:
             found = sorted((*found, *older), key=lambda job: job.submitted_seq, reverse=True)
@@ -58,7 +52,7 @@ async def listing(request: Request) -> Response:
     page, more = found[:limit], len(found) > limit
     answer = {
         "jobs": [render.summary(job) for job in page],
-        "total": len(matching) + forgotten,
+        "total": total + forgotten,
         "missing": missing,
         "next": page[-1].submitted_seq if page and more else None,
     }

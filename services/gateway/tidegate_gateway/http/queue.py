@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import sys
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -17,7 +19,9 @@ from tidegate_gateway.http.params import Parameters
 from tidegate_gateway.http.state import Gateway, fresh, gateway_of
 from tidegate_gateway.submission import bounds
 from tidegate_gateway.view import render
+from tidegate_gateway.view.census import place_of
 from tidegate_gateway.view.model import Job
+from tidegate_gateway.view.projection import View
 
 QUEUE_MAX, QUEUE_DEFAULT = 1000, 200
 
@@ -46,39 +50,62 @@ async def queue(request: Request) -> Response:
     limit = parameters.integer("limit", QUEUE_DEFAULT, 1, QUEUE_MAX)
     parameters.done()
     await fresh(gateway)
-    answered_by, line = await in_line(gateway)
-    if tenant is not None:
-        line = [each for each in line if each["tenant"] == tenant]
+    line = await in_line(gateway, limit, tenant)
     answer = {
-        "answered_by": answered_by,
+        "answered_by": line.answered_by,
         "now_ns": gateway.clock.now_ns(),
-        "total": len(line),
-        "queue": line[:limit],
+        "total": line.total,
+        "queue": line.first,
     }
     return json_response(answer)
 
 
-async def in_line(gateway: Gateway) -> tuple[str, list[dict[str, Any]]]:
-    """Return who answered, and all who wait, the first in line first.
+class Line(msgspec.Struct, frozen=True):
+    """Who answered, how many wait, and the first of them."""
+
+    answered_by: str
+    total: int
+    first: list[dict[str, Any]]
+
+
+async def in_line(gateway: Gateway, at_most: int, tenant: str | None = None) -> Line:
+    """Return those who wait, of one tenant or of all, the first in line first; their places are those among all.
 
     The order is the scheduler's; whoever it did not name (it has not folded them yet, or they are far behind) follows
     by priority and submission.
     """
-    waiting = sorted(
-        (job for job in gateway.fold.view.jobs.values() if job.waiting),
-        key=lambda job: (-job.priority, job.submitted_seq, job.id),
-    )
-    if not waiting:
-        return "gateway", []
+    census = gateway.fold.view.census
+    if not census.waiting:
+        return Line("gateway", 0, [])
     try:
         answer = await gateway.asker.ask(subjects.ask_scheduler("queue"), {}, EXPLAIN_SECONDS_MAX)
-        said = {each.job: each for each in msgspec.convert(answer, _Queue).queue}
+        said = msgspec.convert(answer, _Queue).queue
     except (NobodyAnsweredError, BadAnswerError, msgspec.ValidationError):
-        said = {}
-    places = {job: each.position for job, each in said.items() if each.position}
-    waiting.sort(key=lambda job: places.get(job.id, sys.maxsize))
-    line = [_waiting(job, place, said.get(job.id)) for place, job in enumerate(waiting, start=1)]
-    return ("scheduler" if said else "gateway"), line
+        said = ()
+    first = [
+        _waiting(job, place, explanation)
+        for job, place, explanation in islice(_placed(gateway.fold.view, said, tenant), at_most)
+    ]
+    return Line("scheduler" if said else "gateway", len(census.waiting_of(tenant)), first)
+
+
+def _placed(
+    view: View, said: Sequence[Explanation], tenant: str | None
+) -> Iterator[tuple[Job, int, Explanation | None]]:
+    """Yield who waits with the place in the whole line: those who were named, then the others."""
+    waiting, named, known = view.census.waiting, dict[str, Explanation](), {each.job: each for each in said}
+    for each in sorted((each for each in said if each.position), key=lambda each: each.position or 0):
+        job = view.jobs.get(each.job)
+        if job is not None and job.waiting and each.job not in named:
+            named[each.job] = each
+            if tenant in (None, job.tenant):
+                yield job, len(named), each
+    passed = sorted(waiting.index(place_of(view.jobs[name])) for name in named)
+    for place in view.census.waiting_of(tenant):
+        if place[-1] not in named:
+            ahead = waiting.index(place)
+            behind_it = len(passed) - bisect_left(passed, ahead)
+            yield view.jobs[place[-1]], ahead + behind_it + 1, known.get(place[-1])
 
 
 def asks_for_phases(job: Job) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from itertools import islice
 from typing import Any
 
@@ -13,15 +12,18 @@ from tidegate_events.resources import Resources
 
 from tidegate_gateway.http.cluster import node_documents
 from tidegate_gateway.http.errors import json_response
+from tidegate_gateway.http.jobs import SEQ_MAX
 from tidegate_gateway.http.params import Parameters
 from tidegate_gateway.http.queue import in_line
 from tidegate_gateway.http.state import Gateway, fresh, gateway_of, journal_end
 from tidegate_gateway.view import render
+from tidegate_gateway.view.census import by_state
 from tidegate_gateway.view.cluster import amount_held
-from tidegate_gateway.view.model import Job
+from tidegate_gateway.view.model import ENDED_STATES, JOB_STATES, WAITING_STATES, Job
 from tidegate_gateway.view.plain import plain
 
 TOP_MAX, TOP_DEFAULT = 200, 50
+ACTIVE_STATES = frozenset(JOB_STATES) - WAITING_STATES - ENDED_STATES
 
 
 async def top(request: Request) -> Response:
@@ -33,17 +35,17 @@ async def top(request: Request) -> Response:
     await fresh(gateway)
     view, now_ns = gateway.fold.view, gateway.clock.now_ns()
     end = await journal_end(gateway)
-    active = (job for job in reversed(view.jobs.values()) if not job.waiting and not job.ended)
-    _, line = await in_line(gateway)
+    active = [view.jobs[name] for name in islice(view.census.newest(None, ACTIVE_STATES, SEQ_MAX), limit)]
+    line = await in_line(gateway, limit)
     answer = {
         "now_ns": now_ns,
         "ready": gateway.ready,
         "leader": msgspec.structs.asdict(view.leader) if view.leader else None,
         "journal": {"end": end, "folded": view.seq, "lag": None if end is None else max(0, end - view.seq)},
-        "job_counts": Counter(job.state for job in view.jobs.values()),
+        "job_counts": by_state(view.census.states),
         "nodes": [{**node, "live": gateway.live.of_node(node["node"], now_ns)} for node in node_documents(gateway)],
-        "jobs": [_active(gateway, job, now_ns) for job in islice(active, limit)],
-        "queue": line[:limit],
+        "jobs": [_active(gateway, job, now_ns) for job in active],
+        "queue": line.first,
     }
     return json_response(answer)
 

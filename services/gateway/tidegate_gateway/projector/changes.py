@@ -126,7 +126,7 @@ class Changes:
         if node is not None and node in self._view.nodes:
             self._nodes.add(node)
             if isinstance(event, e.NodeJoined | e.NodeLost) and not entry.void:
-                self._touch(_jobs_on(node, self._view.jobs.values()))
+                self._touch(self._view.jobs_on(node))
 
     def _note_job(self, event: e.JobEvent) -> None:
         job = self._view.jobs.get(event.job)
@@ -162,15 +162,3 @@ class Changes:
             gone += [row[:4] for key, row in before.items() if key not in now]
             self._held[name] = now
         return written, gone
-
-
-def _jobs_on(node: str, jobs: Iterable[Job]) -> list[Job]:
-    """Return the jobs whose current attempt has a member on the node."""
-    return [
-        job
-        for job in jobs
-        if job.latest is not None
-        and not job.waiting
-        and not job.ended
-        and any(member.placement.node == node for member in job.latest.members)
-    ]

@@ -14,6 +14,7 @@ import msgspec
 from tidegate_events import events as e
 from tidegate_events.frame import Writer
 from tidegate_events.journal.base import Recorded
+from tidegate_events.seating import Seating
 from tidegate_events.subjects import speaks_for
 
 from tidegate_gateway.traces import lifecycle, members, saves, state
@@ -34,6 +35,9 @@ class SpanDeriver:
             trace.job: trace for trace in (state.decode(data) for data in (states or {}).values())
         }
         self._changed: set[str] = set()
+        self._seating = Seating()
+        for trace in self._jobs.values():
+            self._seat(trace)
         ended = [(trace.ended_seq, job) for job, trace in self._jobs.items() if trace.ended_seq]
         self._ended: dict[str, None] = dict.fromkeys(job for _, job in sorted(ended))
 
@@ -76,7 +80,14 @@ class SpanDeriver:
             return
         rule(Moment(output, job, event.id, event.at_ns, writer.instance), event)
         self._changed.add(job.job)
+        if isinstance(event, e.JobPlaced) or job.attempt is None:
+            self._seat(job)
         self._settle(job)
+
+    def _seat(self, job: JobTrace) -> None:
+        """Note on which nodes the attempt has members, those that are gone since included."""
+        members_there = job.attempt.members if job.attempt is not None else ()
+        self._seating.seat(job.job, tuple(dict.fromkeys([member.node for member in members_there])))
 
     def _settle(self, job: JobTrace) -> None:
         """Forget a job that ended, as soon as no verdict on its checkpoints is awaited."""
@@ -110,9 +121,9 @@ class SpanDeriver:
         if isinstance(event, e.NodeJoined):
             why = "the node came back without it"
             held = frozenset((sandbox.job, sandbox.attempt, sandbox.rank) for sandbox in event.sandboxes)
-        for job in self._jobs.values():
-            if (attempt := job.attempt) is None:
-                continue
+        for job in [self._jobs[name] for name in sorted(self._seating.on(event.node))]:
+            attempt = job.attempt
+            assert attempt is not None, "who is on a node has an attempt"
             for member in [each for each in attempt.members if each.node == event.node]:
                 # What had not started yet is ordered anew when the node joins; the scheduler sees it the same way.
                 joined = isinstance(event, e.NodeJoined)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 
 from tidegate_events import events as e
 from tidegate_events.resources import Resources
@@ -11,15 +11,18 @@ from tidegate_events.spec import member_floor
 from tidegate_gateway.view.model import Drain, Exit, Hold, Job, Member, Node
 
 Nodes = dict[str, Node]
+JobsOn = Callable[[str], list[Job]]
+"""Returns the jobs whose current attempt has a member on the node of that name."""
+
 _OF_INCARNATION = (
     e.NodeImagesChanged | e.NodeUnreachable | e.NodeReachable | e.NodeLost | e.NodeCordoned | e.NodeForgotten
 )
 
 
-def on_node_event(nodes: Nodes, jobs: Iterable[Job], event: e.Event) -> bool:
+def on_node_event(nodes: Nodes, jobs_on: JobsOn, event: e.Event) -> bool:
     """Fold an event about a node; say whether it counted."""
     if isinstance(event, e.NodeJoined):
-        return _on_joined(nodes, jobs, event)
+        return _on_joined(nodes, jobs_on, event)
     node = nodes.get(getattr(event, "node", ""))
     if node is None:
         return False
@@ -27,10 +30,10 @@ def on_node_event(nodes: Nodes, jobs: Iterable[Job], event: e.Event) -> bool:
         return _on_word(node, event)
     if isinstance(event, e.NodeForgetRequested):
         return _forget(nodes, node)
-    return _on_incarnation(nodes, node, jobs, event)
+    return _on_incarnation(nodes, node, jobs_on, event)
 
 
-def _on_incarnation(nodes: Nodes, node: Node, jobs: Iterable[Job], event: e.Event) -> bool:
+def _on_incarnation(nodes: Nodes, node: Node, jobs_on: JobsOn, event: e.Event) -> bool:
     """Fold what was decided about the node as its agent had joined last."""
     if not isinstance(event, _OF_INCARNATION) or node.incarnation != event.incarnation:
         return False
@@ -38,7 +41,7 @@ def _on_incarnation(nodes: Nodes, node: Node, jobs: Iterable[Job], event: e.Even
         node.images = event.images
         return True
     if isinstance(event, e.NodeLost):
-        return _on_lost(node, jobs, event.at_ns)
+        return _on_lost(node, jobs_on(node.name), event.at_ns)
     if isinstance(event, e.NodeForgotten):
         return _forget(nodes, node)
     return _on_cordoned(node, event) if isinstance(event, e.NodeCordoned) else _on_reach(node, event)
@@ -89,7 +92,7 @@ def on_job_event(nodes: Nodes, event: e.JobEvent) -> None:
         node.holds[key].sandbox = "running"
 
 
-def _on_joined(nodes: Nodes, jobs: Iterable[Job], event: e.NodeJoined) -> bool:
+def _on_joined(nodes: Nodes, jobs_on: JobsOn, event: e.NodeJoined) -> bool:
     known = nodes.get(event.node)
     if known is not None and event.incarnation <= known.incarnation:
         return False
@@ -113,7 +116,7 @@ def _on_joined(nodes: Nodes, jobs: Iterable[Job], event: e.NodeJoined) -> bool:
         node.drain, node.resumed = known.drain, known.resumed
         node.cordoned, node.cordoned_ns = known.cordoned, known.cordoned_ns
     nodes[event.node] = node
-    for job, member in _members_on(jobs, event.node):
+    for job, member in _members_on(jobs_on(event.node), event.node):
         key = (job.id, job.attempt, member.placement.rank)
         if key not in held and member.sandbox == "running":
             _lose(job, member, "the node came back without it")
@@ -143,7 +146,7 @@ def _on_cordoned(node: Node, event: e.NodeCordoned) -> bool:
     return True
 
 
-def _on_lost(node: Node, jobs: Iterable[Job], at_ns: int) -> bool:
+def _on_lost(node: Node, jobs: list[Job], at_ns: int) -> bool:
     if node.state == "lost":
         return False
     node.state = "lost"
@@ -163,12 +166,12 @@ def _forget(nodes: Nodes, node: Node) -> bool:
     return True
 
 
-def _members_on(jobs: Iterable[Job], node: str) -> list[tuple[Job, Member]]:
+def _members_on(jobs: list[Job], node: str) -> list[tuple[Job, Member]]:
     """Return the active members of current attempts on a node."""
     return [
         (job, member)
         for job in jobs
-        if job.latest is not None and not job.waiting and not job.ended
+        if job.latest is not None
         for member in job.latest.members
         if member.placement.node == node and member.active
     ]

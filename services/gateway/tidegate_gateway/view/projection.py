@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 from tidegate_events import events as e
@@ -18,6 +18,7 @@ from tidegate_events.spec import JobSpec
 from tidegate_events.subjects import speaks_for
 
 from tidegate_gateway.view import cluster, life, settings
+from tidegate_gateway.view.census import Census
 from tidegate_gateway.view.model import (
     ENDED_JOBS_MAX,
     Entry,
@@ -62,19 +63,27 @@ class View:
         self.queues: dict[str, Queue] = {}
         self.maintenance: dict[str, Maintenance] = {}
         self.writers: dict[tuple[str, str], WriterSeen] = {}
+        self.census = Census()
         self._ended: deque[str] = deque()
         self._ended_jobs_max = ended_jobs_max
         self._keeps_timelines = keeps_timelines
 
-    def resume(self, progress: Progress, jobs: Iterable[Job], nodes: Iterable[Node]) -> None:
+    def resume(
+        self, progress: Progress, jobs: Iterable[Job], nodes: Iterable[Node], forgotten: Mapping[str, Forgotten]
+    ) -> None:
         """Go on from where another view was left, `jobs` in the order of their submission.
 
-        What was forgotten, queues, maintenance windows and writers are the caller's to fill in.
+        Queues, maintenance windows and writers are the caller's to fill in.
         """
         for name in Progress.__struct_fields__:
             setattr(self, name, getattr(progress, name))
         self.jobs = {job.id: job for job in jobs}
         self.nodes = {node.name: node for node in nodes}
+        self.forgotten = dict(forgotten)
+        for job in self.jobs.values():
+            self.census.note(job)
+        for gone in self.forgotten.values():
+            self.census.note_forgotten(gone)
         ended = [job for job in self.jobs.values() if job.ended_order is not None]
         self._ended.extend(job.id for job in sorted(ended, key=lambda job: job.ended_order or 0))
 
@@ -140,12 +149,12 @@ class View:
             return self._on_course(event)
         if isinstance(event, settings.Setting):
             return settings.on_setting(self.queues, self.maintenance, event)
-        return cluster.on_node_event(self.nodes, self.jobs.values(), event)
+        return cluster.on_node_event(self.nodes, self.jobs_on, event)
 
     def _on_submitted(self, event: e.JobSubmitted) -> bool:
         if event.job in self.jobs or event.job in self.forgotten:
             return False
-        self.jobs[event.job] = Job(
+        job = self.jobs[event.job] = Job(
             id=event.job,
             tenant=event.tenant,
             spec=event.spec,
@@ -156,6 +165,7 @@ class View:
             priority=event.spec.priority,
             time_limit_seconds=event.spec.time_limit_seconds,
         )
+        self.census.note(job)
         return True
 
     def _on_job_event(self, job: Job, event: e.JobEvent) -> bool:
@@ -171,6 +181,8 @@ class View:
             self.ended += 1
             job.ended_order = self.ended
             self._ended.append(job.id)
+        if counted:
+            self.census.note(job)
         return counted
 
     def _on_course(self, event: e.LeaderElected | e.PolicyChanged | e.GenerationOpened | e.DecisionPass) -> bool:
@@ -197,6 +209,11 @@ class View:
         self.leader.last_pass_at_ns = event.now_ns
         return True
 
+    def jobs_on(self, node: str) -> list[Job]:
+        """Return the jobs whose current attempt has a member on the node, in the order of their submission."""
+        there = [self.jobs[name] for name in self.census.seating.on(node)]
+        return sorted(there, key=lambda job: (job.submitted_seq, job.id))
+
     @property
     def forgotten_order(self) -> int:
         """Return the `ended_order` up to which jobs are forgotten."""
@@ -207,3 +224,4 @@ class View:
         while len(self._ended) > self._ended_jobs_max:
             job = self.jobs.pop(self._ended.popleft())
             self.forgotten[job.id] = Forgotten(job.tenant, job.state, job.spec_digest)
+            self.census.forget(job)

@@ -7,7 +7,7 @@ from collections import defaultdict
 import msgspec
 from tidegate_events.resources import Resources
 
-from tidegate_gateway.view.model import Queue
+from tidegate_gateway.view.model import ENDED_STATES, WAITING_STATES, Queue
 from tidegate_gateway.view.projection import View
 
 
@@ -23,16 +23,17 @@ class Usage(msgspec.Struct):
 def of_tenants(view: View) -> dict[str, Usage]:
     """Return the usage of every tenant that has jobs or still holds room."""
     found: dict[str, Usage] = defaultdict(Usage)
-    for job in view.jobs.values():
-        if job.ended:
+    for (tenant, state), count in view.census.states.items():
+        if state in ENDED_STATES:
             continue
-        usage = found[job.tenant]
-        if not job.waiting:
-            usage.running += 1
-        elif job.held:
-            usage.held += 1
+        usage = found[tenant]
+        if state in WAITING_STATES:
+            usage.waiting += count
         else:
-            usage.waiting += 1
+            usage.running += count
+    for tenant, usage in found.items():
+        usage.held = view.census.held[tenant]
+        usage.waiting -= usage.held
     for node in view.nodes.values():
         for hold in node.holds.values():
             if hold.tenant and hold.sandbox != "lost":
