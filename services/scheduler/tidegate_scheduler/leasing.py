@@ -91,7 +91,7 @@ def _holds(state: State, job: Job, member: Member, quotas: tuple[e.Quota, ...], 
     if held_mib == member.held_mib:
         return
     member.held_mib = held_mib
-    _handed_back(member)
+    _handed_back(state, job, member, member.quotas)
     job.cause = at
     state.touch(f"job/{job.id}")
 
@@ -116,7 +116,7 @@ def change_terms(state: State, job: Job, member: Member, event: e.QuotaChanged) 
     member.leased, member.extra = event.leased, event.extra
     member.granted = event.phase if event.phase == member.wanted else ""  # it may have thought better of it meanwhile
     if not keeps:
-        _handed_back(member)
+        _handed_back(state, job, member, event.quotas)
 
 
 def on_hand_back_requested(state: State, event: e.HandBackRequested, at: str) -> None:
@@ -130,7 +130,7 @@ def on_hand_back_requested(state: State, event: e.HandBackRequested, at: str) ->
     for member in job.members:
         if member.rank != event.rank or not member.active:
             continue
-        if not event.deadline_ns or member.leased is not None or member.extra is not None or member.held_mib:
+        if not event.deadline_ns or member.extra is not None or _has_others(state, job, member, member.quotas):
             member.hand_back_ns, member.hand_back_for = event.deadline_ns, event.for_job
             job.cause = at
             state.touch(f"job/{job.id}")
@@ -175,10 +175,17 @@ def _silent(spec: JobSpec, job: Job, member: Member, floor: Resources) -> list[i
     return [each.rank for each in waited_for][:SILENT_NAMED]
 
 
-def _handed_back(member: Member) -> None:
+def _handed_back(state: State, job: Job, member: Member, quotas: tuple[e.Quota, ...]) -> None:
     """Forget what was asked back when the member has nothing any more that belongs to others."""
-    if member.leased is None and not member.held_mib:
+    if not _has_others(state, job, member, quotas):
         member.hand_back_ns, member.hand_back_for = 0, ""
+
+
+def _has_others(state: State, job: Job, member: Member, quotas: tuple[e.Quota, ...]) -> bool:
+    """Say whether the member has what belongs to others: leased, kept by its kernel, or between two phases."""
+    own_mib = state.floors[job.id].memory_mib + (member.extra.memory_mib if member.extra is not None else 0)
+    has_mib = max(member.held_mib, limits_mib(state.specs[job.id], quotas))
+    return member.leased is not None or has_mib > own_mib
 
 
 def _asking(state: State, event: e.AttemptEvent, rank: int) -> tuple[Job, Member] | None:
