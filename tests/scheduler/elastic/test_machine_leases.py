@@ -159,6 +159,7 @@ class LeasesMachine(ElasticMachine):
 
     def _owners_get_their_own(self) -> None:
         """Nobody hands anything back, but all leave who are asked to, and kernels follow."""
+        self.cluster.now = max(self.cluster.now, self.cluster.state.header.now_ns)  # a clock that went back catches up
         self.cluster.settle()
         waiting = [(job, each) for job, each in self._asking() if not self.cluster.state.specs[job.id].borrows]
         for job, member in waiting:
