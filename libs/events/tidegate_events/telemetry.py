@@ -38,6 +38,9 @@ NODE_COUNTERS = {
     "disk_written_bytes": "bytes written to disks",
     "network_received_bytes": "bytes received, the loopback interface left out",
     "network_sent_bytes": "bytes sent, the loopback interface left out",
+    "images_fetched": "images that the agent fetched since it began",
+    "image_fetch_failures": "times that an image could not be fetched since the agent began",
+    "image_fetched_bytes": "bytes of the images that the agent fetched since it began",
 }
 GPU_GAUGES = {
     "utilization_ratio": "share of time in which a kernel ran on the GPU",

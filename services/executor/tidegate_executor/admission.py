@@ -40,6 +40,8 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     capacity: NodeCapacity
     levels: Set[str]
     images: Mapping[str, Image]
+    fetches_images: bool = False
+    """Others may be had from a store: whether they can is seen when a member is made ready."""
 
 
 def offerable(capacity: NodeCapacity, levels: Set[str]) -> NodeCapacity:
@@ -88,7 +90,7 @@ def _level_refusal(order: SandboxOrder, offer: Offer) -> Reason | None:
 
 
 def _image_refusal(order: SandboxOrder, offer: Offer) -> Reason | None:
-    if find(offer.images, order.spec.image) is not None:
+    if offer.fetches_images or find(offer.images, order.spec.image) is not None:
         return None
     known = ", ".join(sorted(offer.images)) or "none"
     return Reason(code="ImageMissing", detail=f"image {order.spec.image} is not here; there are: {known}")

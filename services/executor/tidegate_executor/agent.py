@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 import structlog
-from tidegate_events.events import HeldSandbox, NodeJoined, Reason
+from tidegate_events.events import HeldSandbox, NodeImagesChanged, NodeJoined, Reason
 from tidegate_events.orders import FORGOTTEN_INCARNATION, NodeOrders, SandboxOrder
 
 from tidegate_executor import admission, conclusion, preparation, retention, runner
@@ -20,6 +20,7 @@ from tidegate_executor.attempts import facts, transitions
 from tidegate_executor.attempts.state import AttemptState, sandbox_id
 from tidegate_executor.context import Context
 from tidegate_executor.images import find
+from tidegate_executor.prefetching import Prefetcher
 from tidegate_executor.runner import AttemptRunner
 from tidegate_executor.sandbox.base import FoundSandbox, InfrastructureError, Sandbox
 
@@ -41,6 +42,8 @@ class NodeAgent:
         self._newest_orders = (0, 0)
         self._offer: Offer | None = None
         self._joined_ns = 0
+        self._prefetcher = Prefetcher(context.images, context.starts)
+        context.images.in_use = self._images_in_use
 
     # ---- what there is ----
 
@@ -163,6 +166,33 @@ class NodeAgent:
             log.warning("joins_again", why="the scheduler keeps nothing of this node any more")
             await self.join(self._offer)
 
+    # ---- images ----
+
+    async def prefetch(self) -> None:
+        """Follow the hints of the orders until cancelled."""
+        await self._prefetcher.run()
+
+    async def tell_images(self) -> None:
+        """Say which images are here whenever that has changed, until cancelled."""
+        shelf = self._context.images
+        while True:
+            await shelf.changed.wait()
+            shelf.changed.clear()
+            changed = NodeImagesChanged(
+                id="",
+                at_ns=self._context.clock.now_ns(),
+                node=self._context.node,
+                incarnation=self.incarnation,
+                images={name: image.digest for name, image in (await shelf.here()).items()},
+                unavailable=tuple(shelf.unavailable),
+            )
+            await self._context.spool.put([changed])
+
+    def _images_in_use(self) -> set[str]:
+        """Return the images that members here run on or are made ready with, as they named them."""
+        memories = [each.memory for each in self._runners.values()]
+        return {memory.order.spec.image for memory in memories} | {memory.state.image_digest for memory in memories}
+
     # ---- orders ----
 
     async def on_orders(self, orders: NodeOrders) -> None:
@@ -177,6 +207,7 @@ class NodeAgent:
         if version < self._newest_orders:
             return
         self._newest_orders = version
+        self._prefetcher.hint(orders.prefetch)
         news = []
         for order in orders.sandboxes:
             key = sandbox_id(order.job, order.attempt, order.rank)

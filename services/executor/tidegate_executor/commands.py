@@ -6,10 +6,11 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from tidegate_executor import images
-from tidegate_executor.settings import Settings
+from tidegate_executor import image_store, images
+from tidegate_executor.settings import Settings, SettingsError
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -22,6 +23,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     sweeping.add_argument("--data-dir", default=argparse.SUPPRESS)
     measuring = commands.add_parser("images", help="measure the images, so that the next start is quick, and list them")
     measuring.add_argument("--data-dir", default=argparse.SUPPRESS)
+    storing = commands.add_parser(
+        "publish", help="put an image of the settings into the store, where other nodes fetch it"
+    )
+    storing.add_argument("image", help="its name in the settings")
     probing = commands.add_parser("probe", help="try every isolation level for real, and say what works here")
     probing.add_argument("--data-dir", default=argparse.SUPPRESS)
     probing.add_argument("--json", action="store_true", dest="as_json", help="one line of JSON")
@@ -49,7 +54,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
 
 def overrides(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return what the command line sets."""
-    return {name: value for name, value in vars(arguments).items() if name != "command"}
+    return {name: value for name, value in vars(arguments).items() if name not in ("command", "image")}
 
 
 def print_images(settings: Settings) -> None:
@@ -57,6 +62,19 @@ def print_images(settings: Settings) -> None:
     settings.paths.ensure()
     for name, image in asyncio.run(images.catalogue(settings)).items():
         print(f"{name}\t{image.digest}")
+
+
+def publish_image(settings: Settings, name: str) -> None:
+    """Put an image into the store and say what it is there. Raises SettingsError and StoreError."""
+    if not settings.image_store_dir:
+        raise SettingsError("image_store_dir is not set; name the directory that the nodes share")
+    settings.paths.ensure()
+    known = asyncio.run(images.catalogue(settings))
+    if name not in known:
+        raise SettingsError(f"image {name!r} is not of these settings; there are: {', '.join(sorted(known)) or 'none'}")
+    store = Path(settings.image_store_dir)
+    stored = image_store.publish(known[name], store, images.cache_directory(settings))
+    print(f"{stored.name}\t{stored.digest}\t{stored.size_bytes} bytes")
 
 
 def complain(error: Exception, code: int) -> int:

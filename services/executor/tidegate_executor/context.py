@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,17 +9,18 @@ from pathlib import Path
 from tidegate_events.clock import Clock
 
 from tidegate_executor.gang.exchange import GangExchange
-from tidegate_executor.images import Image
+from tidegate_executor.image_shelf import ImageShelf
 from tidegate_executor.sampling.reports import ProcessReports
 from tidegate_executor.sandbox.base import SandboxBackend
 from tidegate_executor.settings import NodePaths, Settings
 from tidegate_executor.spool.spool import Spool
+from tidegate_executor.starts import Starts
 from tidegate_executor.workdirs import Workdirs
 
 
 @dataclass
 class Context:
-    """See the module. `images` is awaited: measuring them takes a while after a start."""
+    """See the module."""
 
     settings: Settings
     paths: NodePaths
@@ -30,7 +30,8 @@ class Context:
     workdirs: Workdirs
     sdk_dir: Path
     reports: ProcessReports
-    images: asyncio.Future[dict[str, Image]]
+    starts: Starts
+    images: ImageShelf
     gangs: GangExchange
 
     @property

@@ -49,8 +49,12 @@ async def catalogue(settings: Settings) -> dict[str, Image]:
     wanted = dict(settings.images)
     if settings.offer_host_image:
         wanted[HOST] = host_image()
-    directory = Path(settings.image_cache_dir) if settings.image_cache_dir else settings.paths.images
-    return await asyncio.to_thread(_measure, wanted, directory)
+    return await asyncio.to_thread(_measure, wanted, cache_directory(settings))
+
+
+def cache_directory(settings: Settings) -> Path:
+    """Return where the hashes of image files are kept."""
+    return Path(settings.image_cache_dir) if settings.image_cache_dir else settings.paths.images
 
 
 def host_image() -> ImageSettings:
@@ -71,28 +75,33 @@ def host_image() -> ImageSettings:
 
 
 def _measure(wanted: Mapping[str, ImageSettings], directory: Path) -> dict[str, Image]:
-    directory.mkdir(parents=True, exist_ok=True)
-    digests = trees.DigestCache(directory / "digests.json")
-    digests.load()
-    return {name: _image(name, image, digests, directory) for name, image in sorted(wanted.items())}
+    return {name: _image(name, image, directory) for name, image in sorted(wanted.items())}
 
 
-def _image(name: str, image: ImageSettings, digests: trees.DigestCache, directory: Path) -> Image:
+def _image(name: str, image: ImageSettings, directory: Path) -> Image:
     began = time.monotonic()
     log.info("image_measuring", image=name, layers=[layer.source for layer in image.layers])
-    layers = [(layer.source, layer.target) for layer in image.layers]
     try:
-        seen = trees.fingerprint(layers)
-        digest = digests.get(layers, seen)
-        if digest is None:
-            digest = _digest(layers, directory / "hashes.msgpack")
-            if trees.fingerprint(layers) == seen:  # else it was changed while it was read
-                digests.put(layers, seen, digest)
+        digest = measured_digest([(layer.source, layer.target) for layer in image.layers], directory)
     except OSError as error:
         raise ImageError(f"image {name}: {error}; each layer needs a readable directory as its source") from error
     log.info("image_measured", image=name, digest=digest, seconds=round(time.monotonic() - began, 2))
     found = tuple(Layer(source=layer.source, target=layer.target) for layer in image.layers)
     return Image(name=name, digest=digest, layers=found, path=image.path)
+
+
+def measured_digest(layers: list[tuple[str, str]], directory: Path) -> str:
+    """Return the digest of layers, of which the caches in the directory may know a part. Blocks. Raises OSError."""
+    directory.mkdir(parents=True, exist_ok=True)
+    digests = trees.DigestCache(directory / "digests.json")
+    digests.load()
+    seen = trees.fingerprint(layers)
+    digest = digests.get(layers, seen)
+    if digest is None:
+        digest = _digest(layers, directory / "hashes.msgpack")
+        if trees.fingerprint(layers) == seen:  # else it was changed while it was read
+            digests.put(layers, seen, digest)
+    return digest
 
 
 def _digest(layers: list[tuple[str, str]], cache_file: Path) -> str:

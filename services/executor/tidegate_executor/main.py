@@ -13,6 +13,7 @@ from tidegate_events.process import log_as, run_until_signalled
 
 from tidegate_executor import commands, probing, settings, shell
 from tidegate_executor.backends import NoLevelError
+from tidegate_executor.image_store import StoreError
 from tidegate_executor.lock import DataDirectoryInUseError
 from tidegate_executor.sweep import sweep
 
@@ -26,7 +27,7 @@ def main() -> None:
     os.umask(0o022)
     try:
         _run(arguments)
-    except (settings.SettingsError, DataDirectoryInUseError) as error:
+    except (settings.SettingsError, DataDirectoryInUseError, StoreError) as error:
         sys.exit(commands.complain(error, EXIT_REFUSED))
     except NoLevelError as error:
         sys.exit(commands.complain(error, EXIT_NO_ISOLATION))
@@ -47,5 +48,7 @@ def _run(arguments: argparse.Namespace) -> None:
     log_as("executor", loaded.node)
     if arguments.command == "images":
         commands.print_images(loaded)
+    elif arguments.command == "publish":
+        commands.publish_image(loaded, arguments.image)
     else:
         run_until_signalled(lambda: shell.serve(loaded, SystemClock()))

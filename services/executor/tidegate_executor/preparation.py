@@ -21,7 +21,8 @@ from tidegate_executor.attempts import scaling
 from tidegate_executor.attempts.state import AttemptState
 from tidegate_executor.attempts.wording import plain
 from tidegate_executor.context import Context
-from tidegate_executor.images import Image, find
+from tidegate_executor.image_shelf import ImageUnavailableError
+from tidegate_executor.images import Image
 from tidegate_executor.sandbox.base import (
     CPU_MILLIS_MIN,
     MEMORY_MIB_MIN,
@@ -58,6 +59,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     places: environment.Places
     declared: Path | None
     hot: Path
+    image_digest: str
 
     def __repr__(self) -> str:
         return f"Prepared({self.spec!r})"
@@ -70,9 +72,7 @@ def channel_directory(context: Context, sandbox: str) -> Path:
 
 async def prepare(context: Context, order: SandboxOrder, state: AttemptState) -> Prepared:
     """Return what the sandbox needs, fetched and made. Safe to repeat. Raises RefusedError."""
-    image = find(await asyncio.shield(context.images), order.spec.image)
-    if image is None:
-        raise RefusedError("ImageMissing", f"image {order.spec.image} is not on this node")
+    image = await _image(context, order)
     workdir = await _workdir(context, order)
     return await asyncio.to_thread(_assemble, context, order, state, (image, workdir))
 
@@ -84,6 +84,13 @@ async def secrets_of(context: Context, order: SandboxOrder) -> dict[str, str]:
         return await asyncio.to_thread(secret_store.read, directory, order.tenant, order.spec.secrets)
     except secret_store.SecretError as error:
         raise RefusedError(error.code, str(error)) from error
+
+
+async def _image(context: Context, order: SandboxOrder) -> Image:
+    try:
+        return await context.images.get(order.spec.image)
+    except ImageUnavailableError as error:
+        raise RefusedError("ImageMissing" if error.missing else "ImageUnavailable", str(error)) from error
 
 
 async def _workdir(context: Context, order: SandboxOrder) -> Path | None:
@@ -129,7 +136,7 @@ def _assemble(
         host_declared = Path(declared.source)
     elif declared_target is not None:  # at level `unisolated` what is below the workspace is a plain directory
         host_declared = Path(context.backends[state.level].path_inside(spec, declared_target))
-    return Prepared(spec=spec, places=places, declared=host_declared, hot=hot)
+    return Prepared(spec=spec, places=places, declared=host_declared, hot=hot, image_digest=image.digest)
 
 
 def _places(

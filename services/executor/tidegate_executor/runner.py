@@ -84,7 +84,8 @@ class AttemptRunner:
     async def run(self) -> None:
         """Return when the attempt is over and reported."""
         try:
-            sandbox = self._found or await self._make()
+            with self._context.starts.one():
+                sandbox = self._found or await self._make()
             if sandbox is None:
                 return
             self._sandbox = sandbox
@@ -115,7 +116,8 @@ class AttemptRunner:
         try:
             self._prepared = await self._prepare_unless_stopped()
             if self._prepared is not None:
-                self.memory.change(transitions.prepared(self.memory.state, self._context.clock.now_ns()))
+                now_ns, digest = self._context.clock.now_ns(), self._prepared.image_digest
+                self.memory.change(transitions.prepared(self.memory.state, now_ns, digest))
             if self._prepared is None or self.memory.state.stop is not None:
                 await self._conclude_unstarted(None)
                 return None

@@ -45,6 +45,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     `input_roots` and `output_roots` are the host directories below which a job may name inputs and outputs; an empty
     list allows none. `image_cache_dir` keeps the hashes of image files, for several agents to share.
+    `image_store_dir` is where images lie that this node may copy, of which it keeps `fetched_images_mib` at most.
     `rack` and `switch` say where the node stands in the network; `address` is where the other nodes of a gang reach it
     (left out: this is the only machine).
     `offer_unisolated` lets jobs that ask for it run as plain processes.
@@ -69,6 +70,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     images: dict[str, ImageSettings] = {}
     offer_host_image: bool = True
     image_cache_dir: str | None = None
+    image_store_dir: str = ""
+    fetched_images_mib: int = 20 * 1024
     uid_base: int | None = None
     cgroup_name: str | None = None
     cgroup_parent: str | None = None
@@ -94,6 +97,7 @@ class NodePaths:
         self.attempts = root / "attempts"
         self.sandboxes = root / "sandboxes"
         self.images = root / "images"
+        self.fetched = root / "fetched-images"
         self.workdirs = root / "workdirs"
         self.checkpoint_dirs = root / "checkpoint-dirs"
         self.channels = root / "channels"
@@ -106,7 +110,14 @@ class NodePaths:
         self.root.chmod(0o711)
         for private in (self.spool, self.attempts, self.images, self.logs):
             private.mkdir(exist_ok=True, mode=0o700)
-        for passable in (self.sandboxes, self.workdirs, self.checkpoint_dirs, self.channels, self.sdk):
+        for passable in (
+            self.sandboxes,
+            self.workdirs,
+            self.fetched,
+            self.checkpoint_dirs,
+            self.channels,
+            self.sdk,
+        ):
             passable.mkdir(exist_ok=True, mode=0o711)
 
 
@@ -124,6 +135,7 @@ _TEXTS = {
     "TIDEGATE_SECRETS_DIR": "secrets_dir",
     "TIDEGATE_GATEWAY_URL": "gateway_url",
     "TIDEGATE_IMAGE_CACHE_DIR": "image_cache_dir",
+    "TIDEGATE_IMAGE_STORE_DIR": "image_store_dir",
     "TIDEGATE_CGROUP_NAME": "cgroup_name",
     "TIDEGATE_CGROUP_PARENT": "cgroup_parent",
     "TIDEGATE_NODE_RACK": "rack",
@@ -137,6 +149,7 @@ _NUMBERS = {
     "TIDEGATE_SHARE_COUNT": "share_count",
     "TIDEGATE_RESERVED_CPU_MILLIS": "reserved_cpu_millis",
     "TIDEGATE_RESERVED_MEMORY_MIB": "reserved_memory_mib",
+    "TIDEGATE_FETCHED_IMAGES_MIB": "fetched_images_mib",
     "TIDEGATE_UID_BASE": "uid_base",
 }
 _ROOTS = {"TIDEGATE_INPUT_ROOTS": "input_roots", "TIDEGATE_OUTPUT_ROOTS": "output_roots"}
@@ -229,9 +242,17 @@ def checked(settings: Settings) -> Settings:
         )
     if not (settings.offer_trusted or settings.offer_unisolated):
         raise SettingsError("offer_trusted and offer_unisolated are both false: the node would offer no level at all")
+    _check_images(settings)
+    return settings
+
+
+def _check_images(settings: Settings) -> None:
     if "host" in settings.images and settings.offer_host_image:
         raise SettingsError("images: 'host' is built in; choose another name, or set offer_host_image to false")
-    return settings
+    if settings.image_store_dir and not Path(settings.image_store_dir).is_absolute():
+        raise SettingsError(f"image_store_dir: {settings.image_store_dir!r} refused; an absolute path is accepted")
+    if settings.fetched_images_mib < 0:
+        raise SettingsError(f"fetched_images_mib: {settings.fetched_images_mib} refused; 0 or more is accepted")
 
 
 def _check_place(settings: Settings) -> None:

@@ -23,11 +23,13 @@ from tidegate_events.journal.base import JournalUnavailableError
 from tidegate_events.journal.nats import NatsJournal
 from tidegate_events.process import say_ready
 
-from tidegate_executor import attempt_memory, backends, capacity, images, lock, log_queries, sdk_copy
+from tidegate_executor import attempt_memory, backends, capacity, lock, log_queries, sdk_copy
 from tidegate_executor.admission import Offer, offerable
 from tidegate_executor.agent import NodeAgent
 from tidegate_executor.context import Context
 from tidegate_executor.gang.exchange import GangExchange
+from tidegate_executor.image_shelf import ImageShelf
+from tidegate_executor.sampling.node import NodeReader
 from tidegate_executor.sampling.reports import ProcessReports
 from tidegate_executor.sampling.sampler import Sampler
 from tidegate_executor.sampling.stamp import Stamp
@@ -36,6 +38,7 @@ from tidegate_executor.settings import Settings
 from tidegate_executor.spool.incarnation import next_incarnation, recorded_incarnation
 from tidegate_executor.spool.publisher import FactPublisher
 from tidegate_executor.spool.spool import Spool
+from tidegate_executor.starts import Starts
 from tidegate_executor.user_stream import NatsUserStream
 from tidegate_executor.workdirs import Workdirs
 
@@ -64,7 +67,7 @@ async def serve(settings: Settings, clock: Clock) -> None:
         remembered = attempt_memory.recall(await asyncio.to_thread(spool.open))
         tasks.create_task(spool.run_flusher())
         context = await _context(settings, clock, spool, available)
-        tasks.create_task(_measure_images(context))
+        tasks.create_task(context.images.measure())
         agent = NodeAgent(context, incarnation, tasks)
         await agent.reconcile(remembered, found)
         # Joining waits until the images are measured, for a minute perhaps; the node must not count as lost meanwhile.
@@ -74,7 +77,9 @@ async def serve(settings: Settings, clock: Clock) -> None:
         offered = offerable(detected, levels)
         if detected.gpus != offered.gpus:
             log.warning("gpus_not_offered", gpus=len(detected.gpus), why="no offered level passes a GPU to a sandbox")
-        await agent.join(Offer(capacity=offered, levels=levels, images=await context.images))
+        shelf = context.images
+        offer = Offer(capacity=offered, levels=levels, images=await shelf.here(), fetches_images=shelf.fetches_others)
+        await agent.join(offer)
         client = await bus
         tasks.create_task(_publish_facts(settings, spool, client, incarnation))
         tasks.create_task(spool.run_user(NatsUserStream(client).store))
@@ -113,6 +118,7 @@ async def _incarnation(settings: Settings, bus: asyncio.Future[Client]) -> int:
 async def _context(settings: Settings, clock: Clock, spool: Spool, available: dict[str, SandboxBackend]) -> Context:
     workdirs = Workdirs(settings.paths.workdirs, settings.gateway_url)
     await asyncio.to_thread(workdirs.open)
+    starts = Starts()
     return Context(
         settings=settings,
         paths=settings.paths,
@@ -122,13 +128,10 @@ async def _context(settings: Settings, clock: Clock, spool: Spool, available: di
         workdirs=workdirs,
         sdk_dir=await asyncio.to_thread(sdk_copy.install, settings.paths.sdk),
         reports=ProcessReports(),
-        images=asyncio.get_running_loop().create_future(),
+        starts=starts,
+        images=ImageShelf(settings, starts),
         gangs=GangExchange(settings.node),
     )
-
-
-async def _measure_images(context: Context) -> None:
-    context.images.set_result(await images.catalogue(context.settings))
 
 
 async def _publish_facts(settings: Settings, spool: Spool, client: Client, incarnation: int) -> None:
@@ -163,10 +166,12 @@ async def _attend(tasks: asyncio.TaskGroup, context: Context, agent: NodeAgent, 
         context.clock,
         context.reports,
         agent.sandboxes,
-        context.paths.root,
+        NodeReader(context.paths.root, counted=context.images.counters),
     )
     tasks.create_task(sampler.run(lambda data: _publish(client, subjects.telemetry(node), data)))
     tasks.create_task(_tidy(agent))
+    tasks.create_task(agent.prefetch())
+    tasks.create_task(agent.tell_images())
     say_ready()
 
 

@@ -6,8 +6,7 @@ import asyncio
 import hashlib
 import re
 import shutil
-from collections.abc import Callable, Set
-from dataclasses import dataclass, field
+from collections.abc import Set
 from pathlib import Path
 
 import httpx
@@ -15,6 +14,7 @@ import structlog
 
 from tidegate_executor import archives
 from tidegate_executor.spool.segments import sync_directory
+from tidegate_executor.turns import Turns, to_its_end
 
 ARCHIVE_BYTES_MAX = 1024**3
 FETCH_SECONDS_MAX = 300.0
@@ -35,21 +35,13 @@ class WorkdirError(Exception):
         self.refused = refused
 
 
-@dataclass
-class _Turn:
-    """Those who want one digest, one after the other."""
-
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    users: int = 0
-
-
 class Workdirs:
     """The cache in one directory; what is named by a digest there is complete."""
 
     def __init__(self, directory: Path, gateway_url: str) -> None:
         self._directory = directory
         self._gateway_url = gateway_url.rstrip("/")
-        self._fetching: dict[str, _Turn] = {}
+        self._fetching = Turns()
 
     def open(self) -> None:
         """Remove what an interrupted fetch left, and all of an earlier boot: a power cut may have emptied its files."""
@@ -70,18 +62,11 @@ class Workdirs:
             raise WorkdirError(f"workdir {reference!r} is not a SHA-256 digest", refused=True)
         digest = match.group(1)
         path = self._directory / digest
-        turn = self._fetching.setdefault(digest, _Turn())
-        turn.users += 1
-        try:
-            async with turn.lock:
-                if not await asyncio.to_thread(path.is_dir):
-                    await self._fetch_and_unpack(digest, path)
-                else:
-                    await asyncio.to_thread(path.touch)
-        finally:
-            turn.users -= 1
-            if turn.users == 0:
-                del self._fetching[digest]
+        async with self._fetching.take(digest):
+            if not await asyncio.to_thread(path.is_dir):
+                await self._fetch_and_unpack(digest, path)
+            else:
+                await asyncio.to_thread(path.touch)
         return path
 
     def trim(self, in_use: Set[str]) -> None:
@@ -99,7 +84,7 @@ class Workdirs:
         try:
             async with asyncio.timeout(FETCH_SECONDS_MAX):
                 await self._fetch(digest, archive)
-            await _to_its_end(_unpack_into_place, archive, staging, path)
+            await to_its_end(_unpack_into_place, archive, staging, path)
         except TimeoutError as error:
             raise WorkdirError(f"blob {digest} did not come within {FETCH_SECONDS_MAX} s", refused=False) from error
         except archives.ArchiveRefusedError as error:
@@ -133,16 +118,6 @@ class Workdirs:
             raise WorkdirError(f"{url} cannot be fetched: {error!r}", refused=False) from error
         if hashing.hexdigest() != digest:
             raise WorkdirError(f"{url} gave bytes of another digest, {hashing.hexdigest()}", refused=False)
-
-
-async def _to_its_end(work: Callable[..., None], *arguments: object) -> None:
-    """Do it in a thread; a cancelled caller waits for the thread, which must not go on while its files are removed."""
-    future = asyncio.get_running_loop().run_in_executor(None, lambda: work(*arguments))
-    try:
-        await asyncio.shield(future)
-    except asyncio.CancelledError:
-        await asyncio.wait([future])
-        raise
 
 
 def _unpack_into_place(archive: Path, staging: Path, path: Path) -> None:

@@ -180,6 +180,7 @@ class Scheduler:
         self.node = node
         self.journal = NatsJournal(client)
         self.wanted: dict[str, SandboxOrder] = {}
+        self.prefetch: tuple[str, ...] = ()
         self.incarnation = 0
         self.at_seq = 1
         self.epoch = 1
@@ -217,6 +218,7 @@ class Scheduler:
                 epoch=self.epoch,
                 at_seq=self.at_seq,
                 sandboxes=tuple(self.wanted.values()),
+                prefetch=self.prefetch,
             )
             if self.incarnation and self._client.is_connected:
                 await self._client.publish(subjects.order(self.node), orders.encode(message))

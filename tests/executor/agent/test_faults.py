@@ -11,6 +11,7 @@ from tidegate_executor.agent import NodeAgent
 from tidegate_executor.attempts import transitions
 from tidegate_executor.context import Context
 from tidegate_executor.runner import AttemptRunner
+from tidegate_executor.starts import Starts
 
 from tests.executor.agent.conftest import component, job
 
@@ -35,7 +36,7 @@ class Failing:
 
 async def attend(error: Exception, *, broken: bool = False) -> Failing:
     failing = Failing(error)
-    context: Any = SimpleNamespace(spool=SimpleNamespace(broken=broken))
+    context: Any = SimpleNamespace(spool=SimpleNamespace(broken=broken), images=SimpleNamespace(), starts=Starts())
     async with asyncio.TaskGroup() as tasks:
         agent = NodeAgent(cast(Context, context), 1, tasks)
         agent._runners["j.1.0"] = cast(AttemptRunner, failing)

@@ -122,12 +122,15 @@ async def test_a_sandbox_that_is_gone_busy_or_without_limits_is_left_out(monkeyp
 
 async def test_rounds_without_readings_carry_reports_alone(tmp_path: Path) -> None:
     sandbox: Any = FakeSandbox(stats(1_000_000_000, 1))
+    reader = NodeReader(tmp_path, counted=lambda: {"images_fetched": 3.0})
     sampler = Sampler(
-        Stamp(node="n1", incarnation=1), ManualClock(), ProcessReports(), lambda: [(STATE, sandbox)], tmp_path
+        Stamp(node="n1", incarnation=1), ManualClock(), ProcessReports(), lambda: [(STATE, sandbox)], reader
     )
     assert await sampler.sample(readings=False) == []
-    kinds = [type(sample).__name__ for sample in await sampler.sample(readings=True)]
-    assert kinds == ["SandboxSample", "NodeSample"]
+    samples = await sampler.sample(readings=True)
+    assert [type(sample).__name__ for sample in samples] == ["SandboxSample", "NodeSample"]
+    assert isinstance(samples[1], telemetry.NodeSample)
+    assert samples[1].counters["images_fetched"] == 3.0
 
 
 class FakeNvml:

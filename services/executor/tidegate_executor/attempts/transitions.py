@@ -59,9 +59,9 @@ def accept(order: SandboxOrder, now_ns: int, *, level: str, image_digest: str, u
     return _replace(state, replicas=replicas)
 
 
-def prepared(state: AttemptState, now_ns: int) -> AttemptState:
+def prepared(state: AttemptState, now_ns: int, image_digest: str) -> AttemptState:
     """Note when image, inputs and working directory were ready."""
-    return _replace(state, prepared_ns=now_ns)
+    return _replace(state, prepared_ns=now_ns, image_digest=image_digest)
 
 
 def on_order(state: AttemptState, order: SandboxOrder, at_seq: int = 0) -> AttemptState:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,10 +28,13 @@ class Readings(NamedTuple):
 
 
 class NodeReader:
-    """Remembers the CPU times of the last reading, because a share of time needs two."""
+    """Remembers the CPU times of the last reading, because a share of time needs two; `counted` is the agent's own."""
 
-    def __init__(self, data_dir: Path, pressure: Path = PRESSURE) -> None:
+    def __init__(
+        self, data_dir: Path, pressure: Path = PRESSURE, counted: Callable[[], dict[str, float]] = dict
+    ) -> None:
         self._data_dir = data_dir
+        self._counted = counted
         self._pressure = pressure
         self._before: tuple[float, float] | None = None
 
@@ -49,7 +53,7 @@ class NodeReader:
         disk = psutil.disk_usage(str(self._data_dir))
         gauges["disk_total_bytes"] = float(disk.total)
         gauges["disk_free_bytes"] = float(disk.free)
-        return Readings(gauges, counters | pressure_seconds(self._pressure) | _traffic())
+        return Readings(gauges, counters | pressure_seconds(self._pressure) | _traffic() | self._counted())
 
 
 def _cpu_seconds() -> tuple[float, float]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 import structlog
 from tidegate_events import telemetry
@@ -37,13 +36,13 @@ class Sampler:
         clock: Clock,
         reports: ProcessReports,
         running: Callable[[], list[tuple[AttemptState, Sandbox]]],
-        data_dir: Path,
+        node: NodeReader,
     ) -> None:
         self._stamp = stamp
         self._clock = clock
         self._reports = reports
         self._running = running
-        self._node = NodeReader(data_dir)
+        self._node = node
         self._gpus = GpuReader()
         self._sandboxes = SandboxReader()
 
