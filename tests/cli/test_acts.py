@@ -170,13 +170,14 @@ def test_a_dry_run_says_what_would_become_of_the_job(training: LiveGateway, cli:
     _dry_run(training, verdict="starts_now", nodes=["n1"], starts_at_ns=1, starts_basis="now")
     ran = cli("submit", job_file, "--dry-run")
     assert (ran.code, ran.out) == (0, "It would start now on n1. Nothing was submitted.\n")
-    displaced = [{"job": story.LOW, "tenant": "t", "priority": 1}]
+    displaced = [{"job": story.LOW, "tenant": "t", "priority": 1, "how": "hands_back"}]
     soon_ns = time.time_ns() + 60 * SECOND_NS
     _dry_run(
         training, verdict="displaces", nodes=["n1"], starts_at_ns=soon_ns, starts_basis="deadline", displaces=displaced
     )
     ran = cli("submit", job_file, "--dry-run", "--priority", "90")
     assert "displace one job and start on n1" in ran.out
+    assert "hands back what it has beyond its guarantee" in " ".join(ran.out.split())
     assert story.LOW in ran.out
     _dry_run(training, verdict="waits", position=3, reasons=[{"code": "QuotaReached", "detail": "8 of 8 GPU"}])
     ran = cli("submit", job_file, "--dry-run")

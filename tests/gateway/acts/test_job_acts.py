@@ -218,7 +218,7 @@ async def test_a_dry_run_asks_the_scheduler_and_takes_nothing(bench: Any) -> Non
     answer = await bench.client.post("/v1/jobs?dry_run=1", json=_spec())
     assert answer.status_code == 200
     assert answer.json()["verdict"] == "displaces"
-    assert answer.json()["displaces"] == [{"job_id": "j-low", "tenant": "t", "priority": 1}]
+    assert answer.json()["displaces"] == [{"job_id": "j-low", "tenant": "t", "priority": 1, "how": "leaves"}]
     assert answer.json()["reasons"] == [{"code": "Resources", "detail": "too little", "numbers": {}}]
     assert answer.json()["position"] is None
     asked = [question for subject, question in bench.asker.asked if subject == subjects.ask_scheduler("dry-run")]

@@ -17,12 +17,21 @@ def render(found: dict[str, Any]) -> list[RenderableType]:
     parts += [f"why: {why}"] if why else []
     if found["displaces"]:
         table = output.table()
-        for name in ("DISPLACES", "TENANT", "PRIO"):
+        for name in ("DISPLACES", "TENANT", "PRIO", "HOW"):
             table.add_column(name)
         for victim in found["displaces"]:
-            table.add_row(victim["job_id"], victim["tenant"], str(victim["priority"]))
+            table.add_row(
+                victim["job_id"], victim["tenant"], str(victim["priority"]), _HOW.get(victim.get("how", ""), "")
+            )
         parts.append(table)
     return parts
+
+
+_HOW = {
+    "leaves": "saves and leaves",
+    "moves": "saves and goes on elsewhere",
+    "hands_back": "hands back what it has beyond its guarantee",
+}
 
 
 def _verdict(found: dict[str, Any]) -> str:

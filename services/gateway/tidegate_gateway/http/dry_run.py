@@ -26,6 +26,7 @@ class _Displaced(msgspec.Struct, frozen=True):
     job: str
     tenant: str
     priority: int
+    how: Literal["leaves", "moves", "hands_back"] = "leaves"
 
 
 class _Verdict(msgspec.Struct, frozen=True):
@@ -68,7 +69,8 @@ async def answer(gateway: Gateway, spec: JobSpec) -> Response:
         "starts_at_ns": verdict.starts_at_ns,
         "starts_basis": verdict.starts_basis,
         "displaces": [
-            {"job_id": each.job, "tenant": each.tenant, "priority": each.priority} for each in verdict.displaces
+            {"job_id": each.job, "tenant": each.tenant, "priority": each.priority, "how": each.how}
+            for each in verdict.displaces
         ],
         "position": verdict.position or None,
         "reasons": [render.reason(each) for each in verdict.reasons],
