@@ -26,6 +26,17 @@ def limits_mib(spec: JobSpec, quotas: tuple[e.Quota, ...]) -> int:
     return sum(by_name.get(each.name, 0) * each.replicas for each in spec.components)
 
 
+def on_placed(state: State, job: Job) -> None:
+    """Take it that members have all that they are guaranteed until their kernels say what limits they began with.
+
+    Where a node enforces none they do have it, and until they say so nobody knows.
+    """
+    spec, floor_mib = state.specs[job.id], state.floors[job.id].memory_mib
+    if state.elastic and asks(spec):
+        for member in job.members:
+            member.held_mib = floor_mib if floor_mib > limits_mib(spec, member.quotas) else 0
+
+
 def on_phase_changed(state: State, event: e.PhaseChanged, at: str) -> None:
     """Note the phase that the member is in; with it ends what it asked for."""
     found = _active(state, event, event.rank)

@@ -187,6 +187,7 @@ def _on_placed(state: State, event: e.JobPlaced, at: str) -> None:
     job.reserved_nodes = ()
     job.reserved_start_ns = 0
     keep_model(state, job)
+    leasing.on_placed(state, job)
     if event.resume is None:
         job.progress_millis = job.progress_ns = 0
     moved(state, job, at)

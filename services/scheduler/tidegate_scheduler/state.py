@@ -57,7 +57,8 @@ class Member(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     that were told to leave, which may hold it until `returns_ns`.
 
     `wanted` is the phase that it asks to enter, since `wanted_ns`, and `granted` the one that it may enter. `held_mib`
-    is the memory that the kernel still lets it have, where that is above its quotas (0: it is not). Of what it has
+    is the memory that the kernel still lets it have, or may for all that is known, where that is above its quotas (0:
+    it is not). Of what it has
     beyond its floor, `leased` belongs to others and `extra` was nobody's; it was told to hand back what is leased by
     `hand_back_ns`, for `hand_back_for` (0: it was not). `leased_ns` is when it was last granted anything beyond its
     floor. `lent_gpus` are the devices of its floor that its phase does not need.

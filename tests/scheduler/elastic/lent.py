@@ -45,10 +45,14 @@ def lending(parameters: Parameters | None = None, **capacity: int) -> Cluster:
 
 
 def run(cluster: Cluster, name: str, job: JobSpec) -> str:
+    """The job starts, and its nodes say which limits its members began with."""
     cluster.submit(job, name)
     cluster.settle()
     cluster.start(name)
     assert cluster.stage(name) == "running", cluster.waiting.get(name)
+    for member in cluster.members(name):
+        cluster.node_fact(name, member, e.QuotaApplied, quotas=member.quotas)
+    cluster.settle()
     return name
 
 

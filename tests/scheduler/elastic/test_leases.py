@@ -99,6 +99,40 @@ def test_memory_is_lent_only_when_the_kernel_holds_the_lower_limit() -> None:
     assert granted(applied(cluster, "owner")) == {"borrower": "learning"}
 
 
+def test_what_nobody_knows_yet_of_a_start_is_not_lent() -> None:
+    cluster = lending()
+    run(cluster, "borrower", borrower())
+    cluster.submit(owner(), "owner")
+    cluster.settle()
+    assert (mib(cluster, "owner"), cluster.members("owner")[0].held_mib) == (500, 4000)
+    assert not granted(ask(cluster, "borrower", "learning")), "its node may enforce no limits"
+    cluster.start("owner")
+    assert not granted(cluster.settle())
+    assert not granted(unenforced(cluster, "owner"))
+    cluster.exit("owner", "completed")
+    cluster.advance(5)
+    assert cluster.members("borrower")[0].granted == "learning"
+
+
+def test_what_a_start_confirms_is_lent() -> None:
+    cluster = lending()
+    run(cluster, "borrower", borrower())
+    cluster.submit(owner(), "owner")
+    cluster.settle()
+    cluster.start("owner")
+    assert not granted(ask(cluster, "borrower", "learning"))
+    assert granted(applied(cluster, "owner")) == {"borrower": "learning"}
+
+
+def test_an_owner_need_not_wait_for_what_is_its_own_from_the_start() -> None:
+    cluster = lending()
+    cluster.submit(owner(), "owner")
+    cluster.settle()
+    cluster.start("owner")
+    assert granted(ask(cluster, "owner", "learning")) == {"owner": "learning"}
+    assert cluster.members("owner")[0].held_mib == 0, "its limit says so itself"
+
+
 def unenforced(cluster: Cluster, job: str) -> list[e.AnyEvent]:
     """What a node says of limits that nothing there enforces."""
     member = cluster.members(job)[0]
@@ -108,7 +142,9 @@ def unenforced(cluster: Cluster, job: str) -> list[e.AnyEvent]:
 
 def test_memory_is_not_lent_where_nothing_enforces_limits() -> None:
     cluster = lending()
-    run(cluster, "owner", owner())
+    cluster.submit(owner(), "owner")
+    cluster.settle()
+    cluster.start("owner")
     unenforced(cluster, "owner")
     assert (mib(cluster, "owner"), cluster.members("owner")[0].held_mib) == (500, 4000), (
         "whatever its phase, from the start"

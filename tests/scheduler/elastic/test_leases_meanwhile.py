@@ -95,6 +95,16 @@ def test_a_lost_node_ends_all_of_it() -> None:
     assert {cluster.stage(job) for job in ("owner", "borrower")} == {"placed"}
 
 
+def test_nobody_is_asked_to_leave_a_node_that_is_lost_in_the_same_moment() -> None:
+    cluster = lent_out()
+    cluster.silence("n1")
+    cluster.advance(30 - HAND_BACK)
+    assert recalled(ask(cluster, "owner", "learning")) == {"borrower": "owner"}
+    decided = cluster.advance(HAND_BACK)
+    assert not asked_to_leave(decided)
+    assert {cluster.stage(job) for job in ("owner", "borrower")} == {"pending"}
+
+
 @pytest.mark.parametrize("phase", ["learning", "sampling", "unheard-of"])
 def test_a_phase_that_was_entered_without_a_grant_gets_what_is_there_and_no_more(phase: str) -> None:
     cluster = lent_out()

@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tidegate_events import events as e
+from tidegate_scheduler.decide import decide
 from tidegate_scheduler.policy.parameters import Parameters
 from tidegate_scheduler.raising import LOWERED_WINDOWS
 
@@ -59,6 +60,15 @@ def test_a_step_is_taken_when_it_is_due_though_nothing_else_happens() -> None:
     cluster = beside_each_other()
     rate(cluster, "b", e.StepRateLow)
     assert cluster.wake_at == cluster.now + WINDOW * SECOND
+
+
+def test_asking_about_a_later_time_loses_no_step() -> None:
+    cluster = beside_each_other()
+    rate(cluster, "b", e.StepRateLow)
+    decide(cluster.state, cluster.now + 3600 * SECOND)
+    assert answers(cluster.state, cluster.now) == answers(told_anew(cluster.frames), cluster.now)
+    cluster.advance(WINDOW)
+    assert both(cluster) == (2250, 1750)
 
 
 def test_what_made_it_fast_enough_stays_for_a_while_and_is_given_back_step_by_step() -> None:

@@ -208,10 +208,11 @@ class LeasesMachine(ElasticMachine):
         return limits_mib(self.cluster.state.specs[job.id], member.quotas)
 
     def _has(self, job: Job, member: Member) -> int:
-        """Return what the kernel lets the member have; a limit that nobody applied yet is the one it began with."""
+        """Return what the kernel lets the member have; until it says so that may be all that is guaranteed."""
+        floor_mib = self.cluster.state.floors[job.id].memory_mib
         if not asks(self.cluster.state.specs[job.id]):
-            return self.cluster.state.floors[job.id].memory_mib
-        return self.kernel.setdefault((job.id, job.attempt, member.rank), self._limits(job, member))
+            return floor_mib
+        return self.kernel.setdefault((job.id, job.attempt, member.rank), max(floor_mib, self._limits(job, member)))
 
     def _ask_for(self, job: Job, member: Member, phase: str) -> None:
         self._tell(job, member, e.PhaseRequested, phase=phase, _node=False)

@@ -23,10 +23,13 @@ from tidegate_scheduler.state import LEAVING_STAGES, Job, Member
 def overdue(draft: Draft, trial: Trial) -> None:
     """Ask those to leave who did not hand back in time; who need not, since nobody waits any more, is told that."""
     jobs = [draft.state.jobs[name] for name in trial.index.asking.recalled]
+    lost = {event.node for event in draft.events if isinstance(event, e.NodeLost)}
     for job in sorted(jobs, key=lambda job: (job.submitted_seq, job.id)):
         if draft.full:
             return
         if job.stage not in ("placed", "running") or job.id in draft.leaving:
+            continue
+        if any(each.node in lost for each in job.members):  # its attempt ends by what was just decided
             continue
         told = sorted((each for each in job.members if each.active and each.hand_back_ns), key=_deadline)
         waiting = _waiting(draft, trial, told)

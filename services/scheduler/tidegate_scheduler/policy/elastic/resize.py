@@ -49,6 +49,7 @@ def resize(draft: Draft, trial: Trial, placements: Placements) -> None:
     coming = _coming(placements)
     index, tried = trial.index, trial.changed()
     earlier, index.shared = index.shared, {}
+    _rouse(draft, trial)
     rows = sorted(index.unshared.keys() | tried, key=index.table.names.__getitem__)
     lending = Lending(draft, trial, len(placements)).run(rows)
     for row in rows:
@@ -69,6 +70,8 @@ def resize(draft: Draft, trial: Trial, placements: Placements) -> None:
         waits = _awaits_memory(draft, trial, row) or _awaits_step(draft, there) or row in lending.restless
         if not waits and not here and row not in tried:
             index.unshared.pop(row, None)
+            if any(job.raised_steps for job, _ in there):
+                index.settling.rested[row] = draft.now_ns
         for change in here:
             _sort(draft, change, lending, changes)
     _add(draft, trial, placements, (shares, changes))
@@ -121,6 +124,15 @@ def _awaits_memory(draft: Draft, trial: Trial, row: int) -> bool:
     if back_ns:
         draft.wake_by(back_ns)
     return bool(back_ns)
+
+
+def _rouse(draft: Draft, trial: Trial) -> None:
+    """Look again at rows that are at rest by a later time than this: somebody asked about that one meanwhile."""
+    index = trial.index
+    for row, by_ns in list(index.settling.rested.items()):
+        if row in index.unshared or draft.now_ns < by_ns:
+            del index.settling.rested[row]
+            index.unshared[row] = None
 
 
 def _awaits_step(draft: Draft, there: list[tuple[Job, Member]]) -> bool:

@@ -22,6 +22,8 @@ class Settling:
         self._unordered: list[tuple[int, str]] = []
         self._due: list[tuple[int, str]] = []
         self._due_at: dict[str, int] = {}
+        self.rested: dict[int, int] = {}
+        """Rows on which shares of CPU rise or fall by the time alone, and have come to rest, with the time by which."""
 
     def unsettled(self) -> Iterator[Job]:
         """Yield the jobs that something happened to since they were settled, in the order of submission."""
