@@ -67,6 +67,7 @@ SPEC = JobSpec(
     gpu_models=("H200",),
     phase_entry="asked",
     borrows=True,
+    widest_domain="rack",
 )
 
 _CHECKPOINT = e.CheckpointRef(

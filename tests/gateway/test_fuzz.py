@@ -65,7 +65,7 @@ FIELDS = [
         "threads",
         "seed",
     ],
-    *["communication", "locality_wait_seconds", "gpu_models"],
+    *["communication", "locality_wait_seconds", "widest_domain", "gpu_models"],
     *["inputs", "outputs", "labels", "source", "command", "resources", "idempotency_key", "surplus"],
 ]
 

@@ -122,6 +122,8 @@ async def test_all_problems_come_in_one_answer(bench: Any, valid: Any) -> None:
         ({"gpu_models": ["H200"] * 17}, "gpu_models", "17 elements"),
         ({"communication": "tight"}, "communication", "loose, intensive"),
         ({"locality_wait_seconds": 60}, "locality_wait_seconds", "communication: intensive"),
+        ({"widest_domain": "rack"}, "widest_domain", "communication: intensive"),
+        ({"communication": "intensive", "widest_domain": "hall"}, "widest_domain", "switch, rack"),
         ({"borrows": True}, "borrows", "phase_entry: asked"),
         ({"phase_entry": "asked", "borrows": 1}, "borrows", "true or false"),
         ({"phase_entry": "asked", "borrows": True, "gang_size": 513}, "gang_size", "at most 512"),
@@ -256,6 +258,7 @@ async def test_all_that_a_job_may_say_of_elasticity_reaches_the_journal(bench: A
     job = {
         **with_components({"kind": "simulator", "replicas": 2, "replicas_max": 4, "resources": AMOUNTS}, SHARE),
         "communication": "intensive",
+        "widest_domain": "rack",
         "locality_wait_seconds": 300,
         "gpu_models": ["NVIDIA H200"],
         "preemption": {"restart_seconds": 15, "hand_back_seconds": 45},
@@ -269,6 +272,7 @@ async def test_all_that_a_job_may_say_of_elasticity_reaches_the_journal(bench: A
     assert (spec.components[0].replicas_max, spec.preemption.restart_seconds) == (4, 15)
     assert (spec.phase_entry, spec.borrows, spec.preemption.hand_back_seconds) == ("asked", True, 45)
     assert (spec.communication, spec.locality_wait_seconds, spec.gpu_models) == ("intensive", 300, ("NVIDIA H200",))
+    assert spec.widest_domain == "rack"
     assert spec.components[1].resources["default"].minimum.gpu_millis == 300
 
 
@@ -379,6 +383,26 @@ async def test_a_gang_larger_than_what_could_hold_it_is_refused(bench: Any) -> N
     one_a_node = gang(2, "intensive", 3000)
     assert (await bench.submit(one_a_node)).status_code == 201
     assert "hold 2 of its 3" in (await bench.problems({**one_a_node, "gang_size": 3}))["gang_size"]
+
+
+async def test_a_gang_larger_than_any_rack_is_refused(bench: Any) -> None:
+    """Two switches of one name in two racks are two; what names no rack has one of its own."""
+    places = {"n1": ("r1", "s1"), "n2": ("r1", "s2"), "n3": ("r2", "s1"), "n4": ("", "s3"), "n5": ("r1", "")}
+    for name, (rack, switch) in places.items():
+        await bench.history.node(name, capacity=Resources(2000, 8192), gpus=(), rack=rack, switch=switch)
+    await bench.settle()
+
+    def gang(size: int, **more: str) -> Any:
+        resources = {"cpu_millis": 2000, "memory_mib": 64}
+        return {"command": ["true"], "resources": resources, "gang_size": size, "communication": "intensive", **more}
+
+    narrow = (await bench.problems(gang(2)))["gang_size"]
+    assert "no switch has the nodes for it: the best could hold 1 of its 2 members" in narrow
+    assert "widest_domain: rack, or communication: loose" in narrow
+    assert (await bench.submit(gang(3, widest_domain="rack"))).status_code == 201
+    wide = (await bench.problems(gang(4, widest_domain="rack")))["gang_size"]
+    assert "no rack has the nodes for it: the best could hold 3 of its 4 members" in wide
+    assert "widest_domain: rack" not in wide
 
 
 async def test_shares_and_whole_gpus_bound_a_gang(bench: Any) -> None:

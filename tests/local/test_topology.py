@@ -84,7 +84,12 @@ def test_nodes_share_what_is_offered_and_nothing_else(tmp_path: Path) -> None:
         assert len({env[variable] for env in agents}) == 3
     assert {env["TIDEGATE_SHARE_COUNT"] for env in agents} == {"3"}
     assert [env["TIDEGATE_NODE_SWITCH"] for env in agents] == ["switch-1", "switch-1", "switch-2"]
-    assert [env["TIDEGATE_NODE_RACK"] for env in agents] == ["rack-1", "rack-2", "rack-3"]
+    assert [env["TIDEGATE_NODE_RACK"] for env in agents] == ["rack-1", "rack-1", "rack-1"]
+    five = Topology(nodes=5)
+    racks = [
+        plan.executor_env(agent, options(tmp_path, five))["TIDEGATE_NODE_RACK"] for agent in five.processes(EXECUTOR)
+    ]
+    assert racks == ["rack-1"] * 4 + ["rack-2"]
 
 
 def test_nodes_of_one_home_never_share_uids() -> None:

@@ -53,6 +53,7 @@ GROWN: dict[type[msgspec.Struct], dict[str, Any]] = {
         "raised_steps": 1,
         "raised_ns": 1,
         "raise_window_seconds": 1,
+        "saved_on": "n1",
     },
     Node: {
         "rack": "r1",

@@ -242,9 +242,9 @@ def executor_env(process: Process, options: StackOptions) -> dict[str, str]:
             "TIDEGATE_CGROUP_NAME": f"{home.cgroup_name}-{process.instance}",
             "TIDEGATE_SHARE_INDEX": str(process.number - 1),
             "TIDEGATE_SHARE_COUNT": str(nodes),
-            # As if two nodes stood at each switch, so that what a gang's place means can be tried on one machine.
+            # As if nodes stood at switches in racks, so that what a gang's place means can be tried on one machine.
             "TIDEGATE_NODE_SWITCH": f"switch-{(process.number + 1) // 2}",
-            "TIDEGATE_NODE_RACK": f"rack-{process.number}",
+            "TIDEGATE_NODE_RACK": f"rack-{(process.number + 3) // 4}",
             "TIDEGATE_IMAGE_CACHE_DIR": os.environ.get("TIDEGATE_IMAGE_CACHE_DIR", str(home.root / "images")),
         }
     if options.cpu_millis is not None:

@@ -20,6 +20,7 @@ Isolation = Literal["trusted", "guarded", "vm", "unisolated"]
 Determinism = Literal["relaxed", "strict"]
 Communication = Literal["loose", "intensive"]
 PhaseEntry = Literal["told", "asked"]
+WidestDomain = Literal["switch", "rack"]
 
 
 class _Spec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True, kw_only=True):
@@ -96,7 +97,8 @@ class SourceRecord(_Spec, frozen=True, kw_only=True):
 class JobSpec(_Spec, frozen=True, kw_only=True):
     """A job as accepted. Secrets are names in the tenant's store on the node; values never appear here.
 
-    The members of an `intensive` job run on one node; after `locality_wait_seconds` below one switch will do.
+    The members of an `intensive` job run on one node; after `locality_wait_seconds` below one switch will do, or in one
+    rack where that is its `widest_domain`.
 
     Where `phase_entry` is `asked`, a member enters a phase when the scheduler granted it, and what its phase does not
     need of memory and devices is lent. One that `borrows` is guaranteed no more than its default phase needs: what
@@ -132,6 +134,7 @@ class JobSpec(_Spec, frozen=True, kw_only=True):
     gpu_models: tuple[str, ...] = ()
     phase_entry: PhaseEntry = "told"
     borrows: bool = False
+    widest_domain: WidestDomain = "switch"
 
     @property
     def phases(self) -> tuple[str, ...]:

@@ -8,11 +8,10 @@ from typing import Any, Literal
 from tidegate_events import events as e
 from tidegate_events.spec import DEFAULT_PHASE
 
-from tidegate_scheduler import leasing, raising
+from tidegate_scheduler import leasing, raising, saving
 from tidegate_scheduler.counting import blame, count_move, count_returning, forget_returned
 from tidegate_scheduler.room_changes import count_change
 from tidegate_scheduler.state import (
-    CHECKPOINTS_KEPT,
     Exit,
     Finished,
     Job,
@@ -131,28 +130,6 @@ def _on_progress_reported(state: State, event: e.ProgressReported, _at: str) -> 
     job.progress_millis = event.progress_millis
     job.progress_ns = max(event.at_ns, state.header.now_ns)
     state.touch(f"job/{job.id}")
-
-
-def _on_checkpoint_saved(state: State, event: e.CheckpointSaved, _at: str) -> None:
-    job = state.jobs.get(event.job)
-    if job is None or event.rank != 0 or any(known.id == event.checkpoint.id for known in job.checkpoints):
-        return
-    kept = [*job.checkpoints, event.checkpoint]
-    kept.sort(key=lambda checkpoint: (checkpoint.attempt, checkpoint.step))
-    job.checkpoints = kept[-CHECKPOINTS_KEPT:]
-    if state.elastic and job.newest_checkpoint is event.checkpoint:
-        job.saved_ns = max(event.at_ns, state.header.now_ns)
-    state.touch(f"job/{job.id}")
-
-
-def _on_checkpoint_failed(state: State, event: e.CheckpointFailed, _at: str) -> None:
-    job = state.jobs.get(event.job)
-    if job is not None and event.checkpoint_id:
-        newest = job.newest_checkpoint
-        job.checkpoints = [known for known in job.checkpoints if known.id != event.checkpoint_id]
-        if job.newest_checkpoint is not newest:
-            job.saved_ns = 0
-        state.touch(f"job/{job.id}")
 
 
 def _nothing(_state: State, _event: e.Event, _at: str) -> None:
@@ -366,8 +343,8 @@ RULES: dict[type[e.Event], Callable[[State, Any, str], None]] = {
     e.ProgressReported: _on_progress_reported,
     e.QuotaApplied: leasing.on_quota_applied,
     e.ShrinkRefused: leasing.on_shrink_refused,
-    e.CheckpointSaved: _on_checkpoint_saved,
-    e.CheckpointFailed: _on_checkpoint_failed,
+    e.CheckpointSaved: saving.on_checkpoint_saved,
+    e.CheckpointFailed: saving.on_checkpoint_failed,
     e.CheckpointVerified: _nothing,
     e.StepRateLow: raising.on_step_rate,
     e.StepRateRecovered: raising.on_step_rate,

@@ -102,7 +102,8 @@ class Job(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     of its first attempt, where the job is strict: it goes to no other. `backfills` are the jobs for which room is kept
     that this attempt has until they come. `room_changes` counts how often in a row the room kept for it changed, last
     at `room_changed_ns`. Its share of CPU was raised by `raised_steps` at `raised_ns`, when its rate was last said to
-    be low or to have recovered (`raising.py`).
+    be low or to have recovered (`raising.py`). `saved_on` is the node that its newest checkpoint lies on (empty: none
+    that is known).
     """
 
     id: str
@@ -149,6 +150,7 @@ class Job(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     raised_steps: int = 0
     raised_ns: int = 0
     raise_window_seconds: int = 0
+    saved_on: str = ""
 
     @property
     def waiting(self) -> bool:

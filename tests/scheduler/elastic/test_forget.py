@@ -13,7 +13,7 @@ from tidegate_scheduler.decide import decide
 from tidegate_scheduler.evolve import evolve
 from tidegate_scheduler.orders import orders_for
 from tidegate_scheduler.policy.elastic.forget import SECOND_NS
-from tidegate_scheduler.policy.elastic.table import NUMBERS_SPARE
+from tidegate_scheduler.policy.elastic.sites import NUMBERS_SPARE
 from tidegate_scheduler.policy.parameters import Parameters
 from tidegate_scheduler.snapshot import decode_snapshot, encode_snapshot
 
@@ -142,7 +142,8 @@ def test_of_nodes_that_come_and_go_under_new_names_no_more_is_known_than_there_a
         cluster.ask(e.NodeForgetRequested, node=name)
     table = looked_up(cluster).table
     assert len(table) == 3
-    assert max(len(table.switches), table.kind_count) <= 2 * len(table) + NUMBERS_SPARE
+    sites = (len(table.sites.names("switch")), len(table.sites.names("rack")))
+    assert max(*sites, table.kind_count) <= 2 * len(table) + NUMBERS_SPARE
     anew = elastic()
     anew.state = told_anew(cluster.frames, turned=False)
     assert answers(anew.state, cluster.now) == answers(cluster.state, cluster.now)

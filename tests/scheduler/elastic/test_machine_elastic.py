@@ -27,6 +27,7 @@ from tests.scheduler.test_snapshot import RestartedMachine
 from tests.support.cluster import SECOND, spec
 
 TENANTS = ["t", "a", "b"]
+RACKS = {"n1": "a", "n2": "a", "n3": "a"}
 SWITCHES = {"n1": "s1", "n2": "s1", "n3": "s2"}
 MODELS = {"n1": "EPYC", "n2": "Xeon", "n3": "EPYC"}
 MIXED = (
@@ -59,9 +60,8 @@ class ElasticMachine(RestartedMachine):
         cpu, gpus = NODES[name]
         more: dict[str, Any] = {"devices": MIXED} if name == "n3" else {"gpus": gpus}
         number = self.incarnations[name]
-        self.cluster.node(
-            name, cpu, incarnation=number, held=held, switch=SWITCHES[name], cpu_model=MODELS[name], **more
-        )
+        more |= {"rack": RACKS[name], "switch": SWITCHES[name], "cpu_model": MODELS[name]}
+        self.cluster.node(name, cpu, incarnation=number, held=held, **more)
 
     @rule(
         tenant=st.sampled_from(TENANTS),
@@ -72,6 +72,7 @@ class ElasticMachine(RestartedMachine):
         models=st.sampled_from([(), ("H",), ("L", "H")]),
         seconds=st.sampled_from([None, 50, 500]),
         intensive=st.sampled_from([None, 0, 90]),
+        widest=st.sampled_from(["switch", "rack"]),
         grace=st.sampled_from([1, 10, 90, 200]),
         strict=st.booleans(),
     )
@@ -79,6 +80,7 @@ class ElasticMachine(RestartedMachine):
         more: dict[str, Any] = {}
         if asked["intensive"] is not None:
             more = {"communication": "intensive", "locality_wait_seconds": asked["intensive"]}
+            more["widest_domain"] = asked["widest"]
         if any(devices):
             more["gpu_models"] = asked["models"]
         seconds = asked["seconds"]

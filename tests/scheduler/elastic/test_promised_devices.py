@@ -32,7 +32,7 @@ def test_a_row_is_scored_just_where_a_member_fits(done: list[tuple[str, int, Res
     devices = tuple(GpuDevice(index, f"g{index}", "H", 1000) for index in range(2))
     for number in range(4):
         kind = Kind(2000, 1000, ("trusted",), (("host", "b3"),), (("H", 1000),) * 2, "")
-        table.put(f"n{number}", kind, devices, switch="", is_open=True)
+        table.put(f"n{number}", kind, devices, is_open=True)
     table.rank_names()
     fit = Fit(Shape("trusted", "host", need, 1), table)
     rows = np.arange(4)

@@ -12,7 +12,8 @@ from tidegate_scheduler.evolve import evolve
 from tidegate_scheduler.policy.elastic.held import Held
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.queue import NONE, Share
-from tidegate_scheduler.policy.elastic.table import Devices
+from tidegate_scheduler.policy.elastic.sites import Domain
+from tidegate_scheduler.policy.elastic.table import Devices, NodeTable
 from tidegate_scheduler.policy.parameters import Parameters, as_parameters
 from tidegate_scheduler.state import Job, Member, Node, State
 
@@ -118,9 +119,13 @@ class CheckedCluster(Cluster):
         for window in self.state.maintenance.values():
             assert not (window.start_ns <= event.at_ns < window.end_ns and names & set(window.nodes)), f"{event}"
         if spec.communication == "intensive" and len(names) > 1:
-            switches = {self.state.nodes[name].switch for name in names}
-            assert len(switches) == 1, f"too wide: {event}"
-            assert "" not in switches, f"too wide: {event}"
+            nodes = [self.state.nodes[name] for name in names]
+            switches = {(node.rack, node.switch) for node in nodes}
+            racks = {node.rack or (node.switch and f"below {node.switch}") for node in nodes}
+            widest = racks if spec.widest_domain == "rack" else switches
+            assert len(widest) == 1, f"too wide: {event}"
+            assert not widest & {"", ("", "")}, f"too wide: {event}"
+            assert spec.widest_domain == "rack" or all(node.switch for node in nodes), f"too wide: {event}"
         if spec.determinism == "strict":
             models = {self.state.nodes[name].cpu_model for name in names}
             assert len(models) == 1, f"over several CPU models: {event}"
@@ -184,7 +189,7 @@ def tables(index: Index) -> dict[str, object]:
         **{what: {name: values[:, row].tolist() for name, row in rows.items()} for what, values in amounts.items()},
         "open": {name: bool(table.open[row]) for name, row in rows.items()},
         "kinds": {name: table.kinds[row] for name, row in rows.items()},
-        "switches": {name: table.switches[table.switch[row]] for name, row in rows.items()},
+        "sites": {name: _site(table, row) for name, row in rows.items()},
         "places": [name for name, row in sorted(rows.items(), key=lambda item: int(table.place[item[1]]))],
         "devices": {name: _devices(table.devices[row]) for name, row in rows.items()},
         "mixed": sorted(table.names[row] for row in table.mixed),
@@ -205,6 +210,12 @@ def tables(index: Index) -> dict[str, object]:
         "up": sorted(index.fleet.up),
         "cordoned": sorted(index.fleet.cordoned),
     }
+
+
+def _site(table: NodeTable, row: int) -> list[str]:
+    """Return the switch and the rack of a row."""
+    levels: tuple[Domain, ...] = ("switch", "rack")
+    return [table.sites.names(level)[table.sites.numbers(level)[row]] for level in levels]
 
 
 def _devices(devices: Devices) -> tuple[object, ...]:

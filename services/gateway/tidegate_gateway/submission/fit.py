@@ -16,7 +16,7 @@ from tidegate_gateway.submission.nodes import (
     devices,
     devices_with,
     has_image,
-    members_below_one_switch,
+    members_in_one_domain,
     members_on,
     members_on_one_model,
     members_together,
@@ -104,11 +104,12 @@ def _judge_offers(
 def _judge_gang(
     values: dict[str, Any], given: Iterable[str], wanted: Wanted, known: Sequence[Node], problems: Problems
 ) -> None:
-    """Note a gang that is larger than all nodes that may hold it: below one switch where it is intensive, of one CPU
-    model where it is strict."""
+    """Note a gang that is larger than all nodes that may hold it: below one switch (or in one rack) where it is
+    intensive, of one CPU model where it is strict."""
     size = values.get("gang_size", None if "gang_size" in given else 1)
     communication = values.get("communication", None if "communication" in given else "loose")
-    if size is None or communication is None:
+    domain = values.get("widest_domain", None if "widest_domain" in given else "switch")
+    if size is None or communication is None or domain is None:
         return
     if (room := members_together(known, wanted, size)) < size:
         problems.add(
@@ -116,14 +117,15 @@ def _judge_gang(
             f"all known nodes together could hold {room} of its {size} members, were they empty",
             f"gang_size of {room} or less, or smaller members",
         )
-    elif communication == "intensive" and (room := members_below_one_switch(known, wanted, size)) < size:
+    elif communication == "intensive" and (room := members_in_one_domain(known, wanted, size, domain)) < size:
+        wider = "widest_domain: rack, or " if domain == "switch" else ""
         problems.add(
             "gang_size",
-            f"no switch has the nodes for it: the best could hold {room} of its {size} members, were its nodes empty",
-            f"gang_size of {room} or less, or communication: loose",
+            f"no {domain} has the nodes for it: the best could hold {room} of its {size} members, were its nodes empty",
+            f"gang_size of {room} or less, or {wider}communication: loose",
         )
     elif values.get("determinism") == "strict":
-        room = members_on_one_model(known, wanted, size, one_switch=communication == "intensive")
+        room = members_on_one_model(known, wanted, size, domain if communication == "intensive" else None)
         if room < size:
             problems.add(
                 "gang_size",

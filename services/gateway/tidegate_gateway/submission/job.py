@@ -149,6 +149,8 @@ _HINTS = {
     "gpu_model": "gpu_models",
     "gpu_type": "gpu_models",
     "topology": "communication",
+    "rack": "widest_domain",
+    "widest": "widest_domain",
     "max_replicas": "replicas_max",
     "docker": "image",
 }
@@ -202,6 +204,7 @@ _JOB = {
     "priority": Field(integer(0, bounds.PRIORITY_MAX, "priority")),
     "gang_size": Field(integer(1, bounds.GANG_SIZE_MAX, "members")),
     "communication": Field(choice("loose", "intensive")),
+    "widest_domain": Field(choice("switch", "rack")),
     "locality_wait_seconds": Field(integer(0, bounds.YEAR_SECONDS, "seconds")),
     "gpu_models": Field(sequence(_GPU_MODEL, bounds.GPU_MODELS_MAX, of="models of GPUs")),
     "isolation": Field(choice("trusted", "guarded", "vm", "unisolated")),
@@ -317,7 +320,11 @@ def _check_gpus(read: dict[str, Any], problems: Problems) -> None:
 
 
 def _check_locality(value: dict[str, Any], read: dict[str, Any], problems: Problems) -> None:
-    """Note a wait for one node that nobody would keep."""
-    if read.get("locality_wait_seconds") and read.get("communication", value.get("communication", "loose")) == "loose":
-        accepted = "communication: intensive beside it"
+    """Note a wait for one node, or a bound on how wide a gang may be, that nobody would keep."""
+    if read.get("communication", value.get("communication", "loose")) != "loose":
+        return
+    accepted = "communication: intensive beside it"
+    if read.get("locality_wait_seconds"):
         problems.add("locality_wait_seconds", "is given for a job whose communication is loose", accepted)
+    if read.get("widest_domain", "switch") != "switch":
+        problems.add("widest_domain", "is given for a job whose communication is loose", accepted)

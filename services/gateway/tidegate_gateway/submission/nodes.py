@@ -1,4 +1,4 @@
-"""How many members of a job known nodes could hold when they are empty: each, below one switch, and all together."""
+"""How many members of a job known nodes could hold when they are empty: each, those of one domain, all together."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 from tidegate_events.resources import GpuDevice, Resources
+from tidegate_events.spec import WidestDomain
 
 from tidegate_gateway.view.model import Node
 
@@ -70,19 +71,30 @@ def members_together(nodes: Sequence[Node], wanted: Wanted, most: int) -> int:
     return room
 
 
-def members_below_one_switch(nodes: Sequence[Node], wanted: Wanted, most: int) -> int:
-    """Return the same for the best switch; a node that names none shares one with no other."""
-    return _best_part(nodes, wanted, most, lambda node: (node.switch, "" if node.switch else node.name))
+def members_in_one_domain(nodes: Sequence[Node], wanted: Wanted, most: int, domain: WidestDomain) -> int:
+    """Return the same for the best switch, or the best rack."""
+    return _best_part(nodes, wanted, most, lambda node: _place(node, domain))
 
 
-def members_on_one_model(nodes: Sequence[Node], wanted: Wanted, most: int, *, one_switch: bool) -> int:
-    """Return the same for the best CPU model (below one switch); a node that tells none is like no other."""
+def members_on_one_model(nodes: Sequence[Node], wanted: Wanted, most: int, domain: WidestDomain | None) -> int:
+    """Return the same for the best CPU model (in one domain); a node that tells none is like no other."""
 
     def part(node: Node) -> tuple[str, ...]:
-        switch = (node.switch, "" if node.switch else node.name) if one_switch else ()
-        return (node.cpu_model, "" if node.cpu_model else node.name, *switch)
+        place = _place(node, domain) if domain is not None else ()
+        return (node.cpu_model, "" if node.cpu_model else node.name, *place)
 
     return _best_part(nodes, wanted, most, part)
+
+
+def _place(node: Node, domain: WidestDomain) -> tuple[str, ...]:
+    """Return what tells the node's switch, or its rack, from others, as the scheduler does.
+
+    A switch is told by its rack and its name; a switch that names no rack has one of its own, and so has a node that
+    names neither.
+    """
+    if node.rack and domain == "rack":
+        return (node.rack,)
+    return (node.rack, node.switch) if node.switch else (node.rack, "", node.name)
 
 
 def _best_part(nodes: Sequence[Node], wanted: Wanted, most: int, part_of: Callable[[Node], tuple[str, ...]]) -> int:

@@ -23,10 +23,11 @@ WAITING: dict[str, tuple[str, str]] = {
         "Wait: nobody behind it can take that room.",
     ),
     "GangTopology": (
-        "The members do not fit on one node or below one switch, as the job's `communication` asks, or on nodes of one "
-        "CPU model, as `determinism: strict` does. `members_fit_together`: how many do, where most of them do. "
-        "`one_node_until_ns`: how long it waits for one node, before one switch will do.",
-        "Wait, or submit it with `communication: loose`, or `determinism: relaxed`.",
+        "The members do not fit on one node, below one switch or in one rack, as the job's `communication` and "
+        "`widest_domain` ask, or on nodes of one CPU model, as `determinism: strict` does. `members_fit_together`: how "
+        "many do, where most of them do, which is named. `one_node_until_ns`, `one_switch_until_ns`: how long it waits "
+        "for that, before a wider place will do.",
+        "Wait, or submit it with `widest_domain: rack`, `communication: loose`, or `determinism: relaxed`.",
     ),
     "Protected": (
         "Jobs of lower priority hold what is short, and may not be asked to leave: they are close to their end "

@@ -12,10 +12,11 @@ from tidegate_events.resources import Resources
 
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.elastic import leave
-from tidegate_scheduler.policy.elastic.fit import Rows, rows_in
+from tidegate_scheduler.policy.elastic.fit import rows_in
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.reserve import NEVER
 from tidegate_scheduler.policy.elastic.shapes import Fit
+from tidegate_scheduler.policy.elastic.spread import Locality, Rows
 from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY
 from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.limits import ends_by_ns, time_limit_seconds
@@ -34,12 +35,13 @@ def find(draft: Draft, trial: Trial, job: Job, fit: Fit, barred: frozenset[int])
     if not usable:
         return None
     table, among = trial.index.table, sorted(usable)
+    locality = Locality(near=table.rows.get(job.saved_on, -1))
     if fit.shape.gang_size == 1:
-        rows = rows_in(fit, table.free, barred, among=among)
+        rows = rows_in(fit, table.free, barred, among=among, locality=locality)
     else:
         room = table.now.copy()
         room[:, among] = table.free[:, among]
-        rows = rows_in(fit, room, barred)
+        rows = rows_in(fit, room, barred, locality=locality)
     if rows is not None:
         used = usable.intersection(rows)
         trial.backfills[job.id] = tuple(
@@ -71,14 +73,14 @@ def _reclaim(draft: Draft, trial: Trial, job: Job) -> None:
         due_ns = owner.reserved_start_ns - grace_ns
         if draft.now_ns < due_ns:
             draft.wake_by(due_ns)
-        elif any(_in_the_way(trial, row, job, owner) for row in rows):
+        elif any(in_the_way(trial, row, job, owner) for row in rows):
             detail = f"{name} comes, for whom the room is kept"
             reason = e.Reason(code="Backfilled", detail=detail, numbers={"start_ns": owner.reserved_start_ns})
             leave.ask(draft, trial, job, reason, for_job=name)
             return
 
 
-def _in_the_way(trial: Trial, row: int, job: Job, owner: Job) -> bool:
+def in_the_way(trial: Trial, row: int, job: Job, owner: Job) -> bool:
     """Say whether the owner of room on the row lacks some of it while the job stays, when all others have left.
 
     The others are those who end before the owner comes; of what is promised there, what others have later is not

@@ -187,7 +187,8 @@ class Causes:
         fit = self._index.fit(shape)
         holds = fit.holds_empty()
         most = int(domains_of(shape, fit.table, np.arange(len(holds))).sums(holds).max(initial=0))
-        within = [what for what, bounds in (("switch", shape.intensive), ("CPU model", shape.alike)) if bounds]
+        near = "rack" if shape.rack_wide else "switch"
+        within = [what for what, bounds in ((near, shape.intensive), ("CPU model", shape.alike)) if bounds]
         detail = f"no {' and '.join(within)} has nodes for all members"
         return Reason(code="GangTopology", detail=detail, numbers=numbers | {"members_most_together": most})
 

@@ -1,11 +1,12 @@
-"""What a gang may not go beyond: one switch where it is intensive, one CPU model where it is strict."""
+"""What a gang may not go beyond: a switch or a rack where it is intensive, one CPU model where it is strict."""
 
 from __future__ import annotations
 
 import msgspec
 import numpy as np
 
-from tidegate_scheduler.policy.elastic.shapes import Shape
+from tidegate_scheduler.policy.elastic.shapes import Fit, Shape
+from tidegate_scheduler.policy.elastic.sites import Level
 from tidegate_scheduler.policy.elastic.table import Ints, NodeTable
 
 
@@ -27,11 +28,24 @@ def bounded(shape: Shape) -> bool:
     return shape.intensive or shape.alike
 
 
-def domains_of(shape: Shape, table: NodeTable, rows: Ints) -> Domains:
-    """Return in which domain each of the rows is; all are in one where nothing bounds the gang."""
+def levels(shape: Shape, within: Level | None = None) -> tuple[Level, ...]:
+    """Return in one of what several nodes of the gang may be, the narrowest first; no wider than `within`."""
+    if not shape.intensive:
+        return ("cluster",)
+    if within == "node":
+        return ()
+    return ("switch", "rack") if shape.rack_wide and within is None else ("switch",)
+
+
+def domains_of(shape: Shape, table: NodeTable, rows: Ints, level: Level | None = None) -> Domains:
+    """Return in which domain each of the rows is: at that level, or at the widest that the gang may take.
+
+    All are in one where nothing bounds the gang.
+    """
+    level = level or levels(shape)[-1]
     if not shape.alike:
-        if shape.intensive:
-            return Domains(table.switch[rows], table.switches)
+        if level in ("switch", "rack"):
+            return Domains(table.sites.numbers(level)[rows], table.sites.names(level))
         return Domains(np.zeros(len(rows), np.int64), [""])
     known = {kind.cpu_model for kind in table.kind_list()}
     models = {model: number for number, model in enumerate(sorted(known))}
@@ -39,11 +53,19 @@ def domains_of(shape: Shape, table: NodeTable, rows: Ints) -> Domains:
     keys = of_kind[table.kind[rows]]
     if "" in models:  # nodes that tell no model are like no other
         keys = np.where(keys == models[""], len(models) + rows, keys)
-    if shape.intensive:
-        keys = keys + table.switch[rows] * (len(models) + len(table))
+    if level in ("switch", "rack"):
+        keys = keys + table.sites.numbers(level)[rows] * (len(models) + len(table))
     _, first, numbers = np.unique(keys, return_index=True, return_inverse=True)
-    return Domains(numbers, [_name(shape, table, int(rows[position])) for position in first])
+    return Domains(numbers, [_name(level, table, int(rows[position])) for position in first])
 
 
-def _name(shape: Shape, table: NodeTable, row: int) -> tuple[str, str]:
-    return table.switches[table.switch[row]] if shape.intensive else "", table.kinds[row].cpu_model or table.names[row]
+def narrowest(fit: Fit) -> Level | None:
+    """Return the narrowest thing that could hold an intensive gang when empty, None where only the widest could."""
+    if fit.most_on_one() >= fit.shape.gang_size:
+        return "node"
+    return "switch" if fit.shape.rack_wide and fit.most_below_one_switch() >= fit.shape.gang_size else None
+
+
+def _name(level: Level, table: NodeTable, row: int) -> tuple[str, str]:
+    where = table.sites.names(level)[table.sites.numbers(level)[row]] if level in ("switch", "rack") else ""
+    return where, table.kinds[row].cpu_model or table.names[row]

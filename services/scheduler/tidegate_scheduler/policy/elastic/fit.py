@@ -1,4 +1,7 @@
-"""Where a whole gang finds room: all members or none, on the tightest nodes, so that whole nodes stay whole."""
+"""Where a whole gang finds room: all members or none, on the tightest nodes, so that whole nodes stay whole.
+
+Which of them that are equally tight: the one that has the job's checkpoint, then the first by name.
+"""
 
 from __future__ import annotations
 
@@ -6,50 +9,55 @@ from collections.abc import Collection
 
 import numpy as np
 
-from tidegate_scheduler.policy.elastic.domains import bounded, domains_of
+from tidegate_scheduler.policy.elastic import spread
+from tidegate_scheduler.policy.elastic.domains import bounded, domains_of, levels
 from tidegate_scheduler.policy.elastic.entries import Seat
 from tidegate_scheduler.policy.elastic.index import Index
-from tidegate_scheduler.policy.elastic.shapes import NOWHERE, Fit
-from tidegate_scheduler.policy.elastic.table import CPU, GPUS, Ints
+from tidegate_scheduler.policy.elastic.shapes import NOWHERE, PLACE_BITS, Fit
+from tidegate_scheduler.policy.elastic.spread import ANYWHERE, Ground, Locality
+from tidegate_scheduler.policy.elastic.table import Ints
 
-Rows = tuple[int, ...]
-"""One row for each member, in the order of ranks."""
+Rows = spread.Rows
 
 
-def rows_now(fit: Fit, barred: frozenset[int], *, one_node: bool) -> Rows | None:
+def rows_now(fit: Fit, barred: frozenset[int], locality: Locality = ANYWHERE) -> Rows | None:
     """Return the rows on which the gang fits at once, None where it does not."""
     if fit.nowhere():
         return None
-    rows = _row_now(fit, barred) if fit.shape.gang_size == 1 else _rows_now(fit, barred, one_node=one_node)
-    if rows is None and not (barred or one_node):
+    rows = _row_now(fit, barred, locality.near) if fit.shape.gang_size == 1 else _rows_now(fit, barred, locality)
+    if rows is None and not (barred or locality.within):
         fit.found_nowhere()
     return rows
 
 
-def _row_now(fit: Fit, barred: frozenset[int]) -> Rows | None:
+def _row_now(fit: Fit, barred: frozenset[int], near: int) -> Rows | None:
     score = fit.score()
     if barred:
         score = score.copy()
         score[list(barred)] = NOWHERE
     row = int(score.argmin()) if len(score) else -1
-    return (row,) if row >= 0 and score[row] != NOWHERE else None
+    if row < 0 or score[row] == NOWHERE:
+        return None
+    as_tight = 0 <= near < len(score) and score[near] >> PLACE_BITS == score[row] >> PLACE_BITS
+    return (near,) if as_tight else (row,)
 
 
-def _rows_now(fit: Fit, barred: frozenset[int], *, one_node: bool) -> Rows | None:
+def _rows_now(fit: Fit, barred: frozenset[int], locality: Locality) -> Rows | None:
     holds = fit.holds_now()
     if barred:
         holds = holds.copy()
         holds[list(barred)] = 0
-    return _chosen(fit, fit.table.now, np.arange(len(holds)), holds, one_node=one_node)
+    ground = Ground(fit, fit.table.now, np.arange(len(holds)), holds, locality.near, is_now=not barred)
+    return _chosen(ground, locality)
 
 
-def row_later(fit: Fit, left: set[int], barred: frozenset[int]) -> Rows | None:
+def row_later(fit: Fit, left: set[int], barred: frozenset[int], near: int = -1) -> Rows | None:
     """Return the row of `left` on which one member fits once those who leave it have left; elsewhere it fits now."""
     if not _holds_later(fit, left):
         return None
     rows = np.array(sorted(left - barred), np.int64)
     able = rows[fit.members(fit.table.later, rows) > 0]
-    return (int(_tightest(fit, fit.table.later, able)[0]),) if len(able) else None
+    return (spread.tightest(fit, fit.table.later, able, near),) if len(able) else None
 
 
 def may_hold_later(fit: Fit, left: set[int]) -> bool:
@@ -68,18 +76,23 @@ def _holds_later(fit: Fit, left: set[int]) -> bool:
 
 
 def rows_in(
-    fit: Fit, room: Ints, barred: Collection[int] = (), *, among: Collection[int] | None = None, one_node: bool = False
+    fit: Fit,
+    room: Ints,
+    barred: Collection[int] = (),
+    *,
+    among: Collection[int] | None = None,
+    locality: Locality = ANYWHERE,
 ) -> Rows | None:
     """Return the rows (of those `among`, where that is given) on which the gang fits into `room`, None where on none.
 
-    An intensive gang goes to one node, else (unless `one_node`) below one switch, that with the least left over; a
-    strict one to nodes of one CPU model.
+    An intensive gang goes to one node, else below one switch, else, where it may, to one rack, that with the least left
+    over; a strict one to nodes of one CPU model. A loose one stays together where that costs no whole nodes.
     """
     rows = np.arange(len(fit.table)) if among is None else np.array(sorted(among), np.int64)
     holds = fit.members(room, rows)
     if barred:
         holds[np.isin(rows, list(barred))] = 0
-    return _chosen(fit, room, rows, holds, one_node=one_node)
+    return _chosen(Ground(fit, room, rows, holds, locality.near), locality)
 
 
 def holds_rows(fit: Fit, room: Ints, rows: Rows) -> bool:
@@ -89,47 +102,23 @@ def holds_rows(fit: Fit, room: Ints, rows: Rows) -> bool:
     return all(int(held) >= rows.count(row) for row, held in zip(there, holds, strict=True))
 
 
-def _chosen(fit: Fit, room: Ints, rows: Ints, holds: Ints, *, one_node: bool) -> Rows | None:
-    """Return where the gang goes if `rows` hold so many members each."""
-    size = fit.shape.gang_size
-    if int(holds.sum()) < size:
+def _chosen(ground: Ground, locality: Locality) -> Rows | None:
+    """Return where the gang goes, None where there is no room for it."""
+    fit, size = ground.fit, ground.fit.shape.gang_size
+    if int(ground.holds.sum()) < size:
         return None
-    if not bounded(fit.shape):
-        return _filled(fit, room, rows, holds)
     if fit.shape.intensive:
-        whole = rows[holds >= size]
+        whole = ground.rows[ground.holds >= size]
         if len(whole):
-            return (int(_tightest(fit, room, whole)[0]),) * size
-        if one_node:
-            return None
-    domains = domains_of(fit.shape, fit.table, rows)
-    sums = domains.sums(holds)
-    able = np.flatnonzero(sums >= size).tolist()
-    if not able:
-        return None
-    inside = domains.numbers == min(able, key=lambda number: (int(sums[number]), domains.names[number]))
-    return _filled(fit, room, rows[inside], holds[inside])
-
-
-def _filled(fit: Fit, room: Ints, rows: Ints, holds: Ints) -> Rows:
-    """Return the rows that the members fill one after the other, the tightest first."""
-    able = np.flatnonzero(holds > 0)
-    chosen: list[int] = []
-    for position in able[_order(fit, room, rows[able])]:
-        chosen.extend([int(rows[position])] * min(int(holds[position]), fit.shape.gang_size - len(chosen)))
-        if len(chosen) == fit.shape.gang_size:
-            break
-    return tuple(chosen)
-
-
-def _tightest(fit: Fit, room: Ints, rows: Ints) -> Ints:
-    """Return the rows ordered by how little is left on them: devices, then CPU, then the node's name."""
-    return rows[_order(fit, room, rows)]
-
-
-def _order(fit: Fit, room: Ints, rows: Ints) -> Ints:
-    table = fit.table
-    return np.lexsort((table.place[rows], room[CPU, rows], room[GPUS, rows]))
+            return (spread.tightest(fit, ground.room, whole, ground.near),) * size
+    for level in levels(fit.shape, locality.within):
+        inside = ground.tightest_domain(level)
+        if inside is None:
+            continue
+        if level == "switch":
+            return inside.filled()
+        return spread.few_switches(inside) if level == "rack" else spread.close_by(inside)
+    return None
 
 
 def seats(index: Index, fit: Fit, rows: Rows) -> tuple[Seat, ...]:

@@ -209,7 +209,7 @@ class _Plan:
         """Return the rows on which the job could fit at once, None for every row."""
         if fit.shape.gang_size > 1 or earliest.basis != "now" or job.excluded_nodes or self._index.state.maintenance:
             return None
-        return None if rows_now(fit, frozenset(), one_node=False) is not None else set(self._kept)
+        return None if rows_now(fit, frozenset()) is not None else set(self._kept)
 
     def _could_later(self, fit: Fit) -> set[int] | None:
         """Return the rows on which a job could fit that fits nowhere at once, None for every row."""

@@ -145,7 +145,8 @@ class Index:
     def _put_node(self, node: Node) -> None:
         self._accounts.count(node)
         is_open = node.status == "up" and not node.zombies and not node.cordoned and not node.drain_deadline_ns
-        row = self.table.put(node.name, kind_of(node), node.gpus, switch=node.switch, is_open=is_open)
+        row = self.table.put(node.name, kind_of(node), node.gpus, is_open=is_open)
+        self.table.sites.put(row, node.name, rack=node.rack, switch=node.switch)
         self.unshared[row] = None
         self.unsettled_nodes[node.name] = None
         self.fleet.put(node)

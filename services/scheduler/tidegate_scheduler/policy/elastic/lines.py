@@ -25,6 +25,7 @@ def line_key(job: Job, spec: JobSpec, need: Resources) -> LineKey:
         gpu_models=spec.gpu_models,
         cpu_model=job.cpu_model,
         alike=spec.determinism == "strict" and spec.gang_size > 1 and not job.cpu_model,
+        rack_wide=spec.communication == "intensive" and spec.gang_size > 1 and spec.widest_domain == "rack",
     )
     alone = job.id if job.excluded_nodes or job.reserved_nodes else ""
     limit = time_limit_seconds(job, spec)

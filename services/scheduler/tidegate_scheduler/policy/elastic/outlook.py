@@ -10,6 +10,7 @@ from tidegate_events.events import Reason
 
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.elastic.causes import SHORT, Causes, queue_stopped
+from tidegate_scheduler.policy.elastic.domains import narrowest
 from tidegate_scheduler.policy.elastic.fit import could_hold
 from tidegate_scheduler.policy.elastic.forecast import forecast
 from tidegate_scheduler.policy.elastic.order import Order
@@ -55,16 +56,17 @@ class ElasticOutlook:
         if dominant.code == "Reserved" and job.reserved_start_ns:
             numbers = {**dominant.numbers, "start_by_ns": job.reserved_start_ns}
             dominant = msgspec.structs.replace(dominant, numbers=numbers)
-        if (until_ns := self._one_node_until(job, key)) > self._now_ns and dominant.code in SHORT | {"Reserved"}:
-            numbers = {**dominant.numbers, "one_node_until_ns": until_ns}
+        waits = self._waits_within(job, key) if dominant.code in SHORT | {"Reserved"} else {}
+        if waits:
+            numbers = {**dominant.numbers, **waits}
             dominant = msgspec.structs.replace(dominant, numbers=numbers)
         return (dominant, *others)
 
-    def _one_node_until(self, job: Job, key: LineKey) -> int:
-        """Return how long the job waits for one node before a switch will do, 0 where it does not."""
-        if not key.shape.intensive or self._index.fit(key.shape).most_on_one() < key.shape.gang_size:
-            return 0
-        return max(job.submitted_ns, job.suspended_ns) + key.locality_wait_seconds * SECOND_NS
+    def _waits_within(self, job: Job, key: LineKey) -> dict[str, int]:
+        """Return how long the job waits for one node, or one switch, before a wider place will do, if it does."""
+        level = narrowest(self._index.fit(key.shape)) if key.shape.intensive else None
+        until_ns = max(job.submitted_ns, job.suspended_ns) + key.locality_wait_seconds * SECOND_NS
+        return {f"one_{level}_until_ns": until_ns} if level and until_ns > self._now_ns else {}
 
     def _key(self, job: Job) -> LineKey:
         standing = self._index.standing(job.id)

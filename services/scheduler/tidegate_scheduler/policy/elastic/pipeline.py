@@ -234,7 +234,7 @@ class _Pass:
         if self._make_room(job, line, barred):
             return True
         # Windows bar no less from whoever runs for longer, and so has less right; refusals are a job's own.
-        if not job.excluded_nodes and not self._plans.untried and not self._seek.waits_for_one_node(job, line):
+        if not job.excluded_nodes and not self._plans.untried and not self._seek.waits_within(job, line):
             self._nowhere.add(line.key.shape, self._right(line))
         if reserved and self._keeping.usable(reserved, barred) and self._keeping.may_keep():
             self._keeping.stay(job, line, reserved, barred)

@@ -7,7 +7,10 @@ from typing import TypeVar
 
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.elastic import backfill, fit
+from tidegate_scheduler.policy.elastic.domains import narrowest
 from tidegate_scheduler.policy.elastic.queue import Line, Turn
+from tidegate_scheduler.policy.elastic.sites import Level
+from tidegate_scheduler.policy.elastic.spread import Locality
 from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.elastic.yielding import Yielding
 from tidegate_scheduler.policy.parameters import SECOND_NS
@@ -28,15 +31,15 @@ class Seek:
     def rows(self, job: Job, turn: Turn, reserved: fit.Rows, barred: frozenset[int]) -> fit.Rows | None:
         """Return where the job fits at once: in free room, in room kept for lower ones, in room kept for later."""
         line = turn.line
-        one_node = self.waits_for_one_node(job, line)
-        rows = fit.rows_now(line.fit, barred, one_node=one_node)
+        locality = Locality(self.waits_within(job, line), self._table.rows.get(job.saved_on, -1))
+        rows = fit.rows_now(line.fit, barred, locality)
         others = self.yielding.to(job, turn) if rows is None else []
         if any(fit.is_roomy(line.fit, row) for other in others for row in self._trial.promises[other.id]):
-            rows = self._without(others, lambda: fit.rows_now(line.fit, barred, one_node=one_node))
+            rows = self._without(others, lambda: fit.rows_now(line.fit, barred, locality))
         if rows is None and (behind := self.yielding.behind(job, reserved)):
             rows = self._without(
                 behind,
-                lambda: fit.rows_in(line.fit, self._table.now, barred, among=set(reserved), one_node=one_node),
+                lambda: fit.rows_in(line.fit, self._table.now, barred, among=set(reserved), locality=locality),
             )
         self._trial.backfills.pop(job.id, None)
         return rows if rows is not None else backfill.find(self._draft, self._trial, job, line.fit, barred)
@@ -49,16 +52,18 @@ class Seek:
         Where room was promised to it before all else.
         """
 
+        locality = Locality(near=self._table.rows.get(job.saved_on, -1))
+
         def on_reserved() -> _Use | None:
             as_it_is = barred.isdisjoint(reserved) and fit.holds_rows(line.fit, self._table.later, reserved)
             if as_it_is and (found := use(reserved)) is not None:
                 return found
-            rows = fit.rows_in(line.fit, self._table.later, barred, among=set(reserved))
+            rows = fit.rows_in(line.fit, self._table.later, barred, among=set(reserved), locality=locality)
             return use(rows) if rows is not None else None
 
         if reserved and self._trial.left and (found := on_reserved()) is not None:
             return found
-        rows = self._beside_all(line, reserved, barred)
+        rows = self._beside_all(line, reserved, barred, locality)
         if rows is not None and (found := use(rows)) is not None:
             return found
         # Those whose room comes after have it still, as the next pass will see it: theirs is what is left then.
@@ -68,28 +73,31 @@ class Seek:
             self._trial.promise(other, promised)
         return found
 
-    def _beside_all(self, line: Line, reserved: fit.Rows, barred: frozenset[int]) -> fit.Rows | None:
+    def _beside_all(
+        self, line: Line, reserved: fit.Rows, barred: frozenset[int], locality: Locality
+    ) -> fit.Rows | None:
         """Return where the job fits then beside all that is promised to others, wherever that is."""
         if not self._trial.left:
             return None  # what will be free is free already
         if line.fit.shape.gang_size == 1 and not reserved:
-            return fit.row_later(line.fit, self._trial.left, barred)
+            return fit.row_later(line.fit, self._trial.left, barred, locality.near)
         if not fit.may_hold_later(line.fit, self._trial.left):
             return None
-        return fit.rows_in(line.fit, self._table.later, barred)
+        return fit.rows_in(line.fit, self._table.later, barred, locality=locality)
 
-    def waits_for_one_node(self, job: Job, line: Line) -> bool:
-        """Say whether an intensive gang still waits for one node, which could hold it when empty."""
-        if not line.key.shape.intensive:
-            return False
+    def waits_within(self, job: Job, line: Line) -> Level | None:
+        """Return within what an intensive gang still waits to be, None where the widest that it may take will do.
+
+        That is the narrowest thing which could hold it when empty.
+        """
+        if not line.key.shape.intensive or (level := narrowest(line.fit)) is None:
+            return None
         spec = self._draft.state.specs[job.id]
-        if line.fit.most_on_one() < spec.gang_size:
-            return False
         until_ns = max(job.submitted_ns, job.suspended_ns) + spec.locality_wait_seconds * SECOND_NS
         if self._draft.now_ns >= until_ns:
-            return False
+            return None
         self._draft.wake_by(until_ns)
-        return True
+        return level
 
     def _without(self, others: list[Job], find: Callable[[], fit.Rows | None]) -> fit.Rows | None:
         """Return the rows that are found when nothing is promised to the others, to as few of them as will do.

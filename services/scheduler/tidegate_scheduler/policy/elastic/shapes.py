@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 from tidegate_events.resources import GpuDevice, Resources
 
+from tidegate_scheduler.policy.elastic.sites import Domain
 from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY, SHARE, Flags, Ints, Kind, NodeTable, accepts
 
 NOWHERE = np.iinfo(np.int64).max
@@ -20,7 +21,8 @@ ROWS_ONE_BY_ONE_MAX = 24
 class Shape(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
     """All that decides where a job fits; jobs of one shape are alike to the nodes.
 
-    `alike`: a strict gang that has no CPU model yet, all of whose members go to nodes of one, whichever that is.
+    An `intensive` gang stays below one switch; where it is `rack_wide`, in one rack. `alike`: a strict gang that has no
+    CPU model yet, all of whose members go to nodes of one, whichever that is.
     """
 
     isolation: str
@@ -31,6 +33,7 @@ class Shape(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
     gpu_models: tuple[str, ...] = ()
     cpu_model: str = ""
     alike: bool = False
+    rack_wide: bool = False
 
 
 class Fit:
@@ -50,6 +53,9 @@ class Fit:
         self._renumbered = 0
         self._kind_holds: Ints = np.zeros(0, np.int64)
         self._most = (-1, 0)
+        self._most_below = (-1, 0)
+        self._together: dict[Domain, Ints] = {}
+        self._sites_moved = -1
         self._nowhere_in = -1
         """The round of the table in which it was last known to fit nowhere."""
 
@@ -67,6 +73,15 @@ class Fit:
         if self._most[0] != self.table.nodes_changed:
             self._most = (self.table.nodes_changed, int(self.holds_empty().max(initial=0)))
         return self._most[1]
+
+    def most_below_one_switch(self) -> int:
+        """Return the same for the switch whose nodes could hold most of them."""
+        if self._most_below[0] != self.table.nodes_changed:
+            switches = self.table.sites.numbers("switch")[: len(self.table)]
+            sums = np.zeros(len(self.table.sites.names("switch")), np.int64)
+            np.add.at(sums, switches, self.holds_empty())
+            self._most_below = (self.table.nodes_changed, int(sums.max(initial=0)))
+        return self._most_below[1]
 
     def suits(self, rows: Ints) -> Flags:
         """Return which of the rows are open and could hold a member when empty."""
@@ -188,11 +203,32 @@ class Fit:
         changed = table.changes.since(self._held_at) if self._renamed_held == table.renamed else None
         if changed is None:
             self._holds_of = self.members(table.now, np.arange(len(table)))
+            self._together.clear()
         elif changed:
             rows = np.fromiter(changed, np.int64, len(changed))
-            self._holds_of[rows] = self.members(table.now, rows)
+            holds = self.members(table.now, rows)
+            self._count(rows, holds - self._holds_of[rows])
+            self._holds_of[rows] = holds
         self._held_at, self._renamed_held = table.changes.position, table.renamed
         return self._holds_of
+
+    def holds_together(self, level: Domain) -> Ints:
+        """Return how many members may be placed below each switch, or in each rack, now; to be looked at only."""
+        holds, sites = self.holds_now(), self.table.sites
+        if self._sites_moved != sites.moved:
+            self._together.clear()
+            self._sites_moved = sites.moved
+        found = self._together.get(level)
+        if found is None:
+            found = self._together[level] = np.zeros(len(sites.names(level)), np.int64)
+            np.add.at(found, sites.numbers(level)[: len(holds)], holds)
+        return found
+
+    def _count(self, rows: Ints, more: Ints) -> None:
+        """Add what the rows hold more to what is held together, if they stand where they stood."""
+        if self._sites_moved == self.table.sites.moved:
+            for level, held in self._together.items():
+                np.add.at(held, self.table.sites.numbers(level)[rows], more)
 
     def members(self, room: Ints, rows: Ints) -> Ints:
         """Return how many members fit into `room` (as the table's amounts) on each of the rows."""

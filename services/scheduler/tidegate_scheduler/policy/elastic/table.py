@@ -18,6 +18,7 @@ from tidegate_events.resources import GpuDevice, Resources
 
 from tidegate_scheduler.policy.elastic.changes import Changes
 from tidegate_scheduler.policy.elastic.numbering import Numbering
+from tidegate_scheduler.policy.elastic.sites import NUMBERS_SPARE, Sites
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -28,8 +29,6 @@ CPU, MEMORY, GPUS, SHARE = 0, 1, 2, 3
 WHOLE_MILLIS = 1000
 ROWS_FIRST = 64
 SCORES_KEPT = 1024
-NUMBERS_SPARE = 64
-"""How many kinds or switches of nodes that are gone may be known, beside as many as there are nodes."""
 
 
 class Kind(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
@@ -111,7 +110,7 @@ class NodeTable:
         self.is_open: list[bool] = []
         self.open: Flags = np.zeros(ROWS_FIRST, np.bool_)
         self.kind: Ints = np.zeros(ROWS_FIRST, np.int64)
-        self.switch: Ints = np.zeros(ROWS_FIRST, np.int64)
+        self.sites = Sites(ROWS_FIRST)
         self.place: Ints = np.zeros(ROWS_FIRST, np.int64)
         self.renumbered = 0
         """How often kinds were given other numbers: who keeps something by their numbers works it out anew."""
@@ -119,7 +118,6 @@ class NodeTable:
         self._kinds_known: Numbering[Kind] = Numbering()
         self._spare: list[int] = []
         self._scored: dict[Scored, None] = {}
-        self._switches: Numbering[str] = Numbering()
 
     def __len__(self) -> int:
         return len(self.names)
@@ -159,7 +157,7 @@ class NodeTable:
 
     # ---- nodes ----
 
-    def put(self, name: str, kind: Kind, gpus: tuple[GpuDevice, ...], *, switch: str, is_open: bool) -> int:
+    def put(self, name: str, kind: Kind, gpus: tuple[GpuDevice, ...], *, is_open: bool) -> int:
         """Enter a node, or what became of it, as if nothing ran there; return its row."""
         row = self.rows.get(name)
         if row is None:
@@ -171,8 +169,7 @@ class NodeTable:
         else:
             self.mixed.pop(row, None)
         self.kinds[row] = kind
-        # A node that names no switch is below one of its own.
-        self._number(row, kind, switch or f"node {name}")
+        self._number(row, kind)
         self.open[row] = self.is_open[row] = is_open
         for amounts in (self._free, self._later):
             amounts[row] = [kind.cpu_millis, kind.memory_mib, len(gpus), 0]
@@ -190,11 +187,6 @@ class NodeTable:
         """Return the kinds by their numbers in the column `kind`."""
         return self._kinds_known.values
 
-    @property
-    def switches(self) -> list[str]:
-        """Return the switches by their numbers in the column `switch`."""
-        return self._switches.values
-
     def rank_names(self) -> None:
         """Work out `place` anew, after new nodes became known."""
         count = len(self.names)
@@ -207,7 +199,8 @@ class NodeTable:
         self.names[row] = ""
         self.devices[row], self.kinds[row] = Devices({}, []), NO_KIND
         self.mixed.pop(row, None)
-        self._number(row, NO_KIND, "")
+        self._number(row, NO_KIND)
+        self.sites.drop(row)
         self.open[row] = self.is_open[row] = False
         self._free[row], self._later[row] = [0, 0, 0, 0], [0, 0, 0, 0]
         self.nodes_changed += 1
@@ -215,15 +208,13 @@ class NodeTable:
         self.settle(row)
         return row
 
-    def _number(self, row: int, kind: Kind, switch: str) -> None:
-        """Give the row the numbers of what it has; now and then, forget what no row has any more."""
+    def _number(self, row: int, kind: Kind) -> None:
+        """Give the row the number of its kind; now and then, forget what no row has any more."""
         self.kind[row] = self._kind[row] = self._kinds_known.number(kind)
-        self.switch[row] = self._switches.number(switch)
-        if max(len(self._kinds_known), len(self._switches)) > 2 * len(self.rows) + NUMBERS_SPARE:
-            count = len(self)
+        self.sites.forget(len(self), len(self.rows))
+        if len(self._kinds_known) > 2 * len(self.rows) + NUMBERS_SPARE:
             self._kind = self._kinds_known.renumber(self._kind)
-            self.kind[:count] = self._kind
-            self.switch[:count] = self._switches.renumber(self.switch[:count].tolist())
+            self.kind[: len(self)] = self._kind
             self.renumbered += 1
 
     def _append(self, name: str) -> int:
@@ -235,7 +226,8 @@ class NodeTable:
         row = len(self.names)
         if row == len(self.open):
             self._columns = np.concatenate([self._columns, np.zeros_like(self._columns)], axis=2)
-            for each in ("open", "kind", "switch", "place"):
+            self.sites.grow()
+            for each in ("open", "kind", "place"):
                 column = getattr(self, each)
                 setattr(self, each, np.concatenate([column, np.zeros_like(column)]))
         self.names.append(name)

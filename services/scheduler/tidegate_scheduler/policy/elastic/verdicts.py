@@ -58,10 +58,11 @@ class _Verdicts:
         self._now = self._fit.members(self._table.now, rows)
         windows = closing(trial.index, job, draft.now_ns)
         self._window = {name: window.name for window in windows for name in window.nodes}
+        self._together = self._table.sites.numbers("rack" if self._shape.rack_wide else "switch")
         self._below: dict[int, int] = {}
         for row in rows:
-            switch = int(self._table.switch[row])
-            self._below[switch] = self._below.get(switch, 0) + int(self._now[row])
+            number = int(self._together[row])
+            self._below[number] = self._below.get(number, 0) + int(self._now[row])
 
     def all(self) -> tuple[Verdict, ...]:
         """Return the verdicts, by name."""
@@ -106,10 +107,11 @@ class _Verdicts:
             return Verdict(node.name, FITS, numbers=numbers)
         numbers |= {"members_needed": size, "members_fit": holds}
         if self._shape.intensive and holds < size:
-            below = self._below[int(self._table.switch[row])]
-            if below < size:
-                numbers["members_fit_below_switch"] = below
-                return Verdict(node.name, "GangTopology", "neither it nor its switch has room for all", numbers)
+            together = self._below[int(self._together[row])]
+            if together < size:
+                where = "rack" if self._shape.rack_wide else "switch"
+                numbers["members_fit_in_rack" if self._shape.rack_wide else "members_fit_below_switch"] = together
+                return Verdict(node.name, "GangTopology", f"neither it nor its {where} has room for all", numbers)
         return Verdict(node.name, FITS, numbers=numbers)
 
     def _unsuited(self, node: Node, row: int) -> Verdict:
