@@ -119,11 +119,11 @@ def test_the_tables_are_afterwards_as_they_were() -> None:
     index = index_of(cluster.state)
     index.refresh(cluster.now)
     free, later = index.table.free.copy(), index.table.later.copy()
-    aside, lines = dict(index.aside), set(index.lines)
+    aside, lines = list(index.aside), set(index.lines)
     shares = {tenant: msgspec.structs.replace(share) for tenant, share in index.shares.items()}
     for each in (spec(), spec(priority=90), spec(gang=3)):
         dry_run(cluster.state, each, cluster.now)
     index.refresh(cluster.now)
     assert (index.table.free == free).all()
     assert (index.table.later == later).all()
-    assert (index.shares, index.aside, set(index.lines)) == (shares, aside, lines)
+    assert (index.shares, list(index.aside), set(index.lines)) == (shares, aside, lines)

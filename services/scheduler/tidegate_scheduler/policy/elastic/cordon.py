@@ -71,7 +71,7 @@ def _is_last(draft: Draft, index: Index, rows: set[int]) -> bool:
     closed, these = frozenset(rows), np.array(sorted(rows), np.int64)
     shapes = {line.key.shape for line in index.lines.values()}
     back = [event.job for event in draft.events if isinstance(event, JobRequeued | JobSuspended)]
-    jobs = (index.state.jobs[name] for name in (*index.aside, *back))
+    jobs = (index.state.jobs[name] for name in (*index.aside.first(held=False), *back))
     shapes |= {index.line_key(job).shape for job in jobs if not (job.held or job.cancel_requested)}
     return any(
         could_hold(fit, up_only=True) and not could_hold(fit, up_only=True, barred=closed)

@@ -38,7 +38,8 @@ class Order:
         self._ageing_ns = parameters.ageing_seconds * SECOND_NS
         self._fair = FairOrder(index.total, [share.weight for share in index.shares.values()])
         self._lines = [line for line in index.lines.values() if not index.share(line.key.tenant).stopped]
-        self._stopped = [line for line in index.lines.values() if index.share(line.key.tenant).stopped]
+        stopped = (line for line in index.lines.values() if index.share(line.key.tenant).stopped)
+        self._stopped = sorted(stopped, key=lambda line: (-line.key.priority, line.waiters[0]))
         self._walk = self._all()
         self._walked: list[str] = []
         self._positions: dict[str, int] = {}
@@ -95,17 +96,22 @@ class Order:
             turns.go_on(turn)
 
     def _not_asked(self) -> Iterator[str]:
-        jobs = self._index.state.jobs
-        aside = [jobs[name] for name in self._index.aside]
-        resting = sorted((job for job in aside if not job.held), key=lambda job: (job.not_before_ns, job.submitted_seq))
-        yield from (job.id for job in resting)
-        for line in sorted(self._stopped, key=lambda line: (-line.key.priority, line.waiters[0])):
+        yield from self._index.aside.first(held=False)
+        for line in self._stopped:
             yield from (waiter.job for waiter in line.waiters)
-        yield from (job.id for job in sorted((job for job in aside if job.held), key=lambda job: job.submitted_seq))
+        yield from self._index.aside.first(held=True)
 
     def _behind(self, job: str) -> int:
         """Return the place of a job that is not asked."""
-        return self.asked + 1 + next(i for i, other in enumerate(self._not_asked()) if other == job)
+        aside, before = self._index.aside, self.asked + 1
+        standing = self._index.standing(job)
+        if standing is None:
+            held, place = aside.place(job)
+            return before + place + (aside.waits + sum(len(line.waiters) for line in self._stopped) if held else 0)
+        line, waiter = standing
+        lines = self._stopped[: self._stopped.index(line)]
+        among: int = line.waiters.index(waiter)
+        return before + aside.waits + sum(len(each.waiters) for each in lines) + among
 
     # ---- far behind ----
 

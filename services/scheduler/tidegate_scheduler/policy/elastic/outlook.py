@@ -97,7 +97,11 @@ class ElasticOutlook:
             return Counter((job.tenant, self._code(job, waiting)) for job in jobs.values() if job.waiting)
         for line in self._index.lines.values():
             counts[line.key.tenant, self._code_of(line, waiting)] += len(line.waiters)
-        for name in self._index.aside:
+        aside = self._index.aside
+        counts.update({(tenant, HELD.code): held for tenant, held in aside.held.items()})
+        counts.update({(tenant, "BackOff"): resting for tenant, resting in aside.resting.items()})
+        for name in aside.over(self._now_ns):
+            counts[jobs[name].tenant, "BackOff"] -= 1
             counts[jobs[name].tenant, self._code(jobs[name], waiting)] += 1
         return counts
 

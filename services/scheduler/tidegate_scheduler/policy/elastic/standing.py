@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
+from tidegate_scheduler.policy.elastic.aside import Aside
 from tidegate_scheduler.policy.elastic.lines import line_key
 from tidegate_scheduler.policy.elastic.queue import Line, LineKey, Waiter
 from tidegate_scheduler.policy.elastic.shapes import Fit, Shape
@@ -21,7 +22,7 @@ class Standing:
         self._state = state
         self._table = table
         self.lines: dict[LineKey, Line] = {}
-        self.aside: dict[str, None] = {}
+        self.aside = Aside()
         self._places: dict[str, tuple[Line, Waiter]] = {}
         self._resting: list[tuple[int, str]] = []
         self._woken: list[tuple[int, str]] = []
@@ -29,16 +30,16 @@ class Standing:
 
     def enter(self, job: Job) -> None:
         """Let a waiting job stand in its line, or aside."""
-        self.aside[job.id] = None
+        if _may_stand(job) and job.not_before_ns <= self._state.header.now_ns:
+            self._stand(job)
+            return
+        self.aside.add(job)
         if _may_stand(job):
-            if job.not_before_ns > self._state.header.now_ns:
-                heappush(self._resting, (job.not_before_ns, job.id))
-            else:
-                self._stand(job)
+            heappush(self._resting, (job.not_before_ns, job.id))
 
     def leave(self, name: str) -> None:
         """Take a job out, wherever it stands."""
-        self.aside.pop(name, None)
+        self.aside.discard(name)
         self._step_out(name)
 
     def of(self, job: str) -> tuple[Line, Waiter] | None:
@@ -56,7 +57,7 @@ class Standing:
                 self._woken.append((at_ns, name))
             elif name in self._places:
                 self._step_out(name)
-                self.aside[name] = None
+                self.aside.add(job)
                 heappush(self._resting, (at_ns, name))
         while self._resting and self._resting[0][0] <= now_ns:
             at_ns, name = heappop(self._resting)
@@ -99,7 +100,7 @@ class Standing:
         waiter = Waiter(submitted_seq=job.submitted_seq, job=job.id, since_ns=since_ns)
         self._places[job.id] = (line, waiter)
         line.waiters.add(waiter)
-        self.aside.pop(job.id, None)
+        self.aside.discard(job.id)
 
     def _step_out(self, name: str) -> None:
         place = self._places.pop(name, None)
