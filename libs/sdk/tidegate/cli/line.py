@@ -11,6 +11,7 @@ UNKNOWN = "unknown"
 _BASES = {
     "now": "",
     "backoff": "after its pause",
+    "locality": "when it may be spread wider",
     "maintenance": "after the maintenance of its nodes",
     "deadline": "at the latest",
     "expected": "if jobs take as long as they expect",

@@ -18,8 +18,8 @@ from tidegate_scheduler.state import Job
 NOT_CONSIDERED = Reason(code="NotConsidered", detail="no pass has looked at it yet")
 FITS = "Fits"
 
-Basis = Literal["now", "backoff", "maintenance", "deadline", "expected", "limit"]
-BASES: tuple[Basis, ...] = ("now", "backoff", "maintenance", "deadline", "expected", "limit")
+Basis = Literal["now", "backoff", "locality", "maintenance", "deadline", "expected", "limit"]
+BASES: tuple[Basis, ...] = ("now", "backoff", "locality", "maintenance", "deadline", "expected", "limit")
 """What an earliest start rests on, from the firmest to the weakest."""
 
 Counts = Counter[tuple[str, str]]

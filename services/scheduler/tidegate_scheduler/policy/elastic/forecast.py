@@ -1,10 +1,10 @@
 """When waiting jobs may start, as far as that is known: a forecast for people, never an input of a decision.
 
-It walks the line and seats each job at the first moment at which it fits, given when those who hold room end: at the
-end of their grace period (those that leave), after the time they expected, or at their time limit. Room that is kept
-is its owner's until that has left again; who has certainly left before may use it. What rests on nothing declared is
-unknown, and whoever needs it is unknown too. A job that fits somewhere later fits at every later moment, as room is
-only ever taken here by those in front, so the first moment is found without looking at each.
+It walks the line and seats each job at the first moment at which it fits, given when those who hold room end (see
+`ends`). Room that is kept is its owner's until that has left again; who has certainly left before may use it. What
+rests on nothing declared is unknown, and whoever needs it is unknown too. Between two moments at which windows of
+maintenance close or open nodes, or a gang may go wider, a job that fits somewhere fits at every later moment, as room
+is only ever taken here by those in front: so the first moment is found without looking at each.
 """
 
 from __future__ import annotations
@@ -16,16 +16,20 @@ import numpy as np
 from tidegate_events.resources import Resources
 
 from tidegate_scheduler.policy.elastic.causes import closing
-from tidegate_scheduler.policy.elastic.fit import Rows, rows_in, rows_now
+from tidegate_scheduler.policy.elastic.domains import narrowest
+from tidegate_scheduler.policy.elastic.ends import Ends
+from tidegate_scheduler.policy.elastic.entries import Seat
+from tidegate_scheduler.policy.elastic.fit import rows_in, rows_now
 from tidegate_scheduler.policy.elastic.index import Index
-from tidegate_scheduler.policy.elastic.queue import amounts
+from tidegate_scheduler.policy.elastic.queue import NONE, Amounts, amounts, plus
 from tidegate_scheduler.policy.elastic.reasons import kept_rows
 from tidegate_scheduler.policy.elastic.shapes import Fit
-from tidegate_scheduler.policy.elastic.table import CPU, GPUS, Ints
+from tidegate_scheduler.policy.elastic.spread import Locality, Rows
+from tidegate_scheduler.policy.elastic.table import CPU, GPUS, SHARE, WHOLE_MILLIS, Ints
 from tidegate_scheduler.policy.limits import time_limit_seconds
 from tidegate_scheduler.policy.outlook import BASES, Basis, Start
-from tidegate_scheduler.policy.parameters import SECOND_NS
-from tidegate_scheduler.state import LEAVING_STAGES, Job
+from tidegate_scheduler.policy.parameters import SECOND_NS, as_parameters
+from tidegate_scheduler.state import Job
 
 HOLDERS_MAX = 1000
 """Running members that are looked at; on a larger cluster those on its emptiest nodes."""
@@ -44,6 +48,8 @@ class _Hold(msgspec.Struct):
     need: Resources
     begin_ns: int
     end: Start | None
+    device: int = -1
+    """The device that it has a part of, -1 where it has none, or that is not known yet."""
 
     @property
     def end_ns(self) -> int:
@@ -58,26 +64,53 @@ class _ExhaustedError(Exception):
 def forecast(index: Index, in_line: list[Job], now_ns: int) -> dict[str, Start]:
     """Return the known starts of the jobs in line, by job; who is not in it is unknown."""
     plan = _Plan(index, now_ns)
+    asked: dict[str, Amounts] = {}
     starts: dict[str, Start] = {}
     jobs = index.state.jobs
     kept = sorted((jobs[name] for name in index.reserving), key=lambda job: (-job.priority, job.submitted_seq))
     others = [job for job in in_line if job.id not in index.reserving]
     try:
         for job in [*kept, *others]:
-            start = plan.seat(job) if _asked(index, job) else None
+            start = plan.seat(job) if _asked(index, job, asked) else None
             if start is not None:
                 starts[job.id] = start
+                asked[job.tenant] = plus(asked.get(job.tenant, NONE), _whole(index, job))
     except _ExhaustedError:
         pass  # those further behind stay unknown
     return starts
 
 
-def _asked(index: Index, job: Job) -> bool:
-    """Say whether the job starts as soon as there is room for it, as far as that is known."""
-    if job.held or job.cancel_requested or index.share(job.tenant).stopped:
+def _asked(index: Index, job: Job, asked: dict[str, Amounts]) -> bool:
+    """Say whether the job starts as soon as there is room, as far as that is known; `asked` is what those in front get.
+
+    When its tenant gives back what it holds, so that more lies within its ceiling, is not worked out.
+    """
+    share = index.share(job.tenant)
+    if job.held or job.cancel_requested or share.stopped:
         return False
-    share, shape = index.share(job.tenant), index.line_key(job).shape
-    return share.within(amounts(shape.need, shape.gang_size), share.ceiling)
+    return share.within(plus(asked.get(job.tenant, NONE), _whole(index, job)), share.ceiling)
+
+
+def _whole(index: Index, job: Job) -> Amounts:
+    return amounts(index.state.floors[job.id], index.state.specs[job.id].gang_size)
+
+
+class _Parts:
+    """Parts of devices: one is free as a whole when the last who has a part of it has left."""
+
+    def __init__(self, holds: list[_Hold]) -> None:
+        self._of: dict[int, dict[int, list[tuple[int, int]]]] = {}
+        for hold in holds:
+            if hold.device >= 0:
+                parts = self._of.setdefault(hold.row, {}).setdefault(hold.device, [])
+                parts.append((hold.end_ns, hold.need.gpu_millis))
+
+    def free(self, room: Ints, at_ns: int) -> None:
+        """Add the devices that are free as a whole at that time, and say which part is the largest of the others."""
+        for row, devices in self._of.items():
+            used = [sum(millis for end_ns, millis in parts if end_ns > at_ns) for parts in devices.values()]
+            room[GPUS, row] += used.count(0)
+            room[SHARE, row] = max((WHOLE_MILLIS - each for each in used if each), default=0)
 
 
 class _There:
@@ -88,6 +121,7 @@ class _There:
         self.ends = np.array([hold.end_ns for hold in holds], np.int64)
         self._rows = np.array([hold.row for hold in holds], np.int64)
         self._needs = _amounts(holds)
+        self._parts = _Parts(holds)
         self.rows = set(self._rows.tolist())
         self.moments = {hold.end for hold in holds if hold.end is not None}
 
@@ -96,6 +130,7 @@ class _There:
         count = int(np.searchsorted(self.ends, at_ns, side="right"))
         for amount in range(3):
             np.add.at(room[amount], self._rows[:count], self._needs[:count, amount])
+        self._parts.free(room, at_ns)
 
 
 class _Plan:
@@ -108,8 +143,13 @@ class _Plan:
         self._taken: list[_Hold] = []
         """What those in front will hold."""
 
+        self._ends = Ends(index, now_ns)
         self._there = _There(self._holders())
         self._soonest: dict[Fit, int] = {}
+        self._lead_ns = as_parameters(index.state.header.parameters).maintenance_lead_seconds * SECOND_NS
+        self._widens_ns = 0
+        """Until when the job that is seated waits for a narrower place than it may take."""
+
         self._base = index.table.free
         self._kept = kept_rows(index)
 
@@ -120,10 +160,10 @@ class _Plan:
         found: list[_Hold] = []
         for row in order.tolist():
             for name in index.on_row[row]:
-                end = self._end_of(index.state.jobs[name])
-                if end is not None:
-                    floor, seats = index.state.floors[name], index.seats_of(name)
-                    found.extend(_Hold(row, seat.holds(floor), 0, end) for seat in seats if seat.row == row)
+                end = self._ends.of(index.state.jobs[name])
+                floor, seats = index.state.floors[name], index.seats_of(name)
+                if end is not None or floor.gpu_millis:  # of parts of devices, all count
+                    found.extend(_held(seat, floor, end) for seat in seats if seat.row == row)
             if len(found) >= HOLDERS_MAX:
                 break
         return found
@@ -135,6 +175,7 @@ class _Plan:
         if job.not_before_ns > self._now_ns:
             earliest = Start(job.not_before_ns, "backoff")
         limited = time_limit_seconds(job, self._index.state.specs[job.id]) is not None
+        self._widens_ns = self._widens(job, fit)
         if limited or self._soonest.get(fit, 0) <= earliest.at_ns:
             rows = self._rows(job, fit, earliest.at_ns, self._could_now(job, fit, earliest), before_others=limited)
             if rows is not None:
@@ -146,16 +187,26 @@ class _Plan:
                 self._close(job)
             return None
         start = moments[first[0]]
-        basis: Basis = max((moment.basis for moment in moments[: first[0] + 1]), key=BASES.index)
+        rests_on = (moment.basis for moment in moments if moment.at_ns <= start.at_ns)
+        basis: Basis = max(rests_on, key=BASES.index)
         return self._hold(job, first[1], Start(start.at_ns, basis))
 
     def _first(self, job: Job, fit: Fit, moments: list[Start]) -> tuple[int, Rows] | None:
-        """Return the first moment at which the job fits, and where: in strides from where its like began, then halved.
-
-        The moments begin with one at which it does not fit.
-        """
-        soonest, among = self._soonest.get(fit, 0), self._could_later(fit)
+        """Return the first moment at which the job fits, and where; the moments begin with one at which it does not."""
+        soonest = self._soonest.get(fit, 0)
         low = max(0, bisect_left(moments, soonest, key=lambda moment: moment.at_ns) - 1)
+        for border in (*self._borders(job, moments), len(moments)):
+            if border > low + 1:
+                if (found := self._within(job, fit, moments[:border], low)) is not None:
+                    if not job.excluded_nodes and not job.reserved_nodes and not self._widens_ns:
+                        self._soonest[fit] = moments[found[0]].at_ns
+                    return found
+                low = border - 1
+        return None
+
+    def _within(self, job: Job, fit: Fit, moments: list[Start], low: int) -> tuple[int, Rows] | None:
+        """Return the first moment after `low` at which the job fits: in strides, then halved."""
+        among = self._could_later(fit)
         high, stride = low + 1, 1
         while high < len(moments) and (found := self._rows(job, fit, moments[high].at_ns, among)) is None:
             low, stride = high, stride * 2
@@ -172,14 +223,33 @@ class _Plan:
             else:
                 high, found = middle, rows
         assert found is not None, "it fits at the moment that is left"
-        if not job.excluded_nodes and not job.reserved_nodes:
-            self._soonest[fit] = moments[high].at_ns
         return high, found
+
+    def _borders(self, job: Job, moments: list[Start]) -> list[int]:
+        """Return the places in `moments` before which nodes are closed or opened, or a wider place will do."""
+        at = {self._widens_ns}
+        limit = time_limit_seconds(job, self._index.state.specs[job.id])
+        for window in self._ends.windows:
+            at |= {window.start_ns - self._lead_ns, window.end_ns}
+            if limit is not None:
+                at.add(window.start_ns - limit * SECOND_NS + job.ran_ns)
+        places = {bisect_left(moments, each, key=lambda moment: moment.at_ns) for each in at}
+        return sorted(place for place in places if place)
+
+    def _widens(self, job: Job, fit: Fit) -> int:
+        """Return until when an intensive gang waits for the narrowest place that could hold it, 0 where it does not."""
+        if not fit.shape.intensive or narrowest(fit) is None:
+            return 0
+        wait_ns = self._index.state.specs[job.id].locality_wait_seconds * SECOND_NS
+        until_ns = max(job.submitted_ns, job.suspended_ns) + wait_ns
+        return until_ns if until_ns > self._now_ns else 0
 
     def _moments(self, job: Job, earliest: Start) -> list[Start]:
         """Return every known moment from `earliest` on at which room comes free, in order."""
         ends = self._there.moments | {hold.end for hold in self._taken if hold.end is not None}
-        ends |= {Start(window.end_ns, "maintenance") for window in closing(self._index, job, self._now_ns)}
+        ends |= {Start(window.end_ns, "maintenance") for window in self._ends.windows}
+        if self._widens_ns:
+            ends.add(Start(self._widens_ns, "locality"))
         later = [end for end in ends if end.at_ns > earliest.at_ns]
         return [earliest, *sorted(later, key=lambda end: (end.at_ns, BASES.index(end.basis)))]
 
@@ -201,9 +271,12 @@ class _Plan:
         taken = [hold for hold in self._taken if hold.end_ns > at_ns and hold.begin_ns < ends_ns]
         for hold, need in zip(taken, _amounts(taken), strict=True):
             room[:3, hold.row] -= need
+            if hold.need.gpu_millis:
+                _take_part(room, hold)
         barred = {names[name] for name in job.excluded_nodes if name in names}
         barred |= {names[name] for window in windows for name in window.nodes if name in names}
-        return rows_in(fit, room, barred, among=among)
+        within = narrowest(fit) if at_ns < self._widens_ns else None
+        return rows_in(fit, room, barred, among=among, locality=Locality(within))
 
     def _could_now(self, job: Job, fit: Fit, earliest: Start) -> set[int] | None:
         """Return the rows on which the job could fit at once, None for every row."""
@@ -218,10 +291,14 @@ class _Plan:
         return self._there.rows | {hold.row for hold in self._taken}  # elsewhere nothing comes free
 
     def _hold(self, job: Job, rows: Rows, start: Start) -> Start:
-        length = self._length_of(job)
+        length = self._ends.length_of(job)
         end = None
         if length is not None:
             end = Start(start.at_ns + length.at_ns, max(start.basis, length.basis, key=BASES.index))
+        names = self._index.table.names
+        clears_ns = self._ends.cleared_ns({names[row] for row in rows}, start.at_ns)
+        if clears_ns is not None and (end is None or clears_ns < end.at_ns):
+            end = Start(clears_ns, max(start.basis, "maintenance", key=BASES.index))
         need = self._index.state.floors[job.id]
         self._taken.extend(_Hold(row, need, start.at_ns, end) for row in rows)
         return start
@@ -232,42 +309,24 @@ class _Plan:
         begin_ns = job.reserved_start_ns or self._now_ns
         self._taken.extend(_Hold(names[node], need, begin_ns, None) for node in job.reserved_nodes if node in names)
 
-    # ---- ends ----
 
-    def _end_of(self, job: Job) -> Start | None:
-        """Return when a job that holds room gives it back, None where that is not known."""
-        if job.stage in LEAVING_STAGES:
-            return Start(max(job.deadline_ns, self._now_ns), "deadline")
-        began_ns = job.started_ns if job.stage == "running" else max(job.placed_ns, self._now_ns)
-        length = self._length_of(job, overdue_ns=self._now_ns - began_ns)
-        return None if length is None else Start(began_ns + length.at_ns, length.basis)
+def _held(seat: Seat, floor: Resources, end: Start | None) -> _Hold:
+    device = seat.gpu_indices[0] if floor.gpu_millis and seat.gpu_indices else -1
+    return _Hold(seat.row, seat.holds(floor), 0, end, device)
 
-    def _length_of(self, job: Job, overdue_ns: int = 0) -> Start | None:
-        """Return how long an attempt still takes from its start (as a Start from 0), by what the job declared.
 
-        What it reported of its progress shortens or lengthens that by half at most. A job that has run for longer than
-        it expected is only bounded by its limit.
-        """
-        spec = self._index.state.specs[job.id]
-        if spec.expected_seconds is not None:
-            expected_ns = spec.expected_seconds * SECOND_NS - job.ran_ns
-            if expected_ns > overdue_ns:
-                return Start(self._refined(job, expected_ns, overdue_ns), "expected")
-        limit = time_limit_seconds(job, spec)
-        return None if limit is None else Start(max(limit * SECOND_NS - job.ran_ns, overdue_ns), "limit")
-
-    @staticmethod
-    def _refined(job: Job, expected_ns: int, ran_ns: int) -> int:
-        """Return the expected length of a running attempt, given how far it got until it last said so."""
-        if not job.progress_millis or job.stage != "running" or job.progress_ns <= job.started_ns:
-            return expected_ns
-        took_ns = job.ran_ns + job.progress_ns - job.started_ns
-        whole_ns = took_ns * 1000 // job.progress_millis - job.ran_ns
-        left_ns = expected_ns - ran_ns
-        return ran_ns + min(max(whole_ns - ran_ns, left_ns // 2), left_ns * 3 // 2)
+def _take_part(room: Ints, hold: _Hold) -> None:
+    """Let one who comes have a part of a device that others have parts of, else of one more."""
+    need = hold.need.gpu_millis
+    if room[SHARE, hold.row] >= need:
+        room[SHARE, hold.row] -= need
+        return
+    if room[GPUS, hold.row] > 0:
+        room[SHARE, hold.row] = max(int(room[SHARE, hold.row]), WHOLE_MILLIS - need)
+    room[GPUS, hold.row] -= 1  # below none where it comes later: then another may not have what it comes to
 
 
 def _amounts(holds: list[_Hold]) -> Ints:
-    """Return what is held, one row for each hold, as the table counts it."""
-    needs = [(h.need.cpu_millis, h.need.memory_mib, h.need.gpus or (1 if h.need.gpu_millis else 0)) for h in holds]
+    """Return what is held, one row for each hold, as the table counts it; parts of devices are counted apart."""
+    needs = [(hold.need.cpu_millis, hold.need.memory_mib, hold.need.gpus) for hold in holds]
     return np.array(needs, np.int64).reshape(-1, 3)
