@@ -48,10 +48,6 @@ class Index:
         self.shared: dict[int, SharedRow] = {}
         """How the last pass shared the rows on which it placed somebody."""
 
-        self.rested_ns: dict[int, int] = {}
-        """By row when it was found shared, where time alone changes that: before that moment it may not be."""
-
-
         self.scaled: dict[int, dict[str, None]] = {}
         """By row the jobs that have more simulators there than they are guaranteed, or had."""
 
@@ -109,7 +105,6 @@ class Index:
             self._enter(job)
         self._standing.refresh(now_ns)
         self.settling.wake(now_ns)
-        self._share_again(now_ns)
 
     @property
     def next_ns(self) -> int | None:
@@ -140,14 +135,6 @@ class Index:
         """Return where the shape fits."""
         return self._standing.fit(shape)
 
-    def _share_again(self, now_ns: int) -> None:
-        """Count those rows as unshared that were found shared at a later time: explanations ask about any."""
-        for row, at_ns in list(self.rested_ns.items()):
-            if at_ns > now_ns:
-                self.unshared[row] = None
-            if at_ns > now_ns or at_ns <= self.state.header.now_ns:
-                del self.rested_ns[row]
-
     # ---- nodes ----
 
     def _put_or_drop(self, name: str) -> None:
@@ -168,7 +155,7 @@ class Index:
     def _drop_node(self, name: str) -> None:
         """Take a node out that is forgotten: whoever held or was promised room there has left it before."""
         row = self.table.drop(name)
-        for rows in (self.unshared, self.rested_ns, self.overfull, self.on_row, self._promised_on, self.scaled):
+        for rows in (self.unshared, self.overfull, self.on_row, self._promised_on, self.scaled):
             rows.pop(row, None)
         self.unsettled_nodes.pop(name, None)
         self.fleet.drop(name)
