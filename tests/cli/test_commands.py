@@ -87,6 +87,18 @@ def test_nodes_show_what_is_taken_of_what_is_there(live: LiveGateway, cli: Cli) 
     assert "tidegate-executor" in cli("nodes", "--state", "lost").err
 
 
+def test_nodes_show_where_they_stand_if_one_of_them_says_so(live: LiveGateway, cli: Cli) -> None:
+    live.cluster.node("n2", rack="r7", switch="leaf-3")
+    live.cluster.node("n3", rack="r7")
+    live.cluster.node("n4", switch="leaf-9")
+    story.preempting(live)
+    header, *rows = _rows(cli("nodes").out)
+    place = header.index("PLACE")
+    said = {row[0]: " ".join(row[place:-2]) for row in rows if row[0] != "n1"}
+    assert said == {"n2": "leaf-3 in r7", "n3": "rack r7", "n4": "leaf-9"}
+    assert any("node joined" in line and "at leaf-3 in r7" in line for line in cli("events").out.splitlines())
+
+
 def test_status_is_ok_while_somebody_leads(live: LiveGateway, cli: Cli) -> None:
     story.preempting(live)
     ran = cli("status")

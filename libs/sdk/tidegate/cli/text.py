@@ -113,3 +113,11 @@ def amounts(result: dict[str, Any]) -> str:
     return ", ".join(
         f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}" for name, value in result.items()
     )
+
+
+def place(node: dict[str, Any]) -> str:
+    """Return where a node stands in the network, as its reasons name it; empty where it does not say."""
+    rack, switch = node.get("rack") or "", node.get("switch") or ""
+    if not switch:
+        return f"rack {rack}" if rack else ""
+    return f"{switch} in {rack}" if rack else switch

@@ -105,6 +105,9 @@ def _table(found: list[dict[str, Any]], now_ns: int) -> Any:
     for name in ("CPU", "MEM", "GPU"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("LEVELS")
+    placed = any(text.place(node) for node in found)
+    if placed:
+        table.add_column("PLACE", overflow="fold")
     table.add_column("SANDBOXES", overflow="fold")
     table.add_column("REASON", overflow="fold")
     for node in found:
@@ -116,6 +119,7 @@ def _table(found: list[dict[str, Any]], now_ns: int) -> Any:
             f"{text.mib(taken['memory_mib'])}/{text.mib(has['memory_mib'])}",
             f"{text.gpus(taken)}/{has['gpus']}" if has["gpus"] else text.NOTHING,
             ",".join(node["levels"]),
+            *([text.place(node) or text.NOTHING] if placed else []),
             text.cell(_sandboxes(node["sandboxes"])),
             _why(node, now_ns),
         )
