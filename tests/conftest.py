@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import tempfile
 from functools import lru_cache
 from pathlib import Path
@@ -29,12 +30,18 @@ LANES = {
     "tests/e2e/test_demo.py": "stacks-2",
     "tests/e2e/test_gang.py": "stacks-1",
     "tests/e2e/test_kill.py": "stacks-1",
+    "tests/e2e/test_lending.py": "stacks-1",
     "tests/e2e/test_logs.py": "stacks-1",
     "tests/e2e/test_operator.py": "stacks-2",
-    "tests/e2e/test_resume.py": "stacks-1",
     "tests/e2e/test_several.py": "stacks-2",
     "tests/e2e/test_stack.py": "stacks-1",
 }
+
+
+def pytest_configure() -> None:
+    """Let Ctrl-C reach what tests start: a shell that runs the gate in the background has its children ignore it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

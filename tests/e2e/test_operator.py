@@ -58,24 +58,15 @@ def assert_ended_well(stack: RunningStack, low: str, high: str) -> None:
     stack.verify()
 
 
-def test_the_gateway_is_killed(stack: RunningStack) -> None:
-    low, high = stack.submit_main_job()
-    stack.until(lambda: stack.events("PreemptRequested", job=low), "the preemption")
-    stack.kill("gateway")
-    assert_ended_well(stack, low, high)
-
-
-def test_the_projector_is_killed(stack: RunningStack) -> None:
-    low, high = stack.submit_main_job()
-    stack.until(lambda: stack.events("PreemptRequested", job=low), "the preemption")
-    stack.kill("projector")
-    assert_ended_well(stack, low, high)
-
-
-def test_the_metrics_service_is_killed(stack: RunningStack) -> None:
+def test_what_shows_it_is_killed(stack: RunningStack) -> None:
+    """Each of it during the same main job: when the low one is to leave, when it has left, when the high one runs."""
     low, high = stack.submit_main_job()
     stack.until(lambda: stack.events("PreemptRequested", job=low), "the preemption")
     before = counter(stack, "tidegate_preemptions_total")
+    stack.kill("gateway")
+    stack.until(lambda: stack.events("JobSuspended", job=low), "the suspension")
+    stack.kill("projector")
+    stack.until(lambda: stack.events("JobStarted", job=high), "the high job's start")
     stack.kill("metrics")
     assert_ended_well(stack, low, high)
     stack.until(lambda: counter(stack, "tidegate_preemptions_total") >= before, "the metrics of before")

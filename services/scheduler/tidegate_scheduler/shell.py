@@ -20,7 +20,17 @@ from tidegate_events import orders as wire
 from tidegate_events import subjects
 from tidegate_events.cancellation import honour_cancellation
 from tidegate_events.clock import Clock
-from tidegate_events.events import AnyEvent, Decision, NodeReachable, NodeUnreachable
+from tidegate_events.events import (
+    AnyEvent,
+    Decision,
+    JobFailed,
+    JobRejected,
+    JobRequeued,
+    NodeReachable,
+    NodeUnreachable,
+    PreemptRequested,
+    StopRequested,
+)
 from tidegate_events.journal.base import Journal, JournalFullError, JournalUnavailableError
 from tidegate_events.process import say_ready
 
@@ -46,6 +56,8 @@ NODES_LOGGED_MAX = 5
 STRANGERS_SECONDS = 5.0
 BUCKET_TIMEOUTS_PER_LEASE = 3
 """A renewal that got no answer leaves time to look what became of it before the lease ends."""
+
+AGAINST_A_JOB = (PreemptRequested, StopRequested, JobRequeued, JobRejected, JobFailed)
 
 log = structlog.get_logger()
 
@@ -265,8 +277,13 @@ def _log_liveness(seen: Sequence[NodeUnreachable | NodeReachable]) -> None:
 
 
 def _log_decisions(seq: int, decided: Sequence[AnyEvent]) -> None:
-    """Log each decision about a job under its job and trace, for who debugs: the journal has them all."""
+    """Log each decision about a job under its job and trace: the journal has them all.
+
+    What an operator looks for in a log is what went against a job; that it came and went by itself is for who debugs,
+    for there may be thousands of those in a second.
+    """
     for event in decided:
         if isinstance(event, Decision):
             codes = [reason.code for reason in event.reasons]
-            log.debug("decided", kind=type(event).__name__, job=event.job, tenant=event.tenant, seq=seq, reasons=codes)
+            say = log.info if isinstance(event, AGAINST_A_JOB) else log.debug
+            say("decided", kind=type(event).__name__, job=event.job, tenant=event.tenant, seq=seq, reasons=codes)
