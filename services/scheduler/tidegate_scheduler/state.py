@@ -304,8 +304,9 @@ class State:
 
     def digest(self) -> str:
         """Return the digest of everything that can influence a decision."""
+        tables = self._tables()
         for key in self._changed:
-            entity = self._entity(key)
+            entity = self._entity(key, tables)
             if entity is None:
                 self._digest.drop(key)
             else:
@@ -320,9 +321,9 @@ class State:
             for name in table:
                 self.touch(f"{kind}/{name}")
 
-    def _entity(self, key: str) -> object | None:
+    def _entity(self, key: str, tables: dict[str, dict[str, object]]) -> object | None:
         kind, _, name = key.partition("/")
-        return self.header if kind == "header" else self._tables()[kind].get(name)
+        return self.header if kind == "header" else tables[kind].get(name)
 
     def _tables(self) -> dict[str, dict[str, object]]:
         return {

@@ -179,3 +179,58 @@ def _limit_mib(spec: JobSpec, component: Component) -> int:
     if spec.borrows:
         return component.range_in(DEFAULT_PHASE).minimum.memory_mib
     return component_memory_mib(component)
+
+
+# ---- the same for members of whom nothing but their phase decides ----
+
+
+class Part(msgspec.Struct, frozen=True, gc=False):
+    """What a member gets at least, by component, what that is in all, and how much more each replica may have."""
+
+    least: tuple[int, ...]
+    least_millis: int
+    more: tuple[tuple[int, int, int], ...]
+    """By position of the component, how much more one replica may have, and how many there are."""
+
+
+_parts: dict[tuple[int, str], tuple[JobSpec, Part]] = {}
+
+
+def part_of(spec: JobSpec, phase: str) -> Part:
+    """Return what a member in that phase takes part with in `lend`."""
+    key = (id(spec), phase)
+    known = _parts.get(key)
+    if known is None or known[0] is not spec:
+        if len(_parts) >= LENDABLE_MAX:
+            _parts.clear()
+        lendable = _lendable(spec, phase)
+        ranges = enumerate(zip(lendable.least, lendable.most, lendable.counts, strict=True))
+        more = tuple([(at, most - least, count) for at, (least, most, count) in ranges if most > least])
+        known = _parts[key] = (spec, Part(lendable.least, sum(map(mul, lendable.least, lendable.counts)), more))
+    return known[1]
+
+
+def lend(capacity_millis: int, parts: list[Part]) -> list[tuple[int, ...]]:
+    """Return the CPU of each part by component, as `share` gives it to members who stay, in the order of their turns.
+
+    They run as many replicas as their jobs say, and have no limits or leases of their own.
+    """
+    left = capacity_millis - sum([part.least_millis for part in parts])
+    granted = []
+    for part in parts:
+        if left <= 0 or not part.more:
+            granted.append(part.least)
+            continue
+        millis = list(part.least)
+        for at, most, count in part.more:
+            extra = min(most, left // count)
+            millis[at] += extra
+            left -= extra * count
+        granted.append(tuple(millis))
+    return granted
+
+
+def plain_quotas(spec: JobSpec, phase: str, millis: tuple[int, ...]) -> tuple[Quota, ...]:
+    """Return the quotas of a member to whom `lend` gave that CPU."""
+    lendable = _lendable(spec, phase)
+    return _quotas(lendable, lendable.counts, millis, None)

@@ -6,6 +6,7 @@ were when that began, and at those that grew: what is found out once is of use f
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,9 +33,11 @@ class Changes:
 
     def note(self, row: int, before: list[int], now: list[int]) -> None:
         """Note that what may be taken on a row is `now` other than `before`."""
+        earlier = self._grown.get(row)
         if _exceeds(now, before):
-            earlier = self._grown.get(row)
             self._grown[row] = before if earlier is None else [min(pair) for pair in zip(before, earlier, strict=True)]
+        elif earlier is not None and not _exceeds(now, earlier):
+            del self._grown[row]
         if len(self._log) >= LOG_ROWS_MAX:
             self._trimmed += len(self._log)
             self._log.clear()
@@ -83,13 +86,9 @@ class Changes:
         self._recent.clear()
         self._grown.clear()
 
-    def grown(self) -> list[int]:
+    def grown(self) -> Collection[int]:
         """Return the rows that have more room than at some time in this round."""
-        if self._grown:
-            now_on = self._table.now_on
-            for row in [row for row, before in self._grown.items() if not _exceeds(now_on(row), before)]:
-                del self._grown[row]
-        return list(self._grown)
+        return self._grown.keys()
 
 
 def _exceeds(amounts: list[int], others: list[int]) -> bool:

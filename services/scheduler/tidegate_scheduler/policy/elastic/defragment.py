@@ -19,12 +19,13 @@ import numpy as np
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.elastic.departed import members_without, without
 from tidegate_scheduler.policy.elastic.domains import domains_of
+from tidegate_scheduler.policy.elastic.emptiest import emptiest
 from tidegate_scheduler.policy.elastic.entries import Seat
 from tidegate_scheduler.policy.elastic.fit import Rows, rows_in, seats
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.queue import Line
 from tidegate_scheduler.policy.elastic.shapes import Fit
-from tidegate_scheduler.policy.elastic.table import CPU, GPUS, WHOLE_MILLIS
+from tidegate_scheduler.policy.elastic.table import GPUS, WHOLE_MILLIS
 from tidegate_scheduler.policy.elastic.victims import Victims
 from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.state import MOVED_WITHIN_NS, Job
@@ -123,14 +124,13 @@ class Defragmentation:
     def _choices(self, job: Job, fit: Fit, barred: frozenset[int]) -> list[list[_Offer]]:
         """Return the ways to make room, the cheapest first: on one node, or on several (below one switch)."""
         table, rows = self._index.table, np.arange(len(self._index.table))
-        holds = fit.members(table.later, rows)
+        holds = fit.members(table.later)
         holds[list(barred)] = 0
-        able = rows[fit.suits(rows) & ~np.isin(rows, list(barred))]
-        order = np.lexsort((table.place[able], -table.later[CPU, able], -table.later[GPUS, able]))
+        able = rows[fit.suits() & ~np.isin(rows, list(barred))]
         numbers = domains_of(fit.shape, table, rows).numbers
         domains: dict[int, list[_Offer]] = {}
         choices: list[list[_Offer]] = []
-        for row in able[order][:NODES_LOOKED_AT_MAX].tolist():
+        for row in emptiest(table, able, NODES_LOOKED_AT_MAX).tolist():
             offers = list(self._offers(fit, row, job))
             if offers and offers[-1].members >= fit.shape.gang_size:
                 choices.append([offers[-1]])
@@ -203,7 +203,7 @@ class Defragmentation:
 
 def _fragmented(fit: Fit, barred: frozenset[int]) -> bool:
     """Say whether the nodes that suit the gang have as many free devices as it needs, on too many of them."""
-    table, rows = fit.table, np.arange(len(fit.table))
-    free = np.where(fit.suits(rows), np.maximum(table.now[GPUS, rows], 0), 0)
+    table = fit.table
+    free = np.where(fit.suits(), np.maximum(table.now[GPUS, : len(table)], 0), 0)
     free[list(barred)] = 0
     return int(free.sum()) >= fit.shape.need.gpus * fit.shape.gang_size

@@ -5,7 +5,7 @@ Which of them that are equally tight: the one that has the job's checkpoint, the
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import numpy as np
 
@@ -138,13 +138,18 @@ def seats(index: Index, fit: Fit, rows: Rows) -> tuple[Seat, ...]:
     return tuple(taken)
 
 
-def is_roomy(fit: Fit, row: int) -> bool:
-    """Say whether nobody holds so much of the row that one member would not fit, whatever is promised there."""
-    need = fit.shape.need
-    cpu_millis, memory_mib, gpus, share = fit.table.free_on(row)
-    if need.cpu_millis > cpu_millis or need.memory_mib > memory_mib or need.gpus > gpus:
-        return False
-    return not need.gpu_millis or gpus > 0 or share >= need.gpu_millis
+def any_roomy(fit: Fit, rooms: Iterable[Rows]) -> bool:
+    """Say whether nobody holds so much of one of the rows that no member would fit, whatever is promised there."""
+    need, free_on = fit.shape.need, fit.table.free_on
+    cpu_needed, memory_needed, gpus_needed, gpu_millis = need.cpu_millis, need.memory_mib, need.gpus, need.gpu_millis
+    for rows in rooms:
+        for row in rows:
+            cpu_millis, memory_mib, gpus, share = free_on(row)
+            if cpu_needed > cpu_millis or gpus_needed > gpus or memory_needed > memory_mib:
+                continue
+            if not gpu_millis or gpus > 0 or share >= gpu_millis:
+                return True
+    return False
 
 
 def could_hold(fit: Fit, *, up_only: bool, barred: frozenset[int] = frozenset()) -> bool:

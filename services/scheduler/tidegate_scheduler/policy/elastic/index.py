@@ -6,6 +6,8 @@ together. Nothing here depends on the order in which things became known.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tidegate_events.events import Quota
 
 from tidegate_scheduler.policy.elastic.accounts import Accounts
@@ -21,6 +23,9 @@ from tidegate_scheduler.policy.elastic.standing import Standing
 from tidegate_scheduler.policy.elastic.table import NodeTable
 from tidegate_scheduler.policy.sharing import Seated, is_fixed
 from tidegate_scheduler.state import LEAVING_STAGES, Job, Node, State
+
+if TYPE_CHECKING:
+    from tidegate_scheduler.policy.elastic.plain import Sharer
 
 SharedRow = tuple[int, list[Seated], dict[tuple[str, int], tuple[Quota, ...]]]
 """The CPU of a row, among whom it was shared, and their quotas."""
@@ -58,6 +63,9 @@ class Index:
         """The jobs that were let into room that is kept for others."""
 
         self.on_row: dict[int, dict[str, None]] = {}
+        self.sharers: dict[str, tuple[Sharer, ...] | None] = {}
+        """By job what `plain` knows of its members, until the job changes."""
+
         self._elastic: dict[str, bool] = {}
         self._elastic_on: dict[int, int] = {}
         self._promised_on: dict[int, dict[str, None]] = {}
@@ -182,6 +190,7 @@ class Index:
         entry = self._entries.pop(name, None)
         if entry is None:
             return
+        self.sharers.pop(name, None)
         self.asking.leave(name, self.table)
         for seat in entry.seats:
             self.table.vacate(seat.row, seat.holds(entry.need), seat.gpu_indices, leaving=entry.leaving)
@@ -220,18 +229,17 @@ class Index:
         if job.backfills:
             self.backfilling[job.id] = None
         entry.leaving = job.stage in LEAVING_STAGES
-        entry.seats = tuple(
-            seat_of(rows[member.node], member) for member in job.members if member.active and member.node in rows
-        )
+        here = [(rows[member.node], member) for member in job.members if member.active and member.node in rows]
+        entry.seats = tuple([seat_of(row, member) for row, member in here])
         if self.state.specs[job.id].phase_entry == "asked":
             self.asking.enter(job, entry.seats, self.table)
         for seat in entry.seats:
             self.table.occupy(seat.row, seat.holds(entry.need), seat.gpu_indices, leaving=entry.leaving)
             self._mark(seat.row)
             self.on_row.setdefault(seat.row, {})[job.id] = None
-        for member in job.members:
-            if member.active and member.node in rows and (member.returns_mib or has_more(member)):
-                self.scaled.setdefault(rows[member.node], {})[job.id] = None
+        for row, member in here:
+            if member.returns_mib or has_more(member):
+                self.scaled.setdefault(row, {})[job.id] = None
         if entry.seats:
             self._use(entry, 1)
 

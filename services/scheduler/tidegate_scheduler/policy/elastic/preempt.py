@@ -12,6 +12,7 @@ import numpy as np
 
 from tidegate_scheduler.policy.elastic.departed import members_without, without
 from tidegate_scheduler.policy.elastic.domains import bounded, domains_of
+from tidegate_scheduler.policy.elastic.emptiest import emptiest
 from tidegate_scheduler.policy.elastic.fit import Rows, could_hold_by, rows_in
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.queue import Line
@@ -92,26 +93,24 @@ def _promising(index: Index, fit: Fit, job: Job, barred: frozenset[int]) -> list
     Whoever is protected is counted in: which of these rows really do is then seen one by one.
     """
     table = index.table
-    rows = np.arange(len(table))
-    room = table.later.copy()
+    room = table.later[:, : len(table)].copy()
     reclaims = index.share(job.tenant).guaranteed is not None
     for priority, held in index.held.items():
         if reclaims or priority < job.priority:
             held.add_to(room)
     room[SHARE] = np.where(room[GPUS] > 0, WHOLE_MILLIS, room[SHARE])
-    holds = fit.members(room, rows)
+    holds = fit.members(room)
     if barred:
         holds[list(barred)] = 0
     if not could_hold_by(fit, holds):
         return []
-    most, later = LOOKED_AT_MAX + fit.shape.gang_size, table.later
+    most = LOOKED_AT_MAX + fit.shape.gang_size
     able = np.flatnonzero(holds >= fit.shape.gang_size)
     if not len(able):
         able = np.flatnonzero(holds >= 1)
         if bounded(fit.shape):
             return _by_domain(fit, able, holds)[:most]
-    order = np.lexsort((table.place[able], -later[CPU, able], -later[GPUS, able]))
-    return [int(row) for row in able[order][:most]]
+    return [int(row) for row in emptiest(table, able, most)]
 
 
 def _by_domain(fit: Fit, able: Ints, holds: Ints) -> list[int]:

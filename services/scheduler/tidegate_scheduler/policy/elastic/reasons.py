@@ -119,7 +119,7 @@ def shortage(index: Index, fit: Fit, room: Ints | None = None, promises: Mapping
     """
     table, need = index.table, fit.shape.need
     numbers = {"cpu_millis_needed": need.cpu_millis, "memory_mib_needed": need.memory_mib}
-    rows = np.flatnonzero(fit.suits(np.arange(len(table))))
+    rows = np.flatnonzero(fit.suits())
     if not len(rows):
         return Reason(code="Resources", numbers=numbers)
     room = table.now if room is None else room

@@ -12,10 +12,10 @@ from bisect import bisect_left
 import msgspec
 import numpy as np
 
+from tidegate_scheduler.policy.elastic.emptiest import emptiest
 from tidegate_scheduler.policy.elastic.fit import Rows, rows_in
-from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.shapes import Fit
-from tidegate_scheduler.policy.elastic.table import CPU, GPUS, Ints
+from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY, Ints
 from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.limits import ends_by_ns
 from tidegate_scheduler.policy.parameters import SECOND_NS
@@ -40,12 +40,12 @@ class Reservation(msgspec.Struct, frozen=True):
 def reserve(trial: Trial, now_ns: int, job: Job, fit: Fit, barred: frozenset[int]) -> Reservation | None:
     """Return where room for the job comes free first, None where it never would."""
     table = trial.index.table
-    rows = np.arange(len(table))
-    holds = fit.holds_empty() * table.open[: len(rows)]
+    suits = fit.suits()
     if barred:
-        holds[list(barred)] = 0
+        suits = suits.copy()
+        suits[list(barred)] = False
     looked_at = NODES_LOOKED_AT_MAX + fit.shape.gang_size
-    candidates = _emptiest(fit, np.flatnonzero(holds > 0))[:looked_at].tolist()
+    candidates = emptiest(table, np.flatnonzero(suits), looked_at).tolist()
     return _first(trial, now_ns, job, fit, candidates)
 
 
@@ -66,21 +66,20 @@ def _first(trial: Trial, now_ns: int, job: Job, fit: Fit, candidates: list[int])
     yet waits does so for what nobody knows: at moment 0.
     """
     index = trial.index
-    there = [name for row in candidates for name in index.on_row.get(row, ())]
+    there = {name for row in candidates for name in index.on_row.get(row, ())}
     ends = {name: max(now_ns, _end(trial, now_ns, name, job)) for name in there}
     moments = [0, *sorted(set(ends.values()))]
-    room = np.zeros_like(index.table.later)
-    room[:, candidates] = index.table.later[:, candidates]
+    held = _held(trial, ends, set(candidates))
+    later = index.table.later
+    room = np.zeros_like(later)
 
     def rows_at(moment: int) -> Rows | None:
-        gone = [name for name, end in ends.items() if end <= moment and not _goes(trial, name)]
-        still = [name for name, end in ends.items() if end > moment and _goes(trial, name)]
-        _add(index, gone, room, 1)
-        _add(index, still, room, -1)
-        rows = rows_in(fit, room, among=candidates)
-        _add(index, still, room, 1)
-        _add(index, gone, room, -1)
-        return rows
+        room[:, candidates] = later[:, candidates]
+        # Who goes is counted as gone in what is free later, until it is; all others as there.
+        counts = (held.ends_ns <= moment).astype(np.int64) - held.goes
+        for amount in (CPU, MEMORY, GPUS):
+            np.add.at(room[amount], held.rows, counts * held.amounts[amount])
+        return rows_in(fit, room, among=candidates)
 
     # The more have left, the more fits: the first moment at which it does is found by halving.
     first = bisect_left(moments, True, key=lambda moment: rows_at(moment) is not None)
@@ -89,11 +88,6 @@ def _first(trial: Trial, now_ns: int, job: Job, fit: Fit, candidates: list[int])
     found = rows_at(moments[first])
     assert found is not None, "it fits at the moment that was found"
     return Reservation(found, 0 if moments[first] >= NEVER else moments[first])
-
-
-def _emptiest(fit: Fit, rows: Ints) -> Ints:
-    table = fit.table
-    return rows[np.lexsort((table.place[rows], -table.later[CPU, rows], -table.later[GPUS, rows]))]
 
 
 def _goes(trial: Trial, name: str) -> bool:
@@ -115,11 +109,24 @@ def _end(trial: Trial, now_ns: int, name: str, for_job: Job) -> int:
     return end_ns
 
 
-def _add(index: Index, jobs: list[str], room: Ints, sign: int) -> None:
-    """Add to the room what the jobs hold, or with `sign` -1 take it away."""
-    for job in jobs:
-        for seat in index.seats_of(job):
-            need = seat.holds(index.state.floors[job])
-            amounts = (need.cpu_millis, need.memory_mib, need.gpus or (1 if need.gpu_millis else 0))
-            for amount, each in enumerate(amounts):
-                room[amount, seat.row] += sign * each
+class _Held(msgspec.Struct, frozen=True):
+    """What members hold, as the table's amounts, on which row, until when; 1 where it `goes`, as it is leaving."""
+
+    rows: Ints
+    amounts: Ints
+    ends_ns: Ints
+    goes: Ints
+
+
+def _held(trial: Trial, ends: dict[str, int], among: set[int]) -> _Held:
+    """Return what these jobs hold on the rows."""
+    index, found = trial.index, list[tuple[int, int, int, int, int, int]]()
+    for name, end_ns in ends.items():
+        goes, floor = _goes(trial, name), index.state.floors[name]
+        for seat in index.seats_of(name):
+            if seat.row in among:
+                need = seat.holds(floor)
+                gpus = need.gpus or (1 if need.gpu_millis else 0)
+                found.append((need.cpu_millis, need.memory_mib, gpus, seat.row, end_ns, goes))
+    columns = np.array(found, np.int64).reshape(-1, 6).T
+    return _Held(columns[3], columns[: GPUS + 1], columns[4], columns[5])

@@ -16,10 +16,11 @@ from tidegate_events.spec import DEFAULT_PHASE
 from tidegate_scheduler import raising
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy import sharing
-from tidegate_scheduler.policy.elastic import replicas
+from tidegate_scheduler.policy.elastic import plain, replicas
 from tidegate_scheduler.policy.elastic.entries import Seat
 from tidegate_scheduler.policy.elastic.index import SharedRow
 from tidegate_scheduler.policy.elastic.lend import Lending
+from tidegate_scheduler.policy.elastic.plain import order_of
 from tidegate_scheduler.policy.elastic.terms import Terms, first_limits, own_millis, phase_reasons
 from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.parameters import SECOND_NS
@@ -58,6 +59,13 @@ def resize(draft: Draft, trial: Trial, placements: Placements) -> None:
             # Nobody here can have more or less than it was placed with.
             shares |= {(job.id, rank): sharing.fixed(draft.state.specs[job.id]) for job, rank in new}
             index.unshared.pop(row, None)
+            continue
+        if (plainly := plain.shared(draft, index, row, new)) is not None:
+            shares |= plainly.coming
+            if not plainly.changed and row not in tried:
+                index.unshared.pop(row, None)
+            for job, member, quotas in plainly.changed:
+                _sort(draft, (job, member, quotas, None), lending, changes)
             continue
         there = _members(trial, row)
         found = _shared(draft, trial, (row, there, new), (lending, earlier))
@@ -164,7 +172,7 @@ def _shared(draft: Draft, trial: Trial, on: _OnRow, known: tuple[Lending, dict[i
             member.phase
             if (terms := lending.terms.get((job.id, member.rank))) is None
             else terms.granted or member.phase,
-            _order(job),
+            order_of(job),
             member.quotas if _leaves(draft, job) else None,
             replicas.kept(state.specs[job.id], member, room),
             None if terms is None else terms.limits,
@@ -172,11 +180,11 @@ def _shared(draft: Draft, trial: Trial, on: _OnRow, known: tuple[Lending, dict[i
             raising.steps_at(job, draft.now_ns) * 1000 // raising.STEPS_MAX,
         )
         for *_, job, member in sorted(
-            (not _leaves(draft, job), _order(job), member.rank, job, member) for job, member in there
+            (not _leaves(draft, job), order_of(job), member.rank, job, member) for job, member in there
         )
     ]
     members += [
-        sharing.Seated(job.id, rank, DEFAULT_PHASE, _order(job), limits=first_limits(state.specs[job.id]))
+        sharing.Seated(job.id, rank, DEFAULT_PHASE, order_of(job), limits=first_limits(state.specs[job.id]))
         for job, rank in coming
     ]
     room.memory_mib = lending.unused_mib(row, replicas.unused_mib(trial, row, draft.now_ns))
@@ -200,11 +208,6 @@ def _share(
 
 def _leaves(draft: Draft, job: Job) -> bool:
     return job.stage in LEAVING_STAGES or job.id in draft.leaving
-
-
-def _order(job: Job) -> tuple[int, int, str]:
-    """Return in which order jobs are lent to."""
-    return -job.priority, job.submitted_seq, job.id
 
 
 def _sort(draft: Draft, change: _Change, lending: Lending, changes: _Changes) -> None:

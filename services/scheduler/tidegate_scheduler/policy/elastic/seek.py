@@ -34,7 +34,7 @@ class Seek:
         locality = Locality(self.waits_within(job, line), self._table.rows.get(job.saved_on, -1))
         rows = fit.rows_now(line.fit, barred, locality)
         others = self.yielding.to(job, turn) if rows is None else []
-        if any(fit.is_roomy(line.fit, row) for other in others for row in self._trial.promises[other.id]):
+        if others and fit.any_roomy(line.fit, [self._trial.promises[other.id] for other in others]):
             rows = self._without(others, lambda: fit.rows_now(line.fit, barred, locality))
         if rows is None and (behind := self.yielding.behind(job, reserved)):
             rows = self._without(

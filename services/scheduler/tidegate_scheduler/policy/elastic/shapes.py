@@ -52,6 +52,8 @@ class Fit:
         self._kinds: list[int] = []
         self._renumbered = 0
         self._kind_holds: Ints = np.zeros(0, np.int64)
+        self._suits: Flags = np.zeros(0, np.bool_)
+        self._suited = -1
         self._most = (-1, 0)
         self._most_below = (-1, 0)
         self._together: dict[Domain, Ints] = {}
@@ -83,9 +85,13 @@ class Fit:
             self._most_below = (self.table.nodes_changed, int(sums.max(initial=0)))
         return self._most_below[1]
 
-    def suits(self, rows: Ints) -> Flags:
-        """Return which of the rows are open and could hold a member when empty."""
-        return (self._holds(rows) > 0) & self.table.open[rows]
+    def suits(self, rows: Ints | None = None) -> Flags:
+        """Return which of the rows (None: of all, to be looked at only) are open and could hold a member when empty."""
+        table = self.table
+        if self._suited != table.nodes_changed:
+            self._suits = (self.holds_empty() > 0) & table.open[: len(table)]
+            self._suited = table.nodes_changed
+        return self._suits if rows is None else self._suits[rows]
 
     def _holds(self, rows: Ints) -> Ints:
         if len(self._kinds) < self.table.kind_count or self._renumbered != self.table.renumbered:
@@ -202,7 +208,7 @@ class Fit:
         table = self.table
         changed = table.changes.since(self._held_at) if self._renamed_held == table.renamed else None
         if changed is None:
-            self._holds_of = self.members(table.now, np.arange(len(table)))
+            self._holds_of = self.members(table.now)
             self._together.clear()
         elif changed:
             rows = np.fromiter(changed, np.int64, len(changed))
@@ -230,17 +236,25 @@ class Fit:
             for level, held in self._together.items():
                 np.add.at(held, self.table.sites.numbers(level)[rows], more)
 
-    def members(self, room: Ints, rows: Ints) -> Ints:
-        """Return how many members fit into `room` (as the table's amounts) on each of the rows."""
+    def members(self, room: Ints, rows: Ints | None = None) -> Ints:
+        """Return how many members fit into `room` (as the table's amounts) on each of the rows, or of all."""
+        there = room[:, : len(self.table)] if rows is None else room[:, rows]
+        able = np.flatnonzero(self._enough(there) & self.suits(rows))
+        count = np.zeros(there.shape[1], np.int64)
+        count[able] = self._members(there[:, able], room, able if rows is None else rows[able])
+        return count
+
+    def _members(self, there: Ints, room: Ints, rows: Ints) -> Ints:
+        """Return how many members fit on each of the rows, which suit it and hold one by all but parts of devices."""
         need = self.shape.need
         count = np.full(len(rows), self.shape.gang_size, np.int64)
-        for amount, each in ((CPU, need.cpu_millis), (MEMORY, need.memory_mib), (GPUS, need.gpus)):
-            if each:
-                count = np.minimum(count, np.maximum(room[amount, rows], 0) // each)
+        if self.shape.gang_size > 1:
+            for amount, each in ((CPU, need.cpu_millis), (MEMORY, need.memory_mib), (GPUS, need.gpus)):
+                if each:
+                    count = np.minimum(count, there[amount] // each)
         if need.gpu_millis:
-            parts = room[SHARE, rows] // need.gpu_millis
-            count = np.minimum(count, parts + np.maximum(room[GPUS, rows], 0) * (1000 // need.gpu_millis))
-        count[~self.suits(rows)] = 0
+            parts = there[SHARE] // need.gpu_millis
+            count = np.minimum(count, parts + np.maximum(there[GPUS], 0) * (1000 // need.gpu_millis))
         for position in self._mixed_among(rows):
             if count[position]:
                 count[position] = min(count[position], self._mixed_members(int(rows[position]), room))

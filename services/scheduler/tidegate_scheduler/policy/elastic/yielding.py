@@ -4,7 +4,7 @@ of those whose turn comes after its own."""
 from __future__ import annotations
 
 from tidegate_scheduler.draft import Draft
-from tidegate_scheduler.policy.elastic.fit import Rows, is_roomy
+from tidegate_scheduler.policy.elastic.fit import Rows, any_roomy
 from tidegate_scheduler.policy.elastic.queue import Turn, aged, amounts
 from tidegate_scheduler.policy.elastic.reserve import NEVER
 from tidegate_scheduler.policy.elastic.trial import Trial
@@ -26,7 +26,7 @@ class Yielding:
         promises, jobs = self._trial.promises, self._draft.state.jobs
         if not promises:
             return []
-        if not any(is_roomy(turn.line.fit, row) for kept in promises.values() for row in kept):
+        if not any_roomy(turn.line.fit, promises.values()):
             return []  # it is of no use
         need = _whole(self._draft.state, job)
         found = [

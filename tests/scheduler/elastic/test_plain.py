@@ -1,0 +1,108 @@
+"""What is worked out once of members, rows and nodes gives what working it out anew does."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tidegate_events import events as e
+from tidegate_events.resources import Resources
+from tidegate_events.spec import Component, JobSpec, ResourceRange
+from tidegate_scheduler.policy import sharing
+from tidegate_scheduler.policy.elastic import plain
+from tidegate_scheduler.policy.elastic.emptiest import emptiest
+from tidegate_scheduler.policy.elastic.table import CPU, GPUS
+from tidegate_scheduler.state import State
+
+from tests.scheduler.elastic.lab import all_events, complete, elastic, looked_up, phased
+from tests.scheduler.elastic.test_lending import rate
+from tests.support.cluster import Cluster, spec
+
+PHASES = ("default", "sampling", "learning")
+millis = st.integers(10, 3000)
+ranges = st.tuples(millis, millis).map(
+    lambda both: ResourceRange(minimum=Resources(min(both), 64), maximum=Resources(max(both), 64))
+)
+components = st.tuples(st.integers(1, 3), st.fixed_dictionaries({"default": ranges}, optional={"sampling": ranges}))
+
+
+def several(parts: list[tuple[int, dict[str, ResourceRange]]]) -> JobSpec:
+    """Return a job of such components."""
+    made = tuple(
+        Component(name=f"c{number}", command=("true",), resources=phases, replicas=replicas)
+        for number, (replicas, phases) in enumerate(parts)
+    )
+    return JobSpec(name="job", tenant="t", submitter="u", components=made)
+
+
+@given(st.lists(st.tuples(st.lists(components, min_size=1, max_size=3), st.sampled_from(PHASES)), max_size=5), millis)
+def test_members_get_plainly_what_they_are_given_at_length(
+    jobs: list[tuple[list[tuple[int, dict[str, ResourceRange]]], str]], more: int
+) -> None:
+    state, members = State(), list[sharing.Seated]()
+    for number, (parts, phase) in enumerate(jobs):
+        state.specs[f"j{number}"] = several(parts)
+        members.append(sharing.Seated(f"j{number}", 0, phase, (0, number, f"j{number}")))
+    held = [sharing.part_of(state.specs[each.job], each.phase) for each in members]
+    capacity_millis = sum(part.least_millis for part in held) + more
+    plainly = {
+        (each.job, 0): sharing.plain_quotas(state.specs[each.job], each.phase, granted)
+        for each, granted in zip(members, sharing.lend(capacity_millis, held), strict=True)
+    }
+    assert plainly == sharing.share(state, capacity_millis, members)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_emptiest_are_the_first_of_all_in_order(seed: int) -> None:
+    draw, cluster = random.Random(seed), elastic()
+    for number in range(draw.choice([1, 7, 40])):
+        cluster.node(f"n{number * 7 % 41:02d}", 1000)
+    table = looked_up(cluster).table
+    rows = np.arange(len(table))
+    table.later[GPUS, rows] = [draw.randint(-1, 2) for _ in rows]
+    table.later[CPU, rows] = [draw.randint(-1, 3) for _ in rows]
+    order = sorted(rows.tolist(), key=lambda row: (-table.later[GPUS, row], -table.later[CPU, row], table.place[row]))
+    for most in (1, 2, 5, 39, 100):
+        assert emptiest(table, rows, most).tolist() == order[:most]
+
+
+def crowded(seed: int) -> Cluster:
+    """Return a cluster on which elastic jobs came, went, changed their phases and were slow for a while."""
+    draw, cluster = random.Random(seed), elastic()
+    for number in range(3):
+        cluster.node(f"n{number}", 6000)
+    for number in range(30):
+        job = spec(500, priority=draw.randint(0, 2), gang=draw.choice([1, 1, 2]))
+        least = draw.choice([100, 500])
+        if draw.random() < 0.8:
+            job = phased(job, default=(500, 900), sampling=(500, draw.choice([900, 3000])), learning=(least, least))
+        cluster.submit(job, f"j{number:02d}")
+        cluster.settle()
+        for name in in_stage(cluster, "placed")[:2]:
+            cluster.start(name)
+        running = in_stage(cluster, "running")
+        cluster.phase(draw.choice(running), draw.choice(PHASES))
+        if number % 3 == 0:
+            rate(cluster, draw.choice(running), draw.choice([e.StepRateLow, e.StepRateRecovered]))
+        if number % 4 == 3:
+            complete(cluster, draw.choice(running))
+        cluster.advance(draw.choice([1, 7, 30]))
+    return cluster
+
+
+def in_stage(cluster: Cluster, stage: str) -> list[str]:
+    return sorted(job.id for job in cluster.state.jobs.values() if job.stage == stage)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_decisions_are_those_of_looking_at_each_row_at_length(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    plainly = crowded(seed)
+    assert any(looked_up(plainly).sharers.values()), "there was nobody whom it knew"
+    with monkeypatch.context() as patched:
+        patched.setattr(plain, "shared", lambda *_: None)
+        at_length = crowded(seed)
+    assert all_events(plainly) == all_events(at_length)
+    assert any(isinstance(each, e.QuotaChanged) for each in all_events(plainly))
