@@ -121,8 +121,11 @@ class Order:
         count, tenants = 0, {tenant: _Ahead(share.used) for tenant, share in self._index.shares.items()}
         own = tenants[line.key.tenant]
         for other in self._lines:
+            head = other.level(0, self._now_ns, self._ageing_ns)
+            if head < level:
+                continue
             found, whole = tenants[other.key.tenant], _whole(other)
-            above = self._until_below(other, level + 1)
+            above = self._until_below(other, level + 1) if head > level else 0
             count += above
             found.used = plus(found.used, _times(whole, above))
             alike = self._until_below(other, level) - above
@@ -151,6 +154,8 @@ class Order:
     def _until_below(self, line: Line, level: int) -> int:
         """Return how many stand in the line before the first one of a class below `level`, by halving."""
         low, high = 0, len(line.waiters)
+        if line.level(high - 1, self._now_ns, self._ageing_ns) >= level:
+            return high
         while low < high:
             middle = (low + high) // 2
             if line.level(middle, self._now_ns, self._ageing_ns) < level:

@@ -203,7 +203,16 @@ def named(names: list[str]) -> str:
 
 def short_code(index: Index, fit: Fit, kept: list[int]) -> str:
     """Return the code of `shortage` alone, given the `kept_rows`."""
-    return _SHORT[bounded(fit.shape)] if rows_behind(index, fit, kept) is None else "Priority"
+    return "Priority" if _is_behind(index, fit, kept) else _SHORT[bounded(fit.shape)]
+
+
+def _is_behind(index: Index, fit: Fit, kept: list[int]) -> bool:
+    """Say whether there are `rows_behind`, without choosing among them."""
+    if fit.shape.gang_size > 1:
+        return rows_behind(index, fit, kept) is not None
+    table = index.table
+    roomy = (row for row in kept if fit.holds_one(table.free_on(row)))
+    return any(fit.members(table.free, np.array([row]))[0] > 0 for row in roomy)
 
 
 def _nearest(table: NodeTable, room: Ints, rows: Ints) -> int:
