@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.e2e.running import JsonObject, RunningStack
 
 pytestmark = [pytest.mark.e2e, pytest.mark.isolation, pytest.mark.timeout(600)]
 
-MEMORY_MIB = 640
-LOW_MIB, HIGH_MIB = 100, 400
+LOW_MIB = 100
 USED_MIB = 300  # in the high phase, really: under the limit of the low one its process would be killed
 RECALLS = 2
 
@@ -66,20 +63,19 @@ with job.phase("learning"):
 """
 
 
-@pytest.fixture(scope="module")
-def tight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
-    """Yield a stack of one node with little memory; afterwards nothing of it may be left."""
-    home = tmp_path_factory.mktemp("tight") / "home"
-    stack = RunningStack.start(home, "--memory-mib", str(MEMORY_MIB))
-    try:
-        yield stack
-    finally:
-        left = [] if stack.ended else stack.end()
-    assert left == []
+def memory_mib(stack: RunningStack) -> int:
+    """Return how much memory the only node has."""
+    (node,) = stack.client.nodes()
+    return int(node["capacity"]["memory_mib"])
+
+
+def high_mib(stack: RunningStack) -> int:
+    """Return what the high phase of either job is guaranteed: more than half of the node, so that they take turns."""
+    return memory_mib(stack) * 3 // 5
 
 
 def submit(stack: RunningStack, name: str, script: str, **more: object) -> str:
-    phases = {"default": LOW_MIB, "learning": HIGH_MIB}
+    phases = {"default": LOW_MIB, "learning": high_mib(stack)}
     spec: JsonObject = {
         "name": name,
         "isolation": stack.record.level,
@@ -98,57 +94,58 @@ def submit(stack: RunningStack, name: str, script: str, **more: object) -> str:
     return stack.client.submit(spec).job_id
 
 
-def test_an_owner_and_a_borrower_take_turns_with_memory(tight: RunningStack) -> None:
-    assert LOW_MIB + HIGH_MIB < MEMORY_MIB < 2 * HIGH_MIB
-    owner = submit(tight, "owner", OWNER)
-    borrower = submit(tight, "borrower", BORROWER, borrows=True)
-    tight.until(lambda: tight.events("HandBackRequested", job=borrower), "the first recall")
-    tight.kill("executor")  # asks and answers outlive it
-    (ended,) = tight.completed(borrower)
+def test_an_owner_and_a_borrower_take_turns_with_memory(stack: RunningStack) -> None:
+    assert LOW_MIB + high_mib(stack) < memory_mib(stack) < 2 * high_mib(stack)
+    owner = submit(stack, "owner", OWNER)
+    borrower = submit(stack, "borrower", BORROWER, borrows=True)
+    stack.until(lambda: stack.events("HandBackRequested", job=borrower), "the first recall")
+    stack.kill("executor")  # asks and answers outlive it
+    (ended,) = stack.completed(borrower)
     assert ended["result"] == {"recalls": RECALLS, "entered": RECALLS}
-    tight.client.cancel(owner)
-    tight.until(lambda: tight.client.job(owner)["state"] == "cancelled", "the owner ended")
+    stack.client.cancel(owner)
+    stack.until(lambda: stack.client.job(owner)["state"] == "cancelled", "the owner ended")
 
-    asked = tight.events("PhaseRequested", job=borrower)
+    asked = stack.events("PhaseRequested", job=borrower)
     assert [entry.data["phase"] for entry in asked if entry.data["phase"]].count("learning") >= RECALLS
-    granted = [entry for entry in tight.events("QuotaChanged", job=borrower) if entry.data.get("phase")]
+    granted = [entry for entry in stack.events("QuotaChanged", job=borrower) if entry.data.get("phase")]
     assert [entry.data["phase"] for entry in granted] == ["learning"] * RECALLS
     assert all(entry.data["leased"]["memory_mib"] > 0 for entry in granted)
-    recalled = tight.events("HandBackRequested", job=borrower)
+    recalled = stack.events("HandBackRequested", job=borrower)
     assert [entry.data["for_job"] for entry in recalled] == [owner] * RECALLS
     for job in (owner, borrower):
-        assert tight.events("PreemptRequested", job=job) == []
-        assert [entry.data.get("oom", False) for entry in tight.events("SandboxExited", job=job)] == [False]
-        assert_entered_when_it_could(tight, job)
-    assert_never_beyond(tight, {owner, borrower})
-    tight.verify()
+        assert stack.events("PreemptRequested", job=job) == []
+        assert [entry.data.get("oom", False) for entry in stack.events("SandboxExited", job=job)] == [False]
+        assert_entered_when_it_could(stack, job)
+    assert_never_beyond(stack, {owner, borrower})
+    stack.verify()
 
 
-def test_who_does_not_hand_back_in_time_saves_and_leaves_and_comes_back(tight: RunningStack) -> None:
-    owner = submit(tight, "owner", OWNER)
-    stubborn = submit(tight, "stubborn", STUBBORN, borrows=True, preemption={"hand_back_seconds": 1})
-    (ended,) = tight.completed(stubborn)
-    tight.client.cancel(owner)
-    tight.until(lambda: tight.client.job(owner)["state"] == "cancelled", "the owner ended")
+def test_who_does_not_hand_back_in_time_saves_and_leaves_and_comes_back(stack: RunningStack) -> None:
+    owner = submit(stack, "owner", OWNER)
+    stubborn = submit(stack, "stubborn", STUBBORN, borrows=True, preemption={"hand_back_seconds": 1})
+    (ended,) = stack.completed(stubborn)
+    stack.client.cancel(owner)
+    stack.until(lambda: stack.client.job(owner)["state"] == "cancelled", "the owner ended")
 
-    (recalled,) = tight.events("HandBackRequested", job=stubborn)
-    (asked,) = tight.events("PreemptRequested", job=stubborn)
+    (recalled,) = stack.events("HandBackRequested", job=stubborn)
+    (asked,) = stack.events("PreemptRequested", job=stubborn)
     assert asked.at_ns >= recalled.data["deadline_ns"] >= recalled.at_ns + 1_000_000_000
-    (suspended,) = tight.events("JobSuspended", job=stubborn)
+    (suspended,) = stack.events("JobSuspended", job=stubborn)
     assert (suspended.data["acknowledged"], suspended.data["lost_steps"]) == (True, 0)
     assert ended["result"] == {"resumed_at": suspended.data["step"]}
-    assert tight.events("PreemptRequested", job=owner) == []
-    left = next(entry for entry in tight.events("SandboxExited", job=stubborn) if entry.attempt == 1)
-    waited = next(entry for entry in tight.events("PhaseChanged", job=owner) if entry.seq > left.seq)
+    assert stack.events("PreemptRequested", job=owner) == []
+    left = next(entry for entry in stack.events("SandboxExited", job=stubborn) if entry.attempt == 1)
+    waited = next(entry for entry in stack.events("PhaseChanged", job=owner) if entry.seq > left.seq)
     assert waited.data["phase"] == "learning", "whom it was recalled for"
-    assert_never_beyond(tight, {owner, stubborn})
-    tight.verify()
+    assert_never_beyond(stack, {owner, stubborn})
+    stack.verify()
 
 
 def assert_entered_when_it_could(stack: RunningStack, job: str) -> None:
     """Each time the job entered its phase it had asked, was granted it, and the kernel held the limits for it."""
     asked = granted = False
     held_mib = entered = 0
+    wanted_mib = high_mib(stack)
     for entry in stack.events("PhaseRequested", "QuotaChanged", "QuotaApplied", "PhaseChanged", job=job):
         if entry.kind == "PhaseRequested":
             asked = entry.data["phase"] == "learning"
@@ -158,7 +155,7 @@ def assert_entered_when_it_could(stack: RunningStack, job: str) -> None:
             held_mib = entry.data["quotas"][0]["memory_mib"]
         elif entry.data["phase"] == "learning":
             assert (asked, granted) == (True, True), stack.story()
-            assert held_mib >= HIGH_MIB, stack.story()
+            assert held_mib >= wanted_mib, stack.story()
             asked = granted = False
             entered += 1
     assert entered >= RECALLS
@@ -167,9 +164,10 @@ def assert_entered_when_it_could(stack: RunningStack, job: str) -> None:
 def assert_never_beyond(stack: RunningStack, jobs: set[str]) -> None:
     """The limits that the kernel held, as the journal tells of them, always fitted the node together."""
     held: dict[str, int] = {}
+    most_mib = memory_mib(stack)
     for entry in stack.events("QuotaApplied", "SandboxExited"):
         if entry.job_id in jobs:
             gone = entry.kind == "SandboxExited"
             held[entry.job_id] = 0 if gone else sum(quota["memory_mib"] for quota in entry.data["quotas"])
-            assert sum(held.values()) <= MEMORY_MIB, stack.story()
+            assert sum(held.values()) <= most_mib, stack.story()
     assert held.keys() == jobs
