@@ -169,6 +169,9 @@ def waits_for_phase(state: State, job: Job) -> tuple[e.Reason, ...]:
         if told:
             numbers["hand_back_ns"] = max(told)[0]
             detail += f"; {', '.join(sorted({name for _, name in told}))} shall hand back what is leased"
+        if numbers["memory_mib_needed"] or numbers["gpus_needed"]:
+            left = sorted({each.job for each in state.nodes[member.node].zombies})
+            detail += f"; sandboxes that were given up must end first: {', '.join(left[:SILENT_NAMED])}" if left else ""
         if silent := _silent(spec, job, member, state.floors[job.id]):
             detail += (
                 f"; its gang is granted it together, and these ranks have not asked yet: {', '.join(map(str, silent))}"

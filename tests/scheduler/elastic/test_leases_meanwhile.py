@@ -11,6 +11,7 @@ from tidegate_events.journal.base import Recorded
 from tidegate_events.resources import Resources
 from tidegate_scheduler.decide import decide
 from tidegate_scheduler.dry_run import dry_run
+from tidegate_scheduler.explain import explain
 from tidegate_scheduler.history import verify
 from tidegate_scheduler.history.cluster import free_room
 from tidegate_scheduler.policy.parameters import Parameters
@@ -37,7 +38,7 @@ from tests.scheduler.elastic.lent import (
 )
 from tests.scheduler.elastic.test_replicas import sampler
 from tests.scheduler.elastic.world import answers, assert_balanced
-from tests.support.cluster import spec
+from tests.support.cluster import Cluster, spec
 
 # ---- what else happens meanwhile ----
 
@@ -236,6 +237,59 @@ def test_a_borrower_whose_leased_device_is_gone_is_asked_to_leave() -> None:
     held = [e.HeldSandbox(job=job, attempt=1, rank=0) for job in ("owner", "borrower")]
     cluster.node("n1", 4000, memory=5000, gpus=1, incarnation=2, held=held)
     assert asked_to_leave(cluster.settle()) == {"owner": "", "borrower": ""}, "it is the owner's too"
+
+
+# ---- sandboxes that were given up ----
+
+GIVEN_UP = e.HeldSandbox(job="gone", attempt=3, rank=0)
+
+
+def comes_back(cluster: Cluster, *jobs: str, memory: int = 5000) -> None:
+    """The agent begins anew, and finds a sandbox beside those of the jobs that nobody knows any more."""
+    held = [*(e.HeldSandbox(job=job, attempt=1, rank=0) for job in jobs), GIVEN_UP]
+    cluster.node("n1", 4000, memory=memory, gpus=2, incarnation=2, held=held)
+    cluster.settle()
+
+
+def it_ends(cluster: Cluster) -> list[e.AnyEvent]:
+    ended = e.SandboxExited(
+        id="gone", at_ns=cluster.now, tenant="t", job="gone", attempt=3, rank=0, node="n1", outcome="stopped"
+    )
+    cluster.append("node", "n1", ended)
+    return cluster.settle()
+
+
+@pytest.mark.parametrize("need", [Resources(500, 4000), Resources(500, 500, 2)])
+def test_what_a_sandbox_that_was_given_up_may_hold_is_granted_to_nobody(need: Resources) -> None:
+    cluster = lending()
+    run(cluster, "owner", owner(high=need))
+    run(cluster, "borrower", borrower(high=need))
+    comes_back(cluster, "owner", "borrower")
+    assert not granted(ask(cluster, "borrower", "learning"))
+    assert not granted(ask(cluster, "owner", "learning"))
+    (why,) = explain(cluster.state, cluster.waiting, "owner").reasons
+    assert why.detail == "waits to enter learning; sandboxes that were given up must end first: gone"
+    assert granted(it_ends(cluster)) == {"owner": "learning"}
+
+
+def test_who_hands_back_meanwhile_is_not_kept_from_it_and_is_told_to() -> None:
+    cluster = lent_out()
+    comes_back(cluster, "owner", "borrower")
+    assert recalled(ask(cluster, "owner", "learning")) == {"borrower": "owner"}
+    assert granted(hand_back(cluster)) == {"borrower": "sampling"}, "it needs no more for that"
+    assert granted(it_ends(cluster)) == {"owner": "learning"}
+
+
+def test_no_simulators_are_added_where_one_was_given_up() -> None:
+    cluster = lending(cpu=4000, memory=4000)
+    cluster.submit(sampler(), "sampler")
+    cluster.settle()
+    comes_back(cluster, "sampler", memory=4000)
+    cluster.start("sampler")
+    assert cluster.members("sampler")[0].quotas[0].replicas is None
+    it_ends(cluster)
+    cluster.advance(5)
+    assert cluster.members("sampler")[0].quotas[0].replicas == 6
 
 
 # ---- asking about all of it ----

@@ -16,13 +16,15 @@ from tidegate_scheduler.state import Job, Member
 
 from tests.scheduler.elastic.lent import GRACE, HAND_BACK, owner
 from tests.scheduler.elastic.test_machine_elastic import TENANTS, ElasticMachine
+from tests.scheduler.test_machine import NODES
 
 PHASES = ["", "default", "sampling", "learning", "learning"]
 CPU, MEMORY = 400, 3000
+LEFT_OVER = e.HeldSandbox(job="gone", attempt=7, rank=0)
 _Place = tuple[str, int, int]
 _Act = tuple[str, int, str, int]
 ACT = st.tuples(
-    st.sampled_from(["ask", "ask", "enter", "enter", "follow", "follow", "refuse", "pass", "leave"]),
+    st.sampled_from(["ask", "ask", "enter", "enter", "follow", "follow", "refuse", "pass", "leave", "find", "end"]),
     st.integers(0, 9),
     st.sampled_from(PHASES),
     st.integers(1, 30),
@@ -38,6 +40,9 @@ class LeasesMachine(ElasticMachine):
         super().__init__()
         self.kernel: dict[_Place, int] = {}
         """The memory that each member's limits let it have."""
+
+        self.left_over: dict[str, tuple[int, frozenset[int]]] = {}
+        """By node the memory, and the devices, of a sandbox there that was given up."""
 
     @initialize(
         memory=st.integers(1, 4),
@@ -106,10 +111,23 @@ class LeasesMachine(ElasticMachine):
         job, member = data.draw(st.sampled_from(self._holding()))
         self._raced(data, lambda: self._refuse(job, member, permille))
 
+    @rule(name=st.sampled_from(sorted(NODES)))
+    def an_agent_finds_what_was_given_up(self, name: str) -> None:
+        self._find(name)
+
+    @invariant()
+    def what_was_given_up_keeps_what_it_has(self) -> None:
+        for name, node in self.cluster.state.nodes.items():
+            if LEFT_OVER in node.zombies:
+                devices = self.left_over[name][1]
+                for job, member in self._everybody():
+                    if member.active and member.node == name:
+                        assert not devices & set(member.gpu_indices), f"{job.id} has what is still used: {devices}"
+
     @invariant()
     def what_kernels_hold_fits(self) -> None:
         state = self.cluster.state
-        had = dict.fromkeys(state.nodes, 0)
+        had = {name: self.left_over[name][0] if LEFT_OVER in node.zombies else 0 for name, node in state.nodes.items()}
         for job in state.jobs.values():
             for member in job.members:
                 if member.active and member.node in had:
@@ -117,7 +135,7 @@ class LeasesMachine(ElasticMachine):
         for name, has in had.items():
             node = state.nodes[name]
             fits = has <= node.capacity.memory_mib or node.status == "lost" or name in self.cluster.shrunk
-            assert fits, f"{name}: members have {has} of {node.capacity.memory_mib} MiB"
+            assert fits, f"{name}: sandboxes have {has} of {node.capacity.memory_mib} MiB"
 
     def teardown(self) -> None:
         self._operators_let_go()
@@ -143,11 +161,35 @@ class LeasesMachine(ElasticMachine):
                 self._apply(job, member)
             elif what == "refuse":
                 self._refuse(job, member, number * 33)
+            elif what == "find":
+                self._find(member.node)
+            elif what == "end":
+                self._end(member.node)
             elif self.cluster.stage(job.id) == "preempting":
                 self.cluster.exit(job.id, "suspended", acknowledged=True)
             if number % 4:
                 self.cluster.settle()
                 self.what_kernels_hold_fits()
+                self.what_was_given_up_keeps_what_it_has()
+
+    def _find(self, name: str) -> None:
+        """An agent begins anew, and finds what holds the rest of the memory, and the devices that nobody has."""
+        node = self.cluster.state.nodes.get(name)
+        if node is None or node.status != "up" or node.zombies or name in self.cluster.shrunk:
+            return
+        there = [(job, each) for job, each in self._everybody() if each.node == name and each.active]
+        given_mib = sum(max(self._has(job, each), self._will_have(job, each)) for job, each in there)
+        rest_mib = node.capacity.memory_mib - given_mib
+        taken = {index for _, member in there for index in member.gpu_indices}
+        self.left_over[name] = rest_mib, frozenset(gpu.index for gpu in node.gpus) - taken
+        held = [e.HeldSandbox(job=job.id, attempt=job.attempt, rank=each.rank) for job, each in there]
+        self._join(name, held=[*held, LEFT_OVER])
+
+    def _end(self, name: str) -> None:
+        if LEFT_OVER in self.cluster.state.nodes[name].zombies:
+            about = {"id": f"end-{len(self.cluster.frames)}", "at_ns": self.cluster.now, "tenant": "t", "node": name}
+            gone = {"job": LEFT_OVER.job, "attempt": LEFT_OVER.attempt, "rank": LEFT_OVER.rank}
+            self.cluster.append("node", name, e.SandboxExited(**about, **gone, outcome="stopped"))
 
     def _refuse(self, job: Job, member: Member, permille: int) -> None:
         least, most = self._limits(job, member), self._has(job, member)
@@ -173,6 +215,8 @@ class LeasesMachine(ElasticMachine):
             node = self.cluster.state.nodes[member.node]
             if live is not job or job.stage not in ("placed", "running") or not member.active or node.status != "up":
                 continue
+            if node.zombies:  # what they hold is nobody's until they have ended
+                continue
             assert member.granted == "learning", f"{job.id} waits: {member}, {self.cluster.story(job.id)[-9:]}"
 
     def _let_go(self) -> None:
@@ -189,6 +233,9 @@ class LeasesMachine(ElasticMachine):
 
     def _is_due(self, job: str) -> bool:
         return self.cluster.now >= self.cluster.job(job).deadline_ns
+
+    def _everybody(self) -> list[tuple[Job, Member]]:
+        return [(job, member) for job in self.cluster.state.jobs.values() for member in job.members]
 
     def _members(self) -> list[tuple[Job, Member]]:
         state = self.cluster.state
@@ -213,6 +260,10 @@ class LeasesMachine(ElasticMachine):
         if not asks(self.cluster.state.specs[job.id]):
             return floor_mib
         return self.kernel.setdefault((job.id, job.attempt, member.rank), max(floor_mib, self._limits(job, member)))
+
+    def _will_have(self, job: Job, member: Member) -> int:
+        """Return what the member has when its kernel follows."""
+        return self._limits(job, member) if asks(self.cluster.state.specs[job.id]) else 0
 
     def _ask_for(self, job: Job, member: Member, phase: str) -> None:
         self._tell(job, member, e.PhaseRequested, phase=phase, _node=False)

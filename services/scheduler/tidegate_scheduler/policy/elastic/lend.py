@@ -44,6 +44,7 @@ class _Ledger(msgspec.Struct):
     """What of a row this pass may still give: memory and CPU that nobody has, and devices that are lent.
 
     `claimed_mib` and `claimed_gpus` are what those wait for who wait on the row already: all of it is recalled at once.
+    `leftovers`: sandboxes that were given up still run there, and nobody knows what they hold: nobody gets more.
     """
 
     spare_mib: int
@@ -53,6 +54,7 @@ class _Ledger(msgspec.Struct):
     claimed_mib: int = 0
     claimed_gpus: int = 0
     closed: bool = False
+    leftovers: bool = False
 
     def copied(self) -> _Ledger:
         """Return a copy, to take from."""
@@ -129,7 +131,7 @@ class Lending:
         devices = devices_of(member)
         here = tuple(each for each in member.lent_gpus if each in ledger.lent)[:missing]
         short_mib = more_mib + ledger.claimed_mib - max(0, ledger.spare_mib) if more_mib else 0
-        if short_mib > 0 or len(here) < missing:
+        if short_mib > 0 or len(here) < missing or (ledger.leftovers and (more_mib or missing)):
             ledger.closed = True
             ledger.claimed_mib += more_mib
             wanted = Wanted(short_mib, tuple(set(member.lent_gpus) - set(here)), missing - len(here))
@@ -345,6 +347,8 @@ class Lending:
 
     def unused_mib(self, row: int, unused_mib: int) -> int:
         """Return what is left of the memory of a row for more simulators, after what was granted."""
+        if self._leftovers(row):
+            return min(0, unused_mib)
         ledger = self._ledgers.get(row)
         return unused_mib if ledger is None else min(unused_mib, ledger.spare_mib)
 
@@ -372,8 +376,13 @@ class Lending:
                 held = state.floors[job.id].cpu_millis + (member.extra.cpu_millis if member.extra else 0)
                 needs_millis += need_of(state.specs[job.id], member.phase, member.granted).cpu_millis - held
             spare_millis = index.table.free_on(row)[CPU] - needs_millis
-            self._ledgers[row] = _Ledger(spare_mib(index, row, simulators_mib), spare_millis, lent, simulators_mib)
+            ledger = _Ledger(spare_mib(index, row, simulators_mib), spare_millis, lent, simulators_mib)
+            ledger.closed = ledger.leftovers = self._leftovers(row)
+            self._ledgers[row] = ledger
         return self._ledgers[row]
+
+    def _leftovers(self, row: int) -> bool:
+        return bool(self._draft.state.nodes[self._index.table.names[row]].zombies)
 
 
 def _turn(asks: list[_Ask]) -> tuple[int, int, str]:
