@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import event as note
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tidegate_events import events as e
@@ -13,10 +14,13 @@ from tidegate_events.resources import Resources
 from tidegate_events.spec import Component, JobSpec, ResourceRange
 from tidegate_scheduler import snapshot
 from tidegate_scheduler.decide import decide
+from tidegate_scheduler.leasing import limits_mib
 from tidegate_scheduler.policy.elastic.replicas import additional_mib
 from tidegate_scheduler.policy.parameters import Parameters
+from tidegate_scheduler.policy.sharing import quota_millis
 from tidegate_scheduler.state import LEAVING_STAGES, State
 
+from tests.scheduler.elastic.lent import borrower, lending, owner
 from tests.support.cluster import SECOND, Cluster, spec
 
 CPU, MEMORY = 4000, 4000
@@ -240,6 +244,95 @@ def test_memory_is_never_given_twice_and_a_new_index_decides_the_same(steps: lis
                 cluster.exit(job, "completed")
         cluster.advance(20)
     assert not cluster.state.jobs, "whoever waits for memory gets it"
+
+
+# ---- beside what is lent ----
+
+
+def _has(cluster: Cluster) -> tuple[int, int]:
+    """Return the CPU of all quotas, added simulators and all, and the memory that is lent, granted or still held."""
+    state, millis, mib = cluster.state, 0, 0
+    for job in state.jobs.values():
+        spec, floor = state.specs[job.id], state.floors[job.id]
+        for member in job.members:
+            if member.active:
+                millis += quota_millis(spec, member.quotas)
+                lends = spec.phase_entry == "asked"
+                mib += max(limits_mib(spec, member.quotas), member.held_mib) if lends else floor.memory_mib
+                mib += additional_mib(spec, member.quotas)
+                if member.returns_ns > cluster.now or job.stage in LEAVING_STAGES:
+                    mib += member.returns_mib
+    return millis, mib
+
+
+OF_SIMULATORS = st.integers(1, 12)
+MANY = st.tuples(
+    st.sampled_from(["ask", "ask", "enter", "enter", "phase", "low", "recovered", "refuse", "submit", "leave", "pass"]),
+    st.integers(0, 5),
+    st.integers(1, 40),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    cpu=st.integers(20, 90),
+    memory=st.integers(40, 120),
+    acts=st.lists(MANY, min_size=10, max_size=40),
+    most=OF_SIMULATORS,
+)
+def test_what_is_lent_is_not_both_for_simulators_and_for_quotas(
+    cpu: int, memory: int, acts: list[tuple[str, int, int]], most: int
+) -> None:
+    """Owners lend, borrowers and slow jobs have it, simulators are added in it: together never more than there is."""
+    cluster = lending(cpu=cpu * 100, memory=memory * 100, gpus=1)
+    low, high = Resources(300, 500), Resources(1200, 2500, 1)
+    for made in (owner(low, high), borrower(low, high), borrower(low, Resources(900, 900)), sampler(1, most)):
+        cluster.submit(made)
+        cluster.settle()
+    added = 0
+    for what, which, number in acts:
+        names = [name for name, job in sorted(cluster.state.jobs.items()) if not job.waiting]
+        if not names or what == "submit":
+            cluster.submit(spec(number * 50, memory=number * 40, priority=which % 2))
+        elif what == "pass":
+            cluster.now += number * SECOND
+        else:
+            _does(cluster, names[which % len(names)], (what, which, number))
+        cluster.settle()
+        millis, mib = _has(cluster)
+        assert millis <= cpu * 100, f"quotas of {millis} of {cpu * 100}"
+        assert mib <= memory * 100, f"{mib} of {memory * 100} MiB"
+        for job in cluster.state.jobs.values():
+            added += sum(additional_mib(cluster.state.specs[job.id], each.quotas) for each in job.members)
+    note(f"simulators added: {bool(added)}")
+
+
+def _does(cluster: Cluster, name: str, act: tuple[str, int, int]) -> None:
+    """A job starts, if it has not; else its member does something."""
+    (what, which, number), job, member = act, cluster.job(name), cluster.members(name)[0]
+    asks = cluster.state.specs[name].phase_entry == "asked"
+    if member.status == "ordered" and what != "leave":
+        cluster.start(name)
+        cluster.node_fact(name, member, e.QuotaApplied, quotas=member.quotas)
+    elif what == "ask" and asks:
+        phase = ["learning", "learning", "sampling", ""][which % 4]
+        cluster.node_fact(name, member, e.PhaseRequested, phase=phase, _node=False)
+    elif what == "enter" and asks:
+        cluster.node_fact(name, member, e.QuotaApplied, quotas=member.quotas)
+        if member.granted:
+            cluster.node_fact(name, member, e.PhaseChanged, phase=member.granted, _node=False)
+    elif what == "phase" and not asks:
+        cluster.node_fact(name, member, e.PhaseChanged, phase=["default", "learning"][number % 2], _node=False)
+    elif what in ("low", "recovered"):
+        kind = e.StepRateLow if what == "low" else e.StepRateRecovered
+        about: dict[str, Any] = {"tenant": "t", "job": name, "attempt": job.attempt, "window_seconds": 10}
+        about |= {"id": f"rate-{len(cluster.frames)}", "at_ns": cluster.now, "rate_millis": 1, "target_millis": 2}
+        cluster.append("metrics", "m1", kind(**about))
+    elif what == "refuse" and member.held_mib:
+        kept = e.Quota(component="main", cpu_millis=1, memory_mib=member.held_mib)
+        cluster.node_fact(name, member, e.ShrinkRefused, quotas=(kept,))
+    elif what == "leave" and job.stage == "preempting":
+        cluster.exit(name, "suspended", acknowledged=True)
 
 
 def test_a_quota_without_a_number_is_written_as_it_was() -> None:
