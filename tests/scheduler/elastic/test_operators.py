@@ -263,6 +263,20 @@ def test_a_window_that_is_moved_asks_jobs_to_leave_at_its_new_time_alone() -> No
     assert set(asked_to_leave(cluster.settle())) == {"j"}
 
 
+def test_who_comes_later_and_needs_longer_leaves_in_time_for_maintenance_too() -> None:
+    cluster = one_node()
+    run(cluster, "short", spec(500, grace=10))
+    start = plan(cluster, 2 * HOUR, 100)
+    cluster.settle()
+    assert cluster.wake_at == start - 10 * SECOND
+    run(cluster, "long", spec(500, grace=600, time_limit_seconds=10 * HOUR))
+    assert cluster.wake_at == start - 600 * SECOND
+    assert asked_to_leave(cluster.advance(2 * HOUR - 600)) == {"long": ""}
+    leave(cluster, "long")
+    assert cluster.wake_at == start - 10 * SECOND
+    assert asked_to_leave(cluster.advance(590)) == {"short": ""}
+
+
 def test_one_whose_limit_was_taken_away_is_asked_to_leave_in_time_for_maintenance() -> None:
     cluster = one_node()
     run(cluster, "j", spec(1000, grace=60, time_limit_seconds=500))

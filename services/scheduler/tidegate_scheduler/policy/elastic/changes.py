@@ -15,6 +15,9 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from tidegate_scheduler.policy.elastic.table import NodeTable
 
+Recent = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], list[int]]
+"""Rows, what could be taken on each of them, and the most of each amount that could be on any."""
+
 LOG_ROWS_MAX = 1 << 17
 ROUNDS_REMEMBERED = 64
 
@@ -29,7 +32,7 @@ class Changes:
         self._began: list[int] = []
         self._first_round = 0
         self._grown: dict[int, list[int]] = {}
-        self._recent: dict[int, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]] = {}
+        self._recent: dict[int, Recent] = {}
 
     def note(self, row: int, before: list[int], now: list[int]) -> None:
         """Note that what may be taken on a row is `now` other than `before`."""
@@ -67,7 +70,7 @@ class Changes:
         """Return the number of this round, -1 before the first."""
         return self._first_round + len(self._began) - 1
 
-    def recent(self, since: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
+    def recent(self, since: int) -> Recent | None:
         """Return the rows that changed since that round began, and what could be taken there; None: not known.
 
         What was placed meanwhile is not counted, and what rows `grown` have more than then neither.
@@ -78,7 +81,9 @@ class Changes:
             if number < 0 or self._began[number] < self._trimmed:
                 return None
             rows = np.unique(np.array(self._log[self._began[number] - self._trimmed :], np.int64))
-            known = self._recent[since] = (rows, self._table.now[:3, rows])
+            room = self._table.now[:3, rows]
+            most = room.max(axis=1).tolist() if len(rows) else [0, 0, 0]
+            known = self._recent[since] = (rows, room, most)
         return known
 
     def gather_anew(self) -> None:

@@ -66,6 +66,9 @@ class Index:
         self.sharers: dict[str, tuple[Sharer, ...] | None] = {}
         """By job what `plain` knows of its members, until the job changes."""
 
+        self.longest_grace_ns: dict[int, int | None] = {}
+        """By row what `leave` knows of who is there, until one of them changes."""
+
         self._elastic: dict[str, bool] = {}
         self._elastic_on: dict[int, int] = {}
         self._promised_on: dict[int, dict[str, None]] = {}
@@ -299,6 +302,7 @@ class Index:
 
     def _mark(self, row: int) -> None:
         self.unshared[row] = None
+        self.longest_grace_ns.pop(row, None)
         if self.table.overfull(row):
             self.overfull[row] = None
         else:

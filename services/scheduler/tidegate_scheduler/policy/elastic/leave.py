@@ -30,7 +30,14 @@ def clear_nodes(draft: Draft, trial: Trial) -> None:
         if draft.now_ns >= window.end_ns:
             continue
         for name in window.nodes:
-            if name in state.nodes:
+            if name not in state.nodes:
+                continue
+            longest_ns = _longest_grace_ns(trial, trial.index.table.rows[name])
+            if longest_ns is None:
+                continue
+            if draft.now_ns < window.start_ns - longest_ns:
+                draft.wake_by(window.start_ns - longest_ns)
+            else:
                 _clear(draft, trial, state.nodes[name], window.start_ns, "Maintenance", at_once=False)
 
 
@@ -81,6 +88,19 @@ def _clear(draft: Draft, trial: Trial, node: Node, deadline_ns: int, code: str, 
         else:
             overrun = overrun_ns(draft.state, job, draft.parameters) if at_once else None
             draft.wake_by(last_ns if overrun is None else min(last_ns, overrun))
+
+
+def _longest_grace_ns(trial: Trial, row: int) -> int | None:
+    """Return the longest grace of those who are on the row and may stay, None where nobody is.
+
+    Windows are told long before: it is worked out when somebody there changes, and not in each pass.
+    """
+    index = trial.index
+    if row not in index.longest_grace_ns:
+        specs = [index.state.specs[job.id] for job in _on(trial, row) if job.stage in ("placed", "running")]
+        longest = max([spec.preemption.grace_seconds * SECOND_NS for spec in specs], default=None)
+        index.longest_grace_ns[row] = longest
+    return index.longest_grace_ns[row]
 
 
 def _on(trial: Trial, row: int) -> list[Job]:

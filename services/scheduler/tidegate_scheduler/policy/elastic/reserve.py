@@ -71,7 +71,7 @@ def _first(trial: Trial, now_ns: int, job: Job, fit: Fit, candidates: list[int])
     moments = [0, *sorted(set(ends.values()))]
     held = _held(trial, ends, set(candidates))
     later = index.table.later
-    room = np.zeros_like(later)
+    room = np.empty_like(later)  # nobody looks at other rows
 
     def rows_at(moment: int) -> Rows | None:
         room[:, candidates] = later[:, candidates]

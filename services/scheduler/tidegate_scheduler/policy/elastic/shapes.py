@@ -115,8 +115,8 @@ class Fit:
         known = self.table.changes.recent(self._nowhere_in)
         if known is None:
             return False
-        rows, room = known
-        changed = rows[self._enough(room)].tolist() if len(rows) else []
+        rows, room, most = known
+        changed = rows[self._enough(room)].tolist() if len(rows) and self.holds_one(most) else []
         if len(changed) > ROWS_LOOKED_AT_MAX:
             return False
         looked_at = [*changed, *self.table.changes.grown()]

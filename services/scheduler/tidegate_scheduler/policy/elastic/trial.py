@@ -113,10 +113,11 @@ class Trial:
 
     def withdraw(self, job: Job) -> tuple[int, ...]:
         """Promise the job nothing more; return the rows of what was promised."""
-        need, rows = self.index.state.floors[job.id], self.promises.get(job.id, ())
-        for row in rows:
-            self._release(row, need)
-        self._remember(job.id, ())
+        rows = self.promises.pop(job.id, ())
+        if rows:
+            need = self.index.state.floors[job.id]
+            for row in rows:
+                self._release(row, need)
         return rows
 
     def promised(self) -> list[Job]:
