@@ -16,7 +16,7 @@ from tidegate_scheduler.policy.elastic.forecast import forecast
 from tidegate_scheduler.policy.elastic.order import Order
 from tidegate_scheduler.policy.elastic.pipeline import index_of
 from tidegate_scheduler.policy.elastic.queue import Line, LineKey, Share, amounts
-from tidegate_scheduler.policy.elastic.reasons import HELD, Waiting
+from tidegate_scheduler.policy.elastic.reasons import HELD, RESERVED, Waiting
 from tidegate_scheduler.policy.elastic.verdicts import verdicts
 from tidegate_scheduler.policy.outlook import NOT_CONSIDERED, Counts, Start, Verdict
 from tidegate_scheduler.policy.parameters import SECOND_NS, as_parameters
@@ -108,8 +108,12 @@ class ElasticOutlook:
     def _code_of(self, line: Line, waiting: Waiting) -> str:
         """Return the code that dominates for a line, judged by its first job; a shortage without its numbers."""
         first = self._state.jobs[line.waiters[0].job]
-        said_of_all = not self._index.share(line.key.tenant).stopped and waiting.own(first.id) is None
-        if said_of_all and waiting.only_short(line.key) and not self._state.maintenance:
+        own = waiting.own_code(first.id)
+        if self._index.share(line.key.tenant).stopped:
+            return self._code(first, waiting)
+        if own == RESERVED:
+            return RESERVED
+        if own is None and waiting.only_short(line.key) and not self._state.maintenance:
             return self._causes.short_code(line.key.shape)
         return self._code(first, waiting)
 

@@ -16,6 +16,7 @@ from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY, SHARE, WH
 from tidegate_scheduler.state import Job
 
 NAMED_MAX = 3
+RESERVED = "Reserved"
 HELD = Reason(code="Held", detail="an operator holds it")
 
 
@@ -65,7 +66,7 @@ class Waiting(MutableMapping[str, Reason]):
         fit = self._index.fit(self._index.line_key(self._index.state.jobs[job]).shape)
         nodes = ", ".join(sorted({self._index.table.names[row] for row in self._kept[job]}))
         numbers = shortage(self._index, fit, self._index.table.free).numbers
-        return Reason(code="Reserved", detail=f"waits for room on {nodes}", numbers=numbers)
+        return Reason(code=RESERVED, detail=f"waits for room on {nodes}", numbers=numbers)
 
     def of(self, key: LineKey) -> Reason | None:
         """Return why the jobs of a line wait that have no reason of their own; None: what is short says so.
@@ -82,6 +83,13 @@ class Waiting(MutableMapping[str, Reason]):
         """Return a reason that was said of this job alone, None where there is none."""
         found = self._jobs.get(job)
         return self._reserved(job) if found is None and job in self._kept else found
+
+    def own_code(self, job: str) -> str | None:
+        """Return the code of `own`, without working out its numbers."""
+        found = self._jobs.get(job)
+        if found is None:
+            return RESERVED if job in self._kept else None
+        return found.code
 
     def _line_reason(self, key: LineKey) -> Reason:
         reason = self._lines[key]
@@ -208,9 +216,13 @@ def short_code(index: Index, fit: Fit, kept: list[int]) -> str:
 
 def _is_behind(index: Index, fit: Fit, kept: list[int]) -> bool:
     """Say whether there are `rows_behind`, without choosing among them."""
-    if fit.shape.gang_size > 1:
-        return rows_behind(index, fit, kept) is not None
     table = index.table
+    if bounded(fit.shape):
+        return rows_behind(index, fit, kept) is not None
+    if fit.shape.gang_size > 1:  # it may be spread: it fits where as many members do
+        now, rows = fit.holds_now(), np.array(kept, np.int64)
+        more = fit.members(table.free, rows) - now[rows]
+        return bool(kept) and int(now.sum() + more.sum()) >= fit.shape.gang_size
     roomy = (row for row in kept if fit.holds_one(table.free_on(row)))
     return any(fit.members(table.free, np.array([row]))[0] > 0 for row in roomy)
 
