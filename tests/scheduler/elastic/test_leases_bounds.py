@@ -372,3 +372,15 @@ def test_a_member_that_waits_for_its_gang_says_who_has_not_asked() -> None:
     assert why.detail.endswith("; its gang is granted it together, and these ranks have not asked yet: 1, 2")
     ask(cluster, "gang", "learning", ranks=(1, 2))
     assert explain(cluster.state, cluster.waiting, "gang").reasons == ()
+
+
+def test_what_is_asked_back_beside_room_that_is_being_left_is_asked_back_once() -> None:
+    cluster = beyond_its_floor()
+    run(cluster, "leaves", spec(100, memory=900))
+    cluster.cancel("leaves")
+    cluster.submit(spec(500, memory=4000), "new")
+    assert recalled(cluster.settle()) == {"borrower": "new"}
+    assert not recalled(cluster.advance(1)), "it waits for both"
+    cluster.exit("leaves", "stopped")
+    hand_back(cluster)
+    assert cluster.stage("new") == "placed"

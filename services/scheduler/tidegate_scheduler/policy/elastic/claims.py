@@ -100,20 +100,38 @@ def waiting_for_leases(trial: Trial, row: int, now_ns: int) -> Iterator[str]:
         if _free(index, row, job, count):
             if lacks_memory(index, row, need_mib, simulators_mib) or lacks_devices(index, row, job, count):
                 yield name
-        elif _free(index, row, job, count, told=True):
+        elif _told(index, row, job) and _free_once_left(trial, row, job, count):
             yield name
     yield from (each.job for each in coming_on(trial, row) if each.lacks and now_ns >= each.due_ns)
     if there_mib < 0:
         yield ""
 
 
-def _free(index: Index, row: int, job: Job, count: int, *, told: bool = False) -> bool:
-    """Say whether there is room by floors for the job, with `told` beside what is handed back for it."""
-    free, need = index.table.free_on(row), index.state.floors[job.id]
-    back = Resources()
-    for _, member in asking_on(index, row) if told else ():
+def _told(index: Index, row: int, job: Job) -> bool:
+    """Say whether somebody on the row was told to hand back for the job."""
+    return any(member.hand_back_for == job.id for _, member in asking_on(index, row))
+
+
+def _free(index: Index, row: int, job: Job, count: int) -> bool:
+    """Say whether there is room by floors for the job."""
+    return _enough(index, row, job, count, Resources())
+
+
+def _free_once_left(trial: Trial, row: int, job: Job, count: int) -> bool:
+    """Say whether there is when those have left who are leaving, and what is asked back for the job is back."""
+    index, back = trial.index, Resources()
+    for _, member in asking_on(index, row):
         if member.hand_back_for == job.id and member.extra is not None:
             back = back.plus(member.extra)
+    for name in index.on_row.get(row, ()):
+        if index.leaving(name) or name in trial.asked:
+            for seat in index.seats_of(name):
+                back = back.plus(seat.holds(index.state.floors[name])) if seat.row == row else back
+    return _enough(index, row, job, count, back)
+
+
+def _enough(index: Index, row: int, job: Job, count: int, back: Resources) -> bool:
+    free, need = index.table.free_on(row), index.state.floors[job.id]
     return bool(
         free[CPU] + back.cpu_millis >= need.cpu_millis * count
         and free[MEMORY] + back.memory_mib >= need.memory_mib * count
