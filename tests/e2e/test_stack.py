@@ -134,7 +134,9 @@ def _content(file: Path) -> bytes:
 
 
 def _files(home: Home) -> list[Path]:
-    return [file for file in home.root.rglob("*") if file.is_file() and not file.is_symlink()]
+    # `os.walk` passes over what vanishes under it.
+    found = [Path(directory, name) for directory, _, names in os.walk(home.root) for name in names]
+    return [file for file in found if file.is_file() and not file.is_symlink()]
 
 
 def _arguments() -> list[str]:

@@ -119,9 +119,7 @@ def _gang(job: Job, address: str) -> dict[int, GangPlace]:
     }
 
 
-def orders_for(
-    state: State, node: Node, gangs: Gangs | None = None, awaited: Awaited | None = None
-) -> NodeOrders:
+def orders_for(state: State, node: Node, gangs: Gangs | None = None, awaited: Awaited | None = None) -> NodeOrders:
     """Return all that the scheduler wants of `node`, by job and rank; zombies shall end at once.
 
     Of the images that were hinted there, those that are still awaited are named.
