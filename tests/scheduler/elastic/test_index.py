@@ -25,7 +25,7 @@ def busy() -> Cluster:
     ask(cluster, "borrower", "learning")
     ask(cluster, "owner", "learning")
     devices = (GpuDevice(0, "a", "A", 24_000), GpuDevice(1, "b", "B", 80_000))
-    cluster.node("n2", 4000, devices=devices, switch="s1")
+    cluster.node("n2", 4000, devices=devices)
     cluster.node("n1", 4000, gpus=2)
     cluster.node("n3", 2000)
     looked_up(cluster)
@@ -33,6 +33,7 @@ def busy() -> Cluster:
     run(cluster, "whole", spec(500, gpus=1, priority=1, gpu_models=("B",)))
     run(cluster, "part", spec(500, gpu_millis=300, tenant="a"))
     run(cluster, "gang", spec(1500, gang=3, priority=1))
+    cluster.node("n5", 100, rack="r1", switch="s1")
     cluster.submit(spec(2500, gang=2, priority=5), "high")
     cluster.submit(spec(4000, time_limit_seconds=500), "big")
     cluster.submit(spec(4000), "held")
@@ -48,6 +49,7 @@ CHANGES: dict[str, Callable[[Cluster], object]] = {
     "a node is silent": lambda cluster: cluster.silence("n1"),
     "a node joins anew": lambda cluster: cluster.node("n1", 3000, gpus=1, incarnation=2),
     "a node joins first by name": lambda cluster: cluster.node("n0", 1000),
+    "a node stands elsewhere": lambda cluster: cluster.node("n5", 100, rack="r2", switch="s1", incarnation=2),
     "a node is drained": lambda cluster: cluster.ask(e.NodeDrainRequested, node="n3", deadline_ns=cluster.now),
     "a queue is set": lambda cluster: cluster.ask(e.QueueChanged, tenant="t", weight=3, stopped=True),
     "a priority changes": lambda cluster: cluster.ask(e.JobPriorityChanged, "whole", priority=9),

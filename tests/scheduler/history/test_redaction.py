@@ -39,7 +39,7 @@ KEPT = {
     ("CheckpointRef", "id"),
     ("HeldSandbox", "job"),
     ("JobSpec", "tenant"), ("JobSpec", "type"), ("JobSpec", "image"), ("JobSpec", "isolation"),
-    ("JobSpec", "determinism"), ("JobSpec", "communication"), ("JobSpec", "gpu_models"),
+    ("JobSpec", "determinism"), ("JobSpec", "communication"), ("JobSpec", "widest_domain"), ("JobSpec", "gpu_models"),
     ("Component", "name"), ("Component", "kind"), ("Component", "resources"), ("Component", "restart"),
     ("NodeJoined", "node"), ("NodeJoined", "levels"), ("NodeJoined", "images"), ("NodeJoined", "cpu_model"),
     ("NodeJoined", "isa"), ("NodeJoined", "rack"), ("NodeJoined", "switch"),
