@@ -11,7 +11,7 @@ from tidegate_scheduler.decide import decide
 from tidegate_scheduler.policy.parameters import Parameters
 
 from tests.scheduler.elastic.lab import elastic, looked_up, run
-from tests.scheduler.elastic.lent import ask, borrower, owner
+from tests.scheduler.elastic.lent import applied, ask, borrower, owner
 from tests.scheduler.elastic.world import answers, tables, told_anew
 from tests.support.cluster import SECOND, Cluster, spec
 
@@ -22,6 +22,7 @@ def busy() -> Cluster:
     cluster.node("n4", 2000, memory=5000, gpus=2)
     for name, job in (("owner", owner(priority=9)), ("borrower", borrower(priority=9))):
         run(cluster, name, job)
+        applied(cluster, name)
     ask(cluster, "borrower", "learning")
     ask(cluster, "owner", "learning")
     devices = (GpuDevice(0, "a", "A", 24_000), GpuDevice(1, "b", "B", 80_000))
