@@ -175,6 +175,10 @@ class ElasticMachine(RestartedMachine):
         for tenant in TENANTS:
             self._ask(e.QueueChanged, tenant=tenant)
 
+    def _fits_no_more(self, job: str) -> bool:
+        """A strict job keeps to its CPU model, whose nodes may have other devices by now."""
+        return bool(self.cluster.job(job).cpu_model) and self.cluster.waiting[job].code == "NoNode"
+
     def _let_everything_end(self) -> None:
         super()._let_everything_end()
         assert_balanced(self.cluster)
