@@ -205,3 +205,11 @@ def test_what_is_held_together_is_kept_up_with_what_changes() -> None:
 
 def _waiting(cluster: Cluster, job: Any) -> Any:
     return cluster.job(cluster.submit(job, "asks"))
+
+
+def test_a_strict_gang_waits_for_no_switch_whose_nodes_are_of_other_models() -> None:
+    cluster = elastic()
+    for name, model, switch in (("n1", "A", "1"), ("n2", "B", "1"), ("n3", "A", "2")):
+        cluster.node(name, 2000, cpu_model=model, switch=switch, rack="a")
+    run(cluster, "gang", spec(2000, gang=2, determinism="strict", locality_wait_seconds=3600, **RACK))
+    assert sorted(nodes_of(cluster, "gang")) == ["n1", "n3"]

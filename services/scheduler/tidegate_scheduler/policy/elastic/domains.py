@@ -63,7 +63,16 @@ def narrowest(fit: Fit) -> Level | None:
     """Return the narrowest thing that could hold an intensive gang when empty, None where only the widest could."""
     if fit.most_on_one() >= fit.shape.gang_size:
         return "node"
-    return "switch" if fit.shape.rack_wide and fit.most_below_one_switch() >= fit.shape.gang_size else None
+    return "switch" if fit.shape.rack_wide and _most_below_one_switch(fit) >= fit.shape.gang_size else None
+
+
+def _most_below_one_switch(fit: Fit) -> int:
+    """Return how many members the nodes below one switch could hold when empty, of one CPU model for a strict gang."""
+    table = fit.table
+    if fit.most_below_one_switch[0] != table.nodes_changed:
+        below = domains_of(fit.shape, table, np.arange(len(table)), "switch").sums(fit.holds_empty())
+        fit.most_below_one_switch = (table.nodes_changed, int(below.max(initial=0)))
+    return fit.most_below_one_switch[1]
 
 
 def _name(level: Level, table: NodeTable, row: int) -> tuple[str, str]:

@@ -94,11 +94,11 @@ class Keeping:
         if until_ns is None:
             return False
         self._draft.wake_by(until_ns)
-        if reserved and self.usable(reserved, barred):
+        if reserved and self.usable(reserved, barred) and self.may_keep():
             self.keep(job, line, reserved, job.reserved_start_ns)
             return True
         if reserved:
-            self.release(job, "its nodes are closed to it, and it changed often")
+            self.release(job, "others are in front of it, or its nodes are closed to it, and it changed often")
         self._waiting.of_line(line, None)
         return True
 

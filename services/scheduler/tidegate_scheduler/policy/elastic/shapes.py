@@ -55,7 +55,9 @@ class Fit:
         self._suits: Flags = np.zeros(0, np.bool_)
         self._suited = -1
         self._most = (-1, 0)
-        self._most_below = (-1, 0)
+        self.most_below_one_switch = (-1, 0)
+        """For which nodes it was worked out, and how many members those below one switch could hold at most."""
+
         self._together: dict[Domain, Ints] = {}
         self._sites_moved = -1
         self._nowhere_in = -1
@@ -75,15 +77,6 @@ class Fit:
         if self._most[0] != self.table.nodes_changed:
             self._most = (self.table.nodes_changed, int(self.holds_empty().max(initial=0)))
         return self._most[1]
-
-    def most_below_one_switch(self) -> int:
-        """Return the same for the switch whose nodes could hold most of them."""
-        if self._most_below[0] != self.table.nodes_changed:
-            switches = self.table.sites.numbers("switch")[: len(self.table)]
-            sums = np.zeros(len(self.table.sites.names("switch")), np.int64)
-            np.add.at(sums, switches, self.holds_empty())
-            self._most_below = (self.table.nodes_changed, int(sums.max(initial=0)))
-        return self._most_below[1]
 
     def suits(self, rows: Ints | None = None) -> Flags:
         """Return which of the rows (None: of all, to be looked at only) are open and could hold a member when empty."""
