@@ -20,8 +20,8 @@ from tests.support.cluster import SECOND, spec
 AGEING, STEP, RUN_MAX, HIGHEST = 100, 25, 100, 3
 NODES = ("n1", "n2")
 GRACE_SECONDS = Parameters().stop_grace_seconds_max
-BOUND_SECONDS = (HIGHEST + 2) * AGEING + 4 * RUN_MAX + GRACE_SECONDS
-"""Until it has aged beyond any that comes, and then until those have left whom it waits for."""
+BOUND_SECONDS = (HIGHEST + 2) * (AGEING + STEP) + 4 * (RUN_MAX + STEP) + GRACE_SECONDS
+"""Until it has aged beyond any that comes, and those have left whom it waits for: each a step late at most."""
 
 SHAPES = st.tuples(
     st.sampled_from([300, 1000, 2000]),
