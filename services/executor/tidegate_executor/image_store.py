@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
+import structlog
 
 from tidegate_executor import images, trees
 from tidegate_executor.images import Image
@@ -30,6 +31,8 @@ STEP_BYTES = 8 * 1024 * 1024
 STEP_ENTRIES = 256
 _BLOCK_BYTES = 1024 * 1024
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
+
+log = structlog.get_logger()
 
 
 class StoreError(Exception):
@@ -74,7 +77,11 @@ def find(store: Path, named: str) -> tuple[Path, Stored] | None:
     except OSError as error:
         raise StoreError(f"the image store {store} cannot be read: {error}") from error
     for name in names[:IMAGES_MAX]:
-        stored = read(store / name)
+        try:
+            stored = read(store / name)
+        except StoreError as error:  # it may be another image's, and hides none of those that sort after it
+            log.warning("stored_image_skipped", image=name, why=str(error))
+            continue
         if stored is not None and stored.digest == named:
             return store / name, stored
     return None
@@ -163,7 +170,14 @@ def _copy_tree(source: str, target: str) -> Iterator[int]:
 
 def _copy_file(source: str, target: str) -> Iterator[int]:
     with open(source, "rb") as reading, open(target, "xb") as writing:
+        mode = stat.S_IMODE(os.fstat(reading.fileno()).st_mode)
+        if mode & (stat.S_ISUID | stat.S_ISGID):
+            # A copy belongs to whoever copies: what ran as some user would run as root.
+            raise StoreError(
+                f"{source} has mode {mode:o}, and an image to be copied cannot hold programs that change the user or "
+                f"group; files without these bits (chmod ug-s), and images of each node's own settings, are accepted"
+            )
         while block := reading.read(_BLOCK_BYTES):
             writing.write(block)
             yield len(block)
-        os.fchmod(writing.fileno(), stat.S_IMODE(os.fstat(reading.fileno()).st_mode))
+        os.fchmod(writing.fileno(), mode)

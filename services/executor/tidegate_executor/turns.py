@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -50,5 +50,7 @@ async def to_its_end(work: Callable[..., T], *arguments: object) -> T:
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
-        await asyncio.wait([future])
+        while not future.done():
+            with suppress(asyncio.CancelledError):  # another one of the same; the first is raised at the end
+                await asyncio.wait([future])
         raise
