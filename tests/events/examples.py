@@ -137,6 +137,7 @@ EXAMPLES: tuple[e.Event, ...] = (
         rack="r1",
         switch="s1",
         address="10.0.0.1",
+        fetches_images=True,
     ),
     e.NodeImagesChanged(**_NODE, images={"host": "b3:12", "sim": "b3:34"}, unavailable=("torch",)),
     e.PlacementRejected(**_FACT, rank=0, node="n1", reason=_REASON),

@@ -66,6 +66,7 @@ GROWN: dict[type[msgspec.Struct], dict[str, Any]] = {
         "hinted": ["host"],
         "address": "10.0.0.1",
         "unavailable": ["torch"],
+        "fetches_images": True,
     },
     Header: {"moved_ns": [1]},
 }

@@ -13,6 +13,7 @@ class NodeJoined(Event, frozen=True, kw_only=True):
     """A node agent (re)started: what it has, and which sandboxes it still holds.
 
     Where it stands is the operator's word. A node that names no `switch` is taken to share one with no other node.
+    One that says nothing of `fetches_images` gets none beside those it has, and is hinted none.
     """
 
     node: str
@@ -27,6 +28,7 @@ class NodeJoined(Event, frozen=True, kw_only=True):
     rack: str = ""
     switch: str = ""
     address: str = ""
+    fetches_images: bool = False
 
 
 class NodeImagesChanged(Event, frozen=True, kw_only=True):

@@ -155,6 +155,7 @@ class NodeAgent:
             rack=self._context.settings.rack,
             switch=self._context.settings.switch,
             address=self._context.settings.address,
+            fetches_images=offer.fetches_images,
         )
         log.info("node_joining", incarnation=self.incarnation, held=len(held), levels=joined.levels)
         await self._context.spool.put([joined])

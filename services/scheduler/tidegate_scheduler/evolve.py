@@ -113,6 +113,7 @@ def _joined(state: State, event: e.NodeJoined, zombies: list[e.HeldSandbox]) -> 
         cpu_model=event.cpu_model if state.elastic else "",
         isa=event.isa if state.elastic else "",
         address=event.address,
+        fetches_images=event.fetches_images,
     )
 
 

@@ -192,7 +192,7 @@ class Node(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
 
     What an operator said of it (`drain_deadline_ns`, 0: it is not drained), that it is `cordoned`, and the `failures`
     of jobs there, the oldest first, outlive the restarts of its agent; `hinted` are the images it may be making ready,
-    `unavailable` those of them that it could not get.
+    `unavailable` those of them that it could not get. Only one that `fetches_images` is hinted any.
     """
 
     name: str
@@ -214,6 +214,7 @@ class Node(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     hinted: list[str] = []
     address: str = ""
     unavailable: list[str] = []
+    fetches_images: bool = False
 
 
 class Queue(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

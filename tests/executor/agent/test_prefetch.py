@@ -288,7 +288,8 @@ async def test_an_agent_fetches_what_is_hinted_or_started_and_tells_it(
     builder.end()
     digest, other = publish(builder, "sim"), publish(builder, "other")
     agent = make_agent(image_store_dir=str(store))
-    assert set((await scheduler.joined()).images) == {"tiny"}
+    joined = await scheduler.joined()
+    assert (set(joined.images), joined.fetches_images) == ({"tiny"}, True)
     scheduler.prefetch = ("absent", "sim")
     scheduler.at_seq += 1
 

@@ -20,6 +20,7 @@ from tidegate_scheduler.decide import decide
 from tidegate_scheduler.evolve import evolve
 from tidegate_scheduler.policy.elastic.pipeline import index_of
 from tidegate_scheduler.policy.parameters import Parameters
+from tidegate_scheduler.state import HINTS_KEPT
 
 from tests.scheduler.elastic.world import CheckedCluster, answers, assert_balanced, tables, told_anew
 from tests.scheduler.test_machine import NODES
@@ -44,6 +45,8 @@ PARAMETERS = Parameters(
     lend_interval_seconds=5,
     infrastructure_failures_max=3,
 )
+IMAGES = ["host", "sim", "torch"]
+UNAVAILABLE = [(), ("sim",), ("torch", "sim"), tuple(f"i{number}" for number in range(HINTS_KEPT))]
 PASSES_TO_REST_MAX = 20
 ODD_SECONDS = [-86_400, -61, 0, 1, 19, 45, 299, 3600, 1_000_000]
 
@@ -61,6 +64,7 @@ class ElasticMachine(RestartedMachine):
         more: dict[str, Any] = {"devices": MIXED} if name == "n3" else {"gpus": gpus}
         number = self.incarnations[name]
         more |= {"rack": RACKS[name], "switch": SWITCHES[name], "cpu_model": MODELS[name]}
+        more["fetches_images"] = bool(number % 3)
         self.cluster.node(name, cpu, incarnation=number, held=held, **more)
 
     @rule(
@@ -75,6 +79,7 @@ class ElasticMachine(RestartedMachine):
         widest=st.sampled_from(["switch", "rack"]),
         grace=st.sampled_from([1, 10, 90, 200]),
         strict=st.booleans(),
+        image=st.sampled_from(["host", *IMAGES]),
     )
     def a_tenant_submits(self, *, cpu: int, devices: tuple[int, int], **asked: Any) -> None:
         more: dict[str, Any] = {}
@@ -96,6 +101,7 @@ class ElasticMachine(RestartedMachine):
             expected_seconds=seconds,
             time_limit_seconds=seconds * 3 if seconds else None,
             determinism="strict" if asked["strict"] else "relaxed",
+            image=asked["image"],
             **more,
         )
         self.cluster.submit(job)
@@ -127,6 +133,17 @@ class ElasticMachine(RestartedMachine):
         about |= {"job": job.id, "attempt": job.attempt, "rate_millis": 1, "target_millis": 2, "window_seconds": 3}
         event = e.StepRateLow(**about) if slow else e.StepRateRecovered(**about)
         self.cluster.append("metrics", "m1", event)
+
+    @rule(
+        name=st.sampled_from(sorted(NODES)),
+        images=st.lists(st.sampled_from(IMAGES), unique=True),
+        unavailable=st.sampled_from(UNAVAILABLE),
+    )
+    def the_images_of_a_node_change(self, *, name: str, images: list[str], unavailable: tuple[str, ...]) -> None:
+        about: dict[str, Any] = {"id": f"images-{len(self.cluster.frames)}", "at_ns": self.cluster.now, "node": name}
+        about |= {"incarnation": self.incarnations[name], "unavailable": unavailable}
+        changed = e.NodeImagesChanged(**about, images={image: f"b3:{image}" for image in images})
+        self.cluster.append("node", name, changed)
 
     @rule(seconds=st.lists(st.sampled_from(ODD_SECONDS), min_size=1, max_size=3))
     def somebody_asks_about_other_times(self, seconds: list[int]) -> None:
@@ -176,8 +193,9 @@ class ElasticMachine(RestartedMachine):
             self._ask(e.QueueChanged, tenant=tenant)
 
     def _fits_no_more(self, job: str) -> bool:
-        """A strict job keeps to its CPU model, whose nodes may have other devices by now."""
-        return bool(self.cluster.job(job).cpu_model) and self.cluster.waiting[job].code == "NoNode"
+        """A strict job keeps to its CPU model, whose nodes may have other devices by now; images went with a start."""
+        asked = self.cluster.job(job).cpu_model or self.cluster.state.specs[job].image != "host"
+        return bool(asked) and self.cluster.waiting[job].code == "NoNode"
 
     def _let_everything_end(self) -> None:
         super()._let_everything_end()

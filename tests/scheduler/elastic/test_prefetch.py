@@ -8,12 +8,16 @@ from tidegate_events.resources import Resources
 from tidegate_events.spec import JobSpec
 from tidegate_scheduler import snapshot
 from tidegate_scheduler.decide import decide
+from tidegate_scheduler.policy.elastic.prefetch import LINES_MAX
 from tidegate_scheduler.state import HINTS_KEPT
 
+from tests.scheduler.elastic.world import answers, told_anew
 from tests.support.cluster import SECOND, Cluster, spec
 
 
-def join(cluster: Cluster, name: str, *images: str, cpu: int = 2000, incarnation: int = 1) -> None:
+def join(
+    cluster: Cluster, name: str, *images: str, cpu: int = 2000, incarnation: int = 1, fetches: bool = True
+) -> None:
     joined = e.NodeJoined(
         id=f"join-{name}-{incarnation}",
         at_ns=cluster.now,
@@ -22,6 +26,7 @@ def join(cluster: Cluster, name: str, *images: str, cpu: int = 2000, incarnation
         capacity=Resources(cpu, 8192),
         levels=("trusted",),
         images={image: f"b3:{image}" for image in images},
+        fetches_images=fetches,
     )
     cluster.append("node", name, joined)
 
@@ -71,7 +76,7 @@ def test_the_agent_may_join_with_the_image_and_the_job_is_placed_there() -> None
 
 
 def told(cluster: Cluster, name: str, images: dict[str, str], *unavailable: str, incarnation: int = 1) -> None:
-    stamp = {"id": f"images-{name}-{cluster.now}", "at_ns": cluster.now}
+    stamp = {"id": f"images-{name}-{len(cluster.frames)}", "at_ns": cluster.now}
     changed = e.NodeImagesChanged(**stamp, node=name, incarnation=incarnation, images=images, unavailable=unavailable)
     cluster.append("node", name, changed)
 
@@ -148,6 +153,78 @@ def test_no_more_than_a_node_remembers() -> None:
     for image in images:
         cluster.submit(spec(2000, image=image))
     assert len(hints(cluster.settle())) == 8, "and it comes to rest"
+
+
+def a_full_node(*images: str) -> Cluster:
+    """The only node with the images is taken; another, that has none of them, has room."""
+    cluster = Cluster()
+    join(cluster, "n1", *images)
+    run(cluster, "first", spec(2000, image=images[0]))
+    join(cluster, "n2", "base")
+    return cluster
+
+
+def test_what_is_hinted_in_the_same_pass_counts_too() -> None:
+    images = [f"i{number:02}" for number in range(12)]
+    cluster = a_full_node(*images)
+    for image in images[:6]:
+        cluster.submit(spec(2000, image=image))
+    cluster.settle()
+    first = list(cluster.state.nodes["n2"].hinted)
+    assert len(first) == 6
+    for image in images[6:]:
+        cluster.submit(spec(2000, image=image))
+    given = hints(decide(cluster.state, cluster.now).events)
+    assert len(given) == HINTS_KEPT - 6, "fewer than a pass may give"
+    cluster.settle()
+    assert cluster.state.nodes["n2"].hinted == [*first, *(image for _, image in given)]
+
+
+def test_a_node_that_cannot_get_as_many_as_are_remembered_is_left_alone_until_it_joins_again() -> None:
+    images = [f"i{number:02}" for number in range(HINTS_KEPT + 2)]
+    cluster = a_full_node(*images)
+    for image in images:
+        cluster.submit(spec(2000, image=image))
+    decided, failed = hints(cluster.settle()), list[str]()
+    for _ in range(3 * len(images)):
+        if not (hinted := cluster.state.nodes["n2"].hinted):
+            break
+        failed = [*failed, hinted[0]][-HINTS_KEPT:]
+        told(cluster, "n2", {"base": "b3:base"}, *failed)
+        decided += hints(cluster.settle())
+    assert len(decided) <= len(images) == len(failed) + 2, "each at most once, and it comes to rest"
+    assert not hints(cluster.advance(3600))
+    join(cluster, "n2", "base", incarnation=2)
+    assert hints(cluster.settle())
+
+
+def test_a_node_that_fetches_nothing_is_hinted_nothing() -> None:
+    cluster = a_busy_node()
+    join(cluster, "n2", "base", fetches=False)
+    join(cluster, "n3", "base")
+    cluster.submit(spec(2000, image="sim"), "second")
+    assert hints(cluster.settle()) == [("n3", "sim")]
+
+
+def test_what_a_node_was_before_decides_nothing() -> None:
+    """The index remembers kinds of nodes that none is any more: they are not among the lines that a pass looks at."""
+    images = [f"i{number}" for number in range(LINES_MAX)]
+    cluster = Cluster()
+    join(cluster, "n1", *images, "sim")
+    join(cluster, "n2", "base")
+    join(cluster, "n3", "base", *images, cpu=1000)
+    run(cluster, "first", spec(2000, image="sim"))
+    run(cluster, "other", spec(2000, image="base"))
+    told(cluster, "n2", {image: f"b3:{image}" for image in images})
+    for image in images:
+        cluster.submit(spec(2000, image=image))
+    cluster.settle()
+    cluster.submit(spec(500, image="sim"))
+    while (kept := answers(cluster.state, cluster.now)) and (decided := decide(cluster.state, cluster.now).events):
+        assert kept == answers(told_anew(cluster.frames), cluster.now)
+        cluster.append("scheduler", cluster.leader, *decided)
+    assert kept == answers(told_anew(cluster.frames), cluster.now)
+    assert cluster.state.nodes["n3"].hinted == ["sim"]
 
 
 def test_a_new_index_decides_the_same() -> None:

@@ -51,4 +51,5 @@ def kind_of(node: Node) -> Kind:
         devices=tuple(sorted((gpu.model, gpu.memory_mib) for gpu in node.gpus)),
         cpu_model=node.cpu_model,
         unavailable=tuple(sorted(node.unavailable)),
+        fetches_images=node.fetches_images,
     )

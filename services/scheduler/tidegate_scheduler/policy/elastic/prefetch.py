@@ -2,7 +2,8 @@
 
 The first job of a line is looked at when no node that has its image can hold it soon. It is hinted on nodes that would
 take it now if they had it, as many as it needs; a node remembers what was hinted there, and is not told again. One that
-could not get it is passed over.
+fetches no images, or could not get it, is passed over; so is one that could not get as many as are remembered, until
+its agent joins again: the next that it could not get would push out one, which would be hinted again without end.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ class Prefetch:
         self._index = index
         self._lines_left = LINES_MAX
         self._hints_left = HINTS_MAX
+        self._fetching: list[int] | None = None
         self._lacking: dict[str, list[int]] = {}
+        self._hinted: dict[str, list[str]] = {}
         self._awaited: set[str] | None = None
 
     def hint(self, job: Job, line: Line, barred: frozenset[int], *, kept: bool) -> None:
@@ -58,8 +61,16 @@ class Prefetch:
         """Return the numbers of the kinds of nodes that lack the image and may be able to get it."""
         if (known := self._lacking.get(image)) is None:
             kinds = self._index.table.kind_list()
-            known = self._lacking[image] = [number for number, kind in enumerate(kinds) if _may_get(kind, image)]
+            known = self._lacking[image] = [number for number in self._which_fetch() if _may_get(kinds[number], image)]
         return known
+
+    def _which_fetch(self) -> list[int]:
+        """Return the numbers of the kinds of nodes that may be hinted something: of nodes there are, not there were."""
+        if self._fetching is None:
+            table = self._index.table
+            kinds = table.kind_list()
+            self._fetching = [number for number in table.kinds_now() if _may_fetch(kinds[number])]
+        return self._fetching
 
     def _soon(self, job: Job, *, kept: bool) -> bool:
         """Say whether the job has room soon, or only since this pass, so that the next one knows when."""
@@ -88,17 +99,27 @@ class Prefetch:
                 return
             missing -= int(holds[row])
             node = nodes[table.names[row]]
-            if image not in node.hinted and self._takes_one(node):
+            hinted = self._hinted_on(node)
+            if image not in hinted and self._takes_one(hinted):
                 self._draft.add_prefetch_hint(node, image)
+                self._hinted[node.name] = [*hinted, image][-HINTS_KEPT:]
                 self._hints_left -= 1
 
-    def _takes_one(self, node: Node) -> bool:
+    def _hinted_on(self, node: Node) -> list[str]:
+        """Return what is hinted on the node, by this pass as well: as it will be when the pass is folded."""
+        return self._hinted.get(node.name, node.hinted)
+
+    def _takes_one(self, hinted: list[str]) -> bool:
         """Say whether one more hint would push out none that somebody waits for."""
-        if len(node.hinted) < HINTS_KEPT:
+        if len(hinted) < HINTS_KEPT:
             return True
         if self._awaited is None:
             self._awaited = {line.key.shape.image for line in self._index.lines.values()}
-        return node.hinted[0] not in self._awaited
+        return hinted[0] not in self._awaited
+
+
+def _may_fetch(kind: Kind) -> bool:
+    return kind.fetches_images and len(kind.unavailable) < HINTS_KEPT
 
 
 def _may_get(kind: Kind, image: str) -> bool:

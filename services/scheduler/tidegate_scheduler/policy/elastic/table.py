@@ -43,6 +43,9 @@ class Kind(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
     unavailable: tuple[str, ...] = ()
     """Images that the node could not get, so that it is not asked for them again."""
 
+    fetches_images: bool = False
+    """Whether it may get others than it has."""
+
 
 NO_KIND = Kind(0, 0, (), (), (), "")  # of a row that no node has
 
@@ -186,6 +189,11 @@ class NodeTable:
     def kind_list(self) -> list[Kind]:
         """Return the kinds by their numbers in the column `kind`."""
         return self._kinds_known.values
+
+    def kinds_now(self) -> list[int]:
+        """Return the numbers of the kinds that a row has now; kind_list() remembers others."""
+        numbers: list[int] = np.unique(self.kind[: len(self)]).tolist()
+        return numbers
 
     def rank_names(self) -> None:
         """Work out `place` anew, after new nodes became known."""
