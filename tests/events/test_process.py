@@ -62,6 +62,15 @@ def test_a_crash_is_one_line_with_its_traceback() -> None:
     assert "RuntimeError: no" in line["exception"]
 
 
+def test_a_service_that_is_cancelled_from_within_has_crashed() -> None:
+    """A parent's cancellation may be all that is left of what ended one of its tasks."""
+    code = "import asyncio\nfrom tidegate_events.process import run_until_signalled\n"
+    code += "async def serve():\n    raise asyncio.CancelledError\nrun_until_signalled(serve)"
+    (line,) = lines_of(code)
+    assert line["event"] == "crashed"
+    assert "nobody asked it to end" in line["exception"]
+
+
 STUBBORN = """
 import asyncio, sys
 from tidegate_events import process

@@ -141,6 +141,8 @@ def run_until_signalled(serve: Callable[[], Awaitable[None]]) -> None:
             await _end(task)
         if not task.cancelled():
             task.result()  # raises what ended the service
+        elif not signalled.is_set():
+            raise RuntimeError("the service was cancelled from within, and nobody asked it to end")
 
     uvloop.run(guarded())
 

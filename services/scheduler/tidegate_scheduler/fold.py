@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
+from tidegate_events.cancellation import honour_cancellation
 from tidegate_events.journal.base import Journal
 
 from tidegate_scheduler.evolve import evolve
@@ -51,4 +52,5 @@ class Fold:
         """Wait until the frame at `seq` is folded."""
         async with self._moved:
             while self.state.seq < seq:
+                honour_cancellation()  # what was asked before may have swallowed it, and a fold that ended moves no more
                 await self._moved.wait()
