@@ -52,5 +52,5 @@ class Fold:
         """Wait until the frame at `seq` is folded."""
         async with self._moved:
             while self.state.seq < seq:
-                honour_cancellation()  # what was asked before may have swallowed it, and a fold that ended moves no more
+                honour_cancellation()  # may be lost on its way; a fold that ended moves no more
                 await self._moved.wait()
