@@ -7,7 +7,6 @@ its image is refused, so that the job goes elsewhere; a hint that cannot be foll
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Set
@@ -17,16 +16,18 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from tidegate_executor import image_store, images
+from tidegate_executor import fetched_images, image_store, images
 from tidegate_executor.image_store import TEMPORARY, Stored, StoreError
 from tidegate_executor.images import Image, find
 from tidegate_executor.sandbox.state import remove_tree
 from tidegate_executor.settings import Settings
-from tidegate_executor.spool.segments import sync_directory
 from tidegate_executor.starts import Starts
 from tidegate_executor.turns import Turns, to_its_end
 
 UNAVAILABLE_KEPT = 8
+UNUSED_SECONDS_MAX = 600.0
+"""How long no other hint takes away what a hint brought and nobody used yet: the job for it may be on its way."""
+
 DISK_FREE_BYTES_MIN = 1024**3
 PAUSE_SECONDS = 0.1
 MIB = 1024**2
@@ -43,7 +44,11 @@ class ImageUnavailableError(Exception):
 
 
 class ImageShelf:
-    """See the module. `in_use` says which images, by name or digest, members here may need: they stay."""
+    """See the module.
+
+    `in_use` says which images, by name or digest, members here may need: they stay. `hinted` are those that are awaited
+    here: they leave for a start only.
+    """
 
     def __init__(self, settings: Settings, starts: Starts) -> None:
         self._settings = settings
@@ -54,7 +59,9 @@ class ImageShelf:
         self._turns = Turns()
         self._making_room = asyncio.Lock()
         self._under_way: dict[str, int] = {}
+        self._unused_since: dict[str, float] = {}
         self.in_use: Callable[[], Set[str]] = frozenset
+        self.hinted: Set[str] = frozenset()
         self.changed = asyncio.Event()
         self.unavailable: dict[str, str] = {}
         self.fetches = 0
@@ -62,10 +69,24 @@ class ImageShelf:
         self.fetched_bytes = 0
 
     async def measure(self) -> None:
-        """Find out what is here. Raises ImageError for an image of the settings that cannot be used."""
+        """Find out what is here. Raises ImageError for an image of the settings that cannot be used.
+
+        Of what earlier starts fetched, that which is no longer what its record says is removed, if nobody runs on it.
+        """
         known = await images.catalogue(self._settings)
-        known |= await asyncio.to_thread(self._fetched_before, set(known))
+        whole, damaged = await to_its_end(
+            fetched_images.measure, self._directory, images.cache_directory(self._settings)
+        )
+        for stored in whole:
+            name = stored.name if stored.name not in known else stored.digest
+            known[name] = stored.at(self._place(stored), name)
         self._known.update(known)
+        for stored in damaged:
+            if not self._is_needed(stored):
+                try:
+                    await self._remove(stored)
+                except OSError as error:
+                    log.warning("fetched_image_not_removed", digest=stored.digest, why=str(error))
         self._measured.set()
 
     async def here(self) -> Mapping[str, Image]:
@@ -88,7 +109,10 @@ class ImageShelf:
 
     async def get(self, named: str) -> Image:
         """Return the image of that name or digest, fetched if need be. Raises ImageUnavailableError."""
-        return await self._get(named, hinted=False)
+        image = await self._get(named, hinted=False)
+        self._unused_since.pop(image.digest, None)
+        await asyncio.to_thread(fetched_images.note_use, self._directory, image.digest)
+        return image
 
     async def prefetch(self, named: str) -> None:
         """Have the image here if that is possible; pauses while starts wait for something else."""
@@ -104,7 +128,6 @@ class ImageShelf:
     async def _get(self, named: str, *, hinted: bool) -> Image:
         known = await self.here()
         if (image := find(known, named)) is not None:
-            await asyncio.to_thread(self._note_use, image)
             return image
         try:
             place, stored = await asyncio.to_thread(self._in_store, named)
@@ -137,18 +160,23 @@ class ImageShelf:
 
     async def _fetch(self, place: Path, stored: Stored, *, hinted: bool) -> Image:
         log.info("image_fetching", image=stored.name, digest=stored.digest, bytes=stored.size_bytes, hinted=hinted)
-        target = self._directory / _hexadecimal(stored.digest)
+        target = self._place(stored)
+        if stored.digest in self.in_use() and await asyncio.to_thread(target.exists):
+            raise ImageUnavailableError(
+                f"image {stored.name}: members may run on what {target} holds, which is not whole"
+            )
         staging = self._directory / f"{TEMPORARY}{target.name}"
-        async with self._room(stored):
+        async with self._room(stored, hinted=hinted):
             try:
-                await to_its_end(_empty, staging)
+                await to_its_end(fetched_images.empty, staging)
                 await self._copy(place, stored, staging, hinted=hinted)
                 await to_its_end(image_store.complete, staging, stored, images.cache_directory(self._settings))
-                await to_its_end(_into_place, staging, target)
+                await to_its_end(fetched_images.into_place, staging, target)
             finally:
                 await to_its_end(remove_tree, staging)
         image = stored.at(target, stored.name if stored.name not in self._known else stored.digest)
         self._known[image.name] = image
+        self._unused_since[image.digest] = time.monotonic()
         self.unavailable = {name: why for name, why in self.unavailable.items() if find(self._known, name) is None}
         self.fetches += 1
         self.fetched_bytes += stored.size_bytes
@@ -171,92 +199,70 @@ class ImageShelf:
 
     # ---- what is on disk ----
 
-    def _fetched_before(self, taken: Set[str]) -> dict[str, Image]:
-        """Return what earlier starts fetched and is whole; the rest is removed."""
-        found: dict[str, Image] = {}
-        for directory in sorted(self._directory.iterdir()):
-            try:
-                stored = image_store.read(directory) if not directory.name.startswith(TEMPORARY) else None
-                if stored is not None:
-                    image_store.complete(directory, stored, images.cache_directory(self._settings))
-                    name = stored.name if stored.name not in taken | set(found) else stored.digest
-                    found[name] = stored.at(directory, name)
-                    continue
-            except (StoreError, OSError) as error:
-                log.warning("fetched_image_dropped", directory=directory.name, why=str(error))
-            remove_tree(directory)
-        return found
-
     @asynccontextmanager
-    async def _room(self, stored: Stored) -> AsyncIterator[None]:
+    async def _room(self, stored: Stored, *, hinted: bool) -> AsyncIterator[None]:
         """Keep room for one more until the end of the block. Raises ImageUnavailableError where there is none.
 
-        Images that were fetched, that nobody here needs and that were not used for longest leave for it.
+        Images that were fetched, that nobody here needs and that were not used for longest leave for it, if that helps.
         """
         async with self._making_room:
-            used = await asyncio.to_thread(lambda: list(_held(self._directory)))
+            used = await asyncio.to_thread(fetched_images.held, self._directory)
             free = (await asyncio.to_thread(shutil.disk_usage, self._directory)).free - DISK_FREE_BYTES_MIN
             most = self._settings.fetched_images_mib * MIB - sum(record.size_bytes for record in used)
             left = min(most, free) - sum(self._under_way.values())
-            for record in used:
+            leaving: list[Stored] = []
+            for record in self._may_leave(used, hinted=hinted):
                 if stored.size_bytes <= left:
                     break
-                if not self.in_use().isdisjoint({record.digest, *self._names(record.digest)}):
-                    continue
-                await self._remove(record)
+                leaving.append(record)
                 left += record.size_bytes
             if stored.size_bytes > left:
                 raise ImageUnavailableError(
-                    f"image {stored.name} has {stored.size_bytes} bytes and {max(0, left)} are free for it here; the "
-                    f"disk's room and fetched_images_mib, {self._settings.fetched_images_mib}, bound that"
+                    f"image {stored.name} has {stored.size_bytes} bytes and {max(0, left)} are free for it here, or "
+                    f"could be; the disk's room and fetched_images_mib, {self._settings.fetched_images_mib}, bound that"
                 )
+            for record in leaving:
+                if self._is_needed(record):  # since a moment: a start came while another image was removed
+                    raise ImageUnavailableError(f"image {stored.name}: {record.name}, to leave for it, is needed again")
+                await self._remove(record)
             self._under_way[stored.digest] = stored.size_bytes
         try:
             yield
         finally:
             del self._under_way[stored.digest]
 
+    def _may_leave(self, used: list[Stored], *, hinted: bool) -> list[Stored]:
+        """Return what may leave for another image, in this order; for a start, what is awaited here comes last."""
+        unneeded = [record for record in used if not self._is_needed(record)]
+        left_alone = [record for record in unneeded if not self._is_awaited(record)]
+        return left_alone if hinted else left_alone + [record for record in unneeded if record not in left_alone]
+
+    def _is_needed(self, record: Stored) -> bool:
+        return not self.in_use().isdisjoint(self._names(record))
+
+    def _is_awaited(self, record: Stored) -> bool:
+        since = self._unused_since.get(record.digest)
+        unused = since is not None and time.monotonic() - since < UNUSED_SECONDS_MAX
+        return unused or not self.hinted.isdisjoint(self._names(record))
+
     async def _remove(self, record: Stored) -> None:
-        for name in self._names(record.digest):
+        for name in self._names(record) & set(self._known):
             del self._known[name]
+        self._unused_since.pop(record.digest, None)
         self.changed.set()
-        await to_its_end(remove_tree, self._directory / _hexadecimal(record.digest))
+        await to_its_end(fetched_images.take_away, self._place(record))
         log.info("fetched_image_removed", image=record.name, digest=record.digest, bytes=record.size_bytes)
 
-    def _names(self, digest: str) -> list[str]:
-        """Return how members may name the image that was fetched."""
-        place = self._directory / _hexadecimal(digest)
-        own = {name: [Path(layer.source) for layer in image.layers] for name, image in self._known.items()}
-        return [name for name, sources in own.items() if any(source.is_relative_to(place) for source in sources)]
+    def _place(self, stored: Stored) -> Path:
+        return fetched_images.place_of(self._directory, stored.digest)
 
-    def _note_use(self, image: Image) -> None:
-        record = self._directory / _hexadecimal(image.digest) / image_store.RECORD
-        if record.exists():
-            now_ns = time.time_ns()  # the file system's own time is coarser than two uses can be apart
-            os.utime(record, ns=(now_ns, now_ns))
+    def _names(self, record: Stored) -> set[str]:
+        """Return how members may name the image that was fetched, its digest included."""
+        place = self._place(record)
+        own = {name: [Path(layer.source) for layer in image.layers] for name, image in self._known.items()}
+        names = {name for name, sources in own.items() if any(source.is_relative_to(place) for source in sources)}
+        return names | {record.digest} | ({record.name} - set(own))
 
 
 def _step(steps: Iterator[int]) -> int | None:
     return next(steps, None)
-
-
-def _held(directory: Path) -> Iterator[Stored]:
-    """Yield the images that were fetched, the one that was not used for longest first."""
-    records = (path / image_store.RECORD for path in directory.iterdir() if not path.name.startswith(TEMPORARY))
-    for record in sorted(records, key=lambda record: record.stat().st_mtime_ns):
-        if (stored := image_store.read(record.parent)) is not None:
-            yield stored
-
-
-def _hexadecimal(digest: str) -> str:
-    return digest.removeprefix("b3:")
-
-
-def _empty(directory: Path) -> None:
-    remove_tree(directory)
-    directory.mkdir(mode=0o755)
-
-
-def _into_place(staging: Path, target: Path) -> None:
-    staging.rename(target)
-    sync_directory(target.parent)

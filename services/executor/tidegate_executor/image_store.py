@@ -39,6 +39,10 @@ class StoreError(Exception):
     """The image cannot be put there, or had from there; the text says why."""
 
 
+class DigestError(StoreError):
+    """The files are not those of the digest."""
+
+
 class Stored(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The record of an image: layer `n` lies in `layers/n`, and is seen at the n-th of `targets`."""
 
@@ -119,12 +123,17 @@ def publish(image: Image, store: Path, cache: Path) -> Stored:
     return stored
 
 
-def complete(directory: Path, stored: Stored, cache: Path) -> None:
-    """Check what was copied against its digest, and write its record. Blocks. Raises StoreError."""
+def check(directory: Path, stored: Stored, cache: Path) -> None:
+    """Compare the files there with the record's digest. Blocks. Raises DigestError or OSError."""
     image = stored.at(directory, stored.name)
     found = images.measured_digest([(layer.source, layer.target) for layer in image.layers], cache)
     if found != stored.digest:
-        raise StoreError(f"image {stored.name} was copied as {found}, and should be {stored.digest}")
+        raise DigestError(f"image {stored.name} was copied as {found}, and should be {stored.digest}")
+
+
+def complete(directory: Path, stored: Stored, cache: Path) -> None:
+    """Check what was copied against its digest, and write its record. Blocks. Raises StoreError or OSError."""
+    check(directory, stored, cache)
     write_durably(directory / RECORD, msgspec.json.encode(stored))
 
 

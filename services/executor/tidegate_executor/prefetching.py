@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import structlog
 from tidegate_events.cancellation import honour_cancellation
@@ -29,6 +29,7 @@ class Prefetcher:
         if self._hinted != tuple(named):
             log.info("images_hinted", images=named)
             self._hinted = tuple(named)
+            self._shelf.hinted = frozenset(named)
             self._told.set()
 
     async def run(self) -> None:
@@ -36,13 +37,16 @@ class Prefetcher:
         while True:
             await self._told.wait()
             self._told.clear()
-            while (named := await self._next()) is not None:
+            tried: set[str] = set()  # once for each change of the hints: what leaves again is not fetched again
+            while (named := await self._next(tried)) is not None:
                 honour_cancellation()
                 await self._starts.over()
                 if named in self._hinted:  # it was not withdrawn meanwhile
+                    tried.add(named)
                     await self._shelf.prefetch(named)
 
-    async def _next(self) -> str | None:
+    async def _next(self, tried: Set[str]) -> str | None:
         """Return what is hinted first, is not here, and was not tried in vain."""
         known = await self._shelf.here()
-        return next((n for n in self._hinted if find(known, n) is None and n not in self._shelf.unavailable), None)
+        tried = tried | self._shelf.unavailable.keys()
+        return next((n for n in self._hinted if find(known, n) is None and n not in tried), None)

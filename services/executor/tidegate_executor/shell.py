@@ -67,9 +67,9 @@ async def serve(settings: Settings, clock: Clock) -> None:
         remembered = attempt_memory.recall(await asyncio.to_thread(spool.open))
         tasks.create_task(spool.run_flusher())
         context = await _context(settings, clock, spool, available)
-        tasks.create_task(context.images.measure())
         agent = NodeAgent(context, incarnation, tasks)
         await agent.reconcile(remembered, found)
+        tasks.create_task(context.images.measure())  # by now it is known which images members run on: they stay
         # Joining waits until the images are measured, for a minute perhaps; the node must not count as lost meanwhile.
         beat = orders.Heartbeat(node=settings.node, incarnation=incarnation, at_ns=0)
         tasks.create_task(_beat(bus, beat, clock))

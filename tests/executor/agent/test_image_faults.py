@@ -3,22 +3,163 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 import pytest
-from tidegate_executor import image_store
-from tidegate_executor.image_shelf import ImageUnavailableError
+from tidegate_executor import fetched_images, image_shelf, image_store, images
+from tidegate_executor.image_shelf import ImageShelf, ImageUnavailableError
+from tidegate_executor.prefetching import Prefetcher
 from tidegate_executor.turns import to_its_end
 
 from tests.executor.agent.conftest import until
-from tests.executor.agent.test_prefetch import Place
+from tests.executor.agent.test_prefetch import IMAGE_BYTES, MIB, Place, hexadecimal
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
+
+
+def order_of_use(place: Place) -> list[str]:
+    return [stored.name for stored in fetched_images.held(place.settings.paths.fetched)]
+
+
+async def test_a_hint_takes_away_neither_what_is_hinted_nor_what_waits_for_its_job(tmp_path: Path) -> None:
+    place = Place(tmp_path, fetched_images_mib=2 * IMAGE_BYTES // MIB)
+    for name in ("old", "one", "two", "three"):
+        place.publish(name)
+    shelf = await place.shelf()
+    await shelf.get("old")
+    prefetcher = Prefetcher(shelf, place.starts)
+    running = asyncio.ensure_future(prefetcher.run())
+    try:
+        prefetcher.hint(("one", "two", "three"))
+        await until(lambda: "three" in shelf.unavailable)
+        assert set(await shelf.here()) == {"one", "two"}, "what nobody awaits left"
+        prefetcher.hint(("one", "two"))
+        assert (shelf.fetches, shelf.failures) == (3, 1), "no turn-taking"
+        prefetcher.hint(("old",))
+        await until(lambda: "old" in shelf.unavailable)
+        assert set(await shelf.here()) == {"one", "two"}, "no longer hinted, but their jobs may be on their way"
+        await shelf.get("two")
+        prefetcher.hint(())
+        await shelf.get("three")
+        assert set(await shelf.here()) == {"one", "three"}, "a start takes what was used rather than what is awaited"
+        shelf.in_use = lambda: {"three"}
+        await shelf.get("two")
+        assert set(await shelf.here()) == {"two", "three"}, "but it may take that too"
+    finally:
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+
+
+async def test_what_a_hint_brought_leaves_for_another_when_nobody_came_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(tmp_path, fetched_images_mib=IMAGE_BYTES // MIB)
+    place.publish("one")
+    place.publish("two")
+    shelf = await place.shelf()
+    await shelf.prefetch("one")
+    await shelf.prefetch("two")
+    assert list(shelf.unavailable) == ["two"]
+    monkeypatch.setattr(image_shelf, "UNUSED_SECONDS_MAX", 0.0)
+    await shelf.prefetch("two")
+    assert set(await shelf.here()) == {"two"}
+    assert not shelf.unavailable
+
+
+async def test_nothing_leaves_for_what_cannot_fit(tmp_path: Path) -> None:
+    place = Place(tmp_path, fetched_images_mib=IMAGE_BYTES // MIB + 1)
+    place.publish("one")
+    made = place.publish("big")
+    record = place.store / "big" / "image.json"
+    stored = image_store.read(place.store / "big")
+    assert stored is not None
+    record.write_bytes(msgspec.json.encode(msgspec.structs.replace(stored, size_bytes=2 * IMAGE_BYTES)))
+    shelf = await place.shelf()
+    await shelf.get("one")
+    with pytest.raises(ImageUnavailableError, match=f"image big has {2 * IMAGE_BYTES} bytes"):
+        await shelf.get(made.digest)
+    assert set(await shelf.here()) == {"one"}
+
+
+async def test_a_start_writes_nothing_to_what_was_fetched(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("one", "two", "three"):
+        place.publish(name)
+    shelf = await place.shelf()
+    for name in ("one", "two", "three", "one"):
+        await shelf.get(name)
+
+    def full(path: Path, _data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(image_store, "write_durably", full)
+    again = await place.shelf()
+    assert set(await again.here()) == {"one", "two", "three"}
+    assert order_of_use(place) == ["two", "three", "one"]
+
+
+async def test_what_cannot_be_measured_now_stays_and_is_left_out(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = place.publish("sim")
+    await (await place.shelf()).get("sim")
+
+    def failing(*_: object) -> str:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(images, "measured_digest", failing)
+        shelf = await place.shelf()
+    assert not await shelf.here()
+    assert place.left_over() == [hexadecimal(made)]
+    shelf.in_use = lambda: {made.digest}
+    with pytest.raises(ImageUnavailableError, match="members may run on"):
+        await shelf.get("sim")
+    shelf.in_use = frozenset
+    assert (await shelf.get("sim")).digest == made.digest, "it is replaced when nobody runs on it"
+
+
+@pytest.mark.parametrize("used", [False, True])
+async def test_what_is_damaged_leaves_at_a_start_unless_a_member_runs_on_it(place: Place, used: bool) -> None:
+    made = place.publish("sim")
+    tool = Path((await (await place.shelf()).get("sim")).layers[0].source) / "bin" / "tool"
+    tool.chmod(0o755)
+    shelf = ImageShelf(place.settings, place.starts)
+    shelf.in_use = lambda: {made.digest} if used else frozenset[str]()
+    await shelf.measure()
+    assert not await shelf.here()
+    assert place.left_over() == ([hexadecimal(made)] if used else [])
+
+
+async def test_what_is_no_image_disturbs_neither_a_start_nor_a_fetch(place: Place) -> None:
+    made, other = place.publish("sim"), place.publish("other")
+    fetched = place.settings.paths.fetched
+    (fetched / ".nfs0001").write_text("a file")
+    (fetched / ".tmp-file").write_text("another")
+    (fetched / hexadecimal(made)).mkdir()
+    (fetched / "lost+found").mkdir()
+    shelf = await place.shelf()
+    assert (await shelf.get("sim")).digest == made.digest
+    assert (await shelf.get("other")).digest == other.digest
+    assert order_of_use(place) == ["sim", "other"]
+    assert (fetched / ".nfs0001").exists()
+
+
+async def test_a_use_that_cannot_be_noted_is_no_fault(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.publish("sim")
+    shelf = await place.shelf()
+    await shelf.get("sim")
+
+    def readonly(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("os.utime", readonly)
+    assert (await shelf.get("sim")).name == "sim"
 
 
 @pytest.mark.parametrize("mode", [0o4755, 0o2755])
