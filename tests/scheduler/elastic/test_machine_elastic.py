@@ -136,6 +136,12 @@ class ElasticMachine(RestartedMachine):
         event = e.StepRateLow(**about) if slow else e.StepRateRecovered(**about)
         self.cluster.append("metrics", "m1", event)
 
+    @rule(image=st.sampled_from(IMAGES[1:]), cpu=st.sampled_from([500, 1000]), jobs=st.integers(2, 6))
+    def several_wait_for_an_image(self, *, image: str, cpu: int, jobs: int) -> None:
+        for _ in range(jobs):
+            self.cluster.submit(spec(cpu, image=image, attempts=2))
+        self.cluster.settle()
+
     @rule(
         name=st.sampled_from(sorted(NODES)),
         images=st.sampled_from([["host"], ["host"], ["sim"], ["host", "torch"], []]),
