@@ -7,10 +7,13 @@ its image is refused, so that the job goes elsewhere; a hint that cannot be foll
 from __future__ import annotations
 
 import asyncio
+import itertools
 import shutil
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Set
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -22,6 +25,7 @@ from tidegate_executor.images import Image, find
 from tidegate_executor.sandbox.state import remove_tree
 from tidegate_executor.settings import Settings
 from tidegate_executor.starts import Starts
+from tidegate_executor.store_threads import StoreThreads
 from tidegate_executor.turns import Turns, to_its_end
 
 UNAVAILABLE_KEPT = 8
@@ -58,6 +62,8 @@ class ImageShelf:
         self._measured = asyncio.Event()
         self._turns = Turns()
         self._making_room = asyncio.Lock()
+        self._reading = StoreThreads()
+        self._staged = itertools.count()
         self._under_way: dict[str, int] = {}
         self._unused_since: dict[str, float] = {}
         self.in_use: Callable[[], Set[str]] = frozenset
@@ -130,7 +136,7 @@ class ImageShelf:
         if (image := find(known, named)) is not None:
             return image
         try:
-            place, stored = await asyncio.to_thread(self._in_store, named)
+            place, stored = await self._reading.run(partial(self._in_store, named), threading.Event())
             async with self._turns.take(stored.digest):
                 if (image := find(known, stored.digest)) is not None:
                     return self._also_named(image, stored)
@@ -165,7 +171,9 @@ class ImageShelf:
             raise ImageUnavailableError(
                 f"image {stored.name}: members may run on what {target} holds, which is not whole"
             )
-        staging = self._directory / f"{TEMPORARY}{target.name}"
+        staging = (
+            self._directory / f"{TEMPORARY}{target.name}-{next(self._staged)}"
+        )  # a copy that hung may still write to its own
         async with self._room(stored, hinted=hinted):
             try:
                 await to_its_end(fetched_images.empty, staging)
@@ -186,8 +194,9 @@ class ImageShelf:
 
     async def _copy(self, place: Path, stored: Stored, staging: Path, *, hinted: bool) -> None:
         left = stored.size_bytes
-        steps = image_store.copy([layer.source for layer in stored.at(place, stored.name).layers], staging)
-        while (size := await to_its_end(_step, steps)) is not None:
+        given_up = threading.Event()
+        steps = image_store.copy([layer.source for layer in stored.at(place, stored.name).layers], staging, given_up)
+        while (size := await self._reading.run(partial(_step, steps), given_up)) is not None:
             left -= size
             if left < 0:
                 raise StoreError(f"there are more than the {stored.size_bytes} bytes that its record says")

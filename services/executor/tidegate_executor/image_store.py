@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import stat
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -137,12 +138,17 @@ def complete(directory: Path, stored: Stored, cache: Path) -> None:
     write_durably(directory / RECORD, msgspec.json.encode(stored))
 
 
-def copy(sources: Sequence[str], directory: Path) -> Iterator[int]:
-    """Copy layers, and yield after each part how many bytes it had: the caller may wait, or stop. Blocks."""
+def copy(sources: Sequence[str], directory: Path, given_up: threading.Event | None = None) -> Iterator[int]:
+    """Copy layers, and yield after each part how many bytes it had: the caller may wait, or stop. Blocks.
+
+    Whoever has given up on a part that hangs says so: it ends before it writes on where files are removed.
+    """
     (directory / LAYERS).mkdir(mode=0o755)
     entries = size = 0
     for number, source in enumerate(sources):
         for more in _copy_tree(source, str(directory / LAYERS / str(number))):
+            if given_up is not None and given_up.is_set():
+                raise StoreError(f"{source} is no longer waited for")
             entries, size = entries + 1, size + more
             if entries >= STEP_ENTRIES or size >= STEP_BYTES:
                 yield size

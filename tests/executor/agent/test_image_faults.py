@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 import pytest
-from tidegate_executor import fetched_images, image_shelf, image_store, images
+from tidegate_executor import fetched_images, image_shelf, image_store, images, store_threads
 from tidegate_executor.image_shelf import ImageShelf, ImageUnavailableError
 from tidegate_executor.prefetching import Prefetcher
 from tidegate_executor.turns import to_its_end
@@ -185,6 +187,51 @@ async def test_a_record_that_cannot_be_read_hides_no_other_image(place: Place) -
     assert (await shelf.get(made.digest)).digest == made.digest
     with pytest.raises(ImageUnavailableError, match="broken"):
         await shelf.get("broken")
+
+
+async def test_a_store_that_hangs_holds_up_nothing_else(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_threads, "ANSWER_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(store_threads, "GIVE_UP_SECONDS", 0.1)
+    made = place.publish("sim")
+    asked = [f"away{number}" for number in range(2 * store_threads.THREADS_MAX)]
+    for name in asked:
+        (place.store / name).mkdir()
+        os.mkfifo(place.store / name / "image.json")
+    shelf = await place.shelf()
+    found = await asyncio.gather(*(shelf.get(name) for name in asked), return_exceptions=True)
+    assert {"did not answer within" in str(each) for each in found} == {True}
+    await shelf.prefetch("sim")
+    assert "did not answer within" in shelf.unavailable["sim"], "no thread is free for it"
+    assert await asyncio.to_thread(lambda: "the agent's own threads are")
+    for name in asked[: store_threads.THREADS_MAX]:
+        writing = await asyncio.to_thread(os.open, place.store / name / "image.json", os.O_WRONLY)
+        os.close(writing)
+    monkeypatch.setattr(store_threads, "ANSWER_SECONDS_MAX", 30.0)
+    assert (await shelf.get("sim")).digest == made.digest, "when it answers again"
+
+
+async def test_a_copy_that_hangs_is_given_up_and_writes_no_more(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_threads, "ANSWER_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(store_threads, "GIVE_UP_SECONDS", 0.1)
+    place.publish("sim")
+    answers, ended, real = threading.Event(), threading.Event(), image_store._copy_file
+
+    def hanging(source: str, target: str) -> Iterator[int]:
+        assert answers.wait(30)
+        ended.set()
+        yield 0
+        raise AssertionError("it went on")
+
+    monkeypatch.setattr(image_store, "_copy_file", hanging)
+    shelf = await place.shelf()
+    with pytest.raises(ImageUnavailableError, match="did not answer within"):
+        await shelf.get("sim")
+    assert place.left_over() == []
+    monkeypatch.setattr(image_store, "_copy_file", real)
+    monkeypatch.setattr(store_threads, "ANSWER_SECONDS_MAX", 30.0)
+    assert (await shelf.get("sim")).name == "sim"
+    answers.set()
+    await until(ended.is_set)
 
 
 async def test_whoever_is_cancelled_again_still_waits_for_the_thread() -> None:
