@@ -108,6 +108,7 @@ class BypassMachine(RuleBasedStateMachine):
             return
         for name in NODES:
             self._join(name)
+        self._lost.clear()
         patient = self.cluster.state.jobs.get("patient")
         if patient is None or not patient.waiting:
             self.cluster.submit(BIG[self._kind], "patient-too")
