@@ -34,6 +34,9 @@ class LiveGateway:
 
     def __init__(self, data_dir: Path) -> None:
         self.cluster = Cluster()
+        self.telling = threading.Lock()
+        """Held by a thread that goes on with the story beside commands: questions about it are answered in another."""
+
         self.cluster.now = time.time_ns()
         self.asker = MemoryAsker()
         self._appended = self._port = 0
@@ -104,11 +107,13 @@ class LiveGateway:
         self._appended = len(self.cluster.frames)
 
     def _explain(self, question: dict[str, Any]) -> dict[str, Any]:
-        found = explain(self.cluster.state, self.cluster.waiting, question["job"])
+        with self.telling:
+            found = explain(self.cluster.state, self.cluster.waiting, question["job"])
         return dict(msgspec.to_builtins(found))
 
     def _queue(self, _question: dict[str, Any]) -> dict[str, Any]:
-        found = queue(self.cluster.state, self.cluster.waiting, time.time_ns())
+        with self.telling:
+            found = queue(self.cluster.state, self.cluster.waiting, time.time_ns())
         return dict(msgspec.to_builtins(found))
 
     def _log(self, question: dict[str, Any]) -> dict[str, Any]:

@@ -271,10 +271,11 @@ def running(live: LiveGateway) -> Iterator[Any]:
     def play() -> None:
         while not stop.wait(0.02):
             live.publish()
-            live.cluster.advance(0.1)
-            for job in list(live.cluster.state.jobs):
-                live.cluster.start(job)
-                live.cluster.exit(job, outcome["exit"], exit_code=outcome["code"], result={"mean_return": 197.0})
+            with live.telling:
+                live.cluster.advance(0.1)
+                for job in list(live.cluster.state.jobs):
+                    live.cluster.start(job)
+                    live.cluster.exit(job, outcome["exit"], exit_code=outcome["code"], result={"mean_return": 197.0})
             live.publish()
 
     live.cluster.node("n1")
