@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from tidegate_events import events as e
 
+from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.state import Job, State
 
 STEPS_MAX = 4
@@ -19,7 +20,6 @@ LOWERED_WINDOWS = 12
 """Windows of a rate that has recovered for each step back. The metrics service needs some before it says low again."""
 
 WINDOW_SECONDS_MAX = 3600
-SECOND_NS = 1_000_000_000
 
 
 def on_step_rate(state: State, event: e.StepRateLow | e.StepRateRecovered, at: str) -> None:

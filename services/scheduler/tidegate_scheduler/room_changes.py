@@ -6,12 +6,13 @@ one another, passes come to rest: what changed so often is left as it is for a w
 
 from __future__ import annotations
 
+from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.state import Job
 
 ROOM_CHANGES_MAX = 8
 """Changes that follow each other within the time below; far more than the rules need among themselves."""
 
-ROOM_RESTS_NS = 10_000_000_000
+ROOM_RESTS_NS = 10 * SECOND_NS
 """After how much time without one the changes are counted anew."""
 
 

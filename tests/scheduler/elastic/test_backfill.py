@@ -163,7 +163,8 @@ def test_a_start_that_is_over_is_told_anew_once_in_a_minute_at_most() -> None:
     assert starts == [start_ns + seconds * SECOND for seconds in (60, 120, 180)]
 
 
-def test_room_is_kept_elsewhere_where_it_then_comes_free_earlier() -> None:
+def waits_for_the_first() -> Cluster:
+    """Both nodes are full, and room is kept on the one that comes free first."""
     cluster = elastic()
     for node, limit in (("n1", 1000), ("n2", 3000)):
         cluster.node(node, 2000)
@@ -171,6 +172,11 @@ def test_room_is_kept_elsewhere_where_it_then_comes_free_earlier() -> None:
     cluster.submit(spec(2000), "waits")
     cluster.settle()
     assert cluster.job("waits").reserved_nodes == ("n1",)
+    return cluster
+
+
+def test_room_is_kept_elsewhere_where_it_then_comes_free_earlier() -> None:
+    cluster = waits_for_the_first()
     cluster.ask(e.JobLimitChanged, "on-n1", time_limit_seconds=2900)
     cluster.settle()
     assert cluster.job("waits").reserved_nodes == ("n1",), "that is earliest still"
@@ -192,13 +198,7 @@ def test_the_order_of_the_nodes_is_nothing_to_tell() -> None:
 
 
 def test_room_that_is_closed_by_a_maintenance_is_kept_elsewhere() -> None:
-    cluster = elastic()
-    for node, limit in (("n1", 1000), ("n2", 3000)):
-        cluster.node(node, 2000)
-        run(cluster, f"on-{node}", spec(2000, time_limit_seconds=limit))
-    cluster.submit(spec(2000), "waits")
-    cluster.settle()
-    assert cluster.job("waits").reserved_nodes == ("n1",)
+    cluster = waits_for_the_first()
     start_ns = cluster.now + 500 * SECOND
     cluster.ask(e.MaintenancePlanned, name="m", nodes=("n1",), start_ns=start_ns, end_ns=start_ns + 10_000 * SECOND)
     cluster.settle()

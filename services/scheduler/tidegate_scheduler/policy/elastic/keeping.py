@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
 
 from tidegate_events import events as e
 
@@ -17,8 +16,6 @@ from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.room_changes import rests_until_ns
 from tidegate_scheduler.state import Job
-
-_Found = TypeVar("_Found")
 
 
 class Keeping:
@@ -65,7 +62,7 @@ class Keeping:
         # Who was placed there in this pass, or asked to leave, is known when that was recorded.
         if told_ns and self._trial.touched.keys().isdisjoint(reserved):
             behind = self._yielding.after(told_ns)
-            first = self._beside(behind, lambda: first_on(self._trial, now_ns, job, line.fit, reserved))
+            first = self._trial.beside(behind, lambda: first_on(self._trial, now_ns, job, line.fit, reserved))
             start_ns = first.start_by_ns if first is not None else 0
         found = Reservation(reserved, start_ns)
         if slips(told_ns, start_ns) and self._may_plan():
@@ -112,16 +109,8 @@ class Keeping:
         if not others:
             return None
         now_ns = self._draft.now_ns
-        found = self._beside(others, lambda: reserve(self._trial, now_ns, job, line.fit, barred))
+        found = self._trial.beside(others, lambda: reserve(self._trial, now_ns, job, line.fit, barred))
         return Reservation(found.rows, 0) if found is not None else None
-
-    def _beside(self, others: list[Job], find: Callable[[], _Found]) -> _Found:
-        """Return what is found while nothing is promised to the others, who keep theirs."""
-        kept = [(other, self._trial.withdraw(other)) for other in others]
-        found = find()
-        for other, promised in kept:
-            self._trial.promise(other, promised)
-        return found
 
     def left_by(self, rows: Rows, victims: tuple[str, ...]) -> int:
         """Return when those who are leaving the rows, and the victims, have left at the latest."""

@@ -67,11 +67,8 @@ class Seek:
         if rows is not None and (found := use(rows)) is not None:
             return found
         # Those whose room comes after have it still, as the next pass will see it: theirs is what is left then.
-        kept = [(other, self._trial.withdraw(other)) for other in self.yielding.behind(job, reserved)]
-        found = on_reserved() if kept else None
-        for other, promised in kept:
-            self._trial.promise(other, promised)
-        return found
+        behind = self.yielding.behind(job, reserved)
+        return self._trial.beside(behind, on_reserved) if behind else None
 
     def _beside_all(
         self, line: Line, reserved: fit.Rows, barred: frozenset[int], locality: Locality

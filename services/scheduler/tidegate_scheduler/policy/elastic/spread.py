@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from tidegate_scheduler.policy.elastic.domains import domains_of
+from tidegate_scheduler.policy.elastic.domains import Domains, domains_of
 from tidegate_scheduler.policy.elastic.shapes import CPU_BITS, GPU_BITS, PLACE_BITS, Fit
 from tidegate_scheduler.policy.elastic.sites import Domain, Level
 from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY, Flags, Ints
@@ -118,8 +118,7 @@ def _in_few(ground: Ground, level: Domain) -> Ground:
     """Return the part of the ground that is in the fewest things of the level: the roomiest, and the tightest last."""
     table, size = ground.fit.table, ground.fit.shape.gang_size
     numbers, names = table.sites.numbers(level)[ground.rows], table.sites.names(level)
-    sums = np.zeros(len(names), np.int64)
-    np.add.at(sums, numbers, ground.holds)
+    sums = Domains(numbers, names).sums(ground.holds)
     held, chosen = 0, list[int]()
     left = sorted(np.flatnonzero(sums).tolist(), key=lambda number: (-int(sums[number]), names[number]))
     for position, number in enumerate(left):

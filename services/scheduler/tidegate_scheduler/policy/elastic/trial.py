@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 from tidegate_events.resources import Resources
 
@@ -10,6 +11,8 @@ from tidegate_scheduler.policy.elastic.entries import Seat, held_by
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.queue import amounts, plus
 from tidegate_scheduler.state import Job
+
+_Found = TypeVar("_Found")
 
 
 class Trial:
@@ -119,6 +122,14 @@ class Trial:
             for row in rows:
                 self._release(row, need)
         return rows
+
+    def beside(self, others: list[Job], find: Callable[[], _Found]) -> _Found:
+        """Return what is found while nothing is promised to the others, who keep theirs."""
+        kept = [(other, self.withdraw(other)) for other in others]
+        found = find()
+        for other, promised in kept:
+            self.promise(other, promised)
+        return found
 
     def promised(self) -> list[Job]:
         """Return the jobs that room is promised to, in a total order."""
