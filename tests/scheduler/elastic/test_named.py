@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tidegate_events import events as e
+from tidegate_scheduler.explain import count_waiting, explain, queue
 from tidegate_scheduler.policy.parameters import Parameters
 from tidegate_scheduler.policy.registry import outlook
 
@@ -68,3 +69,19 @@ def test_a_gang_that_finds_no_place_together_says_how_many_do_and_where() -> Non
     assert close.numbers.items() >= {"members_needed": 5, "members_fit": 4, "members_fit_together": 3}.items()
     assert loose.code == "Resources"
     assert loose.numbers.items() >= {"members_needed": 7, "members_fit": 4}.items()
+
+
+def test_of_jobs_that_are_alike_only_those_count_as_reserved_that_room_is_kept_for() -> None:
+    cluster = elastic(Parameters(reservations_max=1))
+    cluster.node("n1", 2000)
+    run(cluster, "runs", spec(2000))
+    for name in ("first", "second", "third"):
+        cluster.submit(spec(2000), name)
+    cluster.settle()
+    line = queue(cluster.state, cluster.waiting)
+    assert [(each.job, each.reasons[0].code) for each in line.queue] == [
+        ("first", "Reserved"), ("second", "Resources"), ("third", "Resources"),
+    ]  # fmt: skip
+    counted = {each.reason: each.jobs for each in count_waiting(cluster.state, cluster.waiting)}
+    assert counted == {"Reserved": 1, "Resources": 2}
+    assert [explain(cluster.state, cluster.waiting, each.job) for each in line.queue] == list(line.queue)

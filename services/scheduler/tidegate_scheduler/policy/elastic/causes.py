@@ -61,7 +61,7 @@ class Causes:
         self._short: dict[Shape, Reason] = {}
         self._codes: dict[Shape, str] = {}
         self._kept_rows = kept_rows(index)
-        self._others: dict[LineKey, tuple[Reason, ...]] = {}
+        self._others: dict[tuple[LineKey, str], tuple[Reason, ...]] = {}
 
     def dominant(self, job: Job, key: LineKey, said: Reason) -> Reason:
         """Return what the pass said, or what it really is: that all nodes which could hold the job are closed."""
@@ -73,15 +73,19 @@ class Causes:
         return said
 
     def others(self, job: Job, key: LineKey, dominant: Reason) -> tuple[Reason, ...]:
-        """Return what else is in the job's way."""
+        """Return what else is in the job's way: as for the first of its line, whoever is asked about."""
         if job.held or dominant.code == "BackOff":
             return tuple(self._beside_an_order(job, dominant))
-        found = self._others.get(key)
+        found = self._others.get((key, dominant.code))
         if found is None:
             if len(self._others) >= LINES_MAX:
                 return ()
-            found = self._others[key] = tuple(self._beside(job, key, dominant))
+            found = self._others[key, dominant.code] = tuple(self._beside(self._first_of_line(job), key, dominant))
         return found
+
+    def _first_of_line(self, job: Job) -> Job:
+        standing = self._index.standing(job.id)
+        return job if standing is None else self._index.state.jobs[standing[0].waiters[0].job]
 
     def _beside_an_order(self, job: Job, dominant: Reason) -> Iterable[Reason]:
         if self._index.share(job.tenant).stopped:

@@ -16,7 +16,7 @@ from tidegate_scheduler.policy.elastic.forecast import forecast
 from tidegate_scheduler.policy.elastic.order import Order
 from tidegate_scheduler.policy.elastic.pipeline import index_of
 from tidegate_scheduler.policy.elastic.queue import Line, LineKey, Share, amounts
-from tidegate_scheduler.policy.elastic.reasons import HELD, RESERVED, Waiting
+from tidegate_scheduler.policy.elastic.reasons import HELD, Waiting
 from tidegate_scheduler.policy.elastic.verdicts import verdicts
 from tidegate_scheduler.policy.outlook import NOT_CONSIDERED, Counts, Start, Verdict
 from tidegate_scheduler.policy.parameters import SECOND_NS, as_parameters
@@ -97,6 +97,10 @@ class ElasticOutlook:
             return Counter((job.tenant, self._code(job, waiting)) for job in jobs.values() if job.waiting)
         for line in self._index.lines.values():
             counts[line.key.tenant, self._code_of(line, waiting)] += len(line.waiters)
+        for name in waiting.named():
+            if (standing := self._index.standing(name)) is not None:
+                counts[jobs[name].tenant, self._code_of(standing[0], waiting)] -= 1
+                counts[jobs[name].tenant, self._code(jobs[name], waiting)] += 1
         aside = self._index.aside
         counts.update({(tenant, HELD.code): held for tenant, held in aside.held.items()})
         counts.update({(tenant, "BackOff"): resting for tenant, resting in aside.resting.items()})
@@ -106,16 +110,13 @@ class ElasticOutlook:
         return counts
 
     def _code_of(self, line: Line, waiting: Waiting) -> str:
-        """Return the code that dominates for a line, judged by its first job; a shortage without its numbers."""
-        first = self._state.jobs[line.waiters[0].job]
-        own = waiting.own_code(first.id)
-        if self._index.share(line.key.tenant).stopped:
-            return self._code(first, waiting)
-        if own == RESERVED:
-            return RESERVED
-        if own is None and waiting.only_short(line.key) and not self._state.maintenance:
-            return self._causes.short_code(line.key.shape)
-        return self._code(first, waiting)
+        """Return the code for those of a line of whom nothing is said alone; of a shortage without its numbers."""
+        first, key = self._state.jobs[line.waiters[0].job], line.key
+        if self._index.share(key.tenant).stopped:
+            return queue_stopped(key.tenant).code
+        if waiting.only_short(key) and not self._state.maintenance:
+            return self._causes.short_code(key.shape)
+        return self._causes.dominant(first, key, self._of_line(key, waiting)).code
 
     def _code(self, job: Job, waiting: Mapping[str, Reason]) -> str:
         key = self._key(job)

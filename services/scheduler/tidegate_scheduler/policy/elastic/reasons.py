@@ -84,12 +84,9 @@ class Waiting(MutableMapping[str, Reason]):
         found = self._jobs.get(job)
         return self._reserved(job) if found is None and job in self._kept else found
 
-    def own_code(self, job: str) -> str | None:
-        """Return the code of `own`, without working out its numbers."""
-        found = self._jobs.get(job)
-        if found is None:
-            return RESERVED if job in self._kept else None
-        return found.code
+    def named(self) -> set[str]:
+        """Return the jobs that have a reason of their own and still wait; few, beside those of all lines."""
+        return {job for job in self._jobs.keys() | self._kept.keys() if self._still_waits(job)}
 
     def _line_reason(self, key: LineKey) -> Reason:
         reason = self._lines[key]
