@@ -71,13 +71,19 @@ def test_a_gang_that_finds_no_place_together_says_how_many_do_and_where() -> Non
     assert loose.numbers.items() >= {"members_needed": 7, "members_fit": 4}.items()
 
 
-def test_of_jobs_that_are_alike_only_those_count_as_reserved_that_room_is_kept_for() -> None:
+def test_of_jobs_that_are_alike_only_those_count_as_reserved_that_the_pass_kept_room_for() -> None:
+    """Also when the room is kept no more since, and no pass has looked at the line again."""
     cluster = elastic(Parameters(reservations_max=1))
     cluster.node("n1", 2000)
     run(cluster, "runs", spec(2000))
     for name in ("first", "second", "third"):
         cluster.submit(spec(2000), name)
     cluster.settle()
+    job = cluster.job("first")
+    about: dict[str, Any] = {"id": "r", "at_ns": cluster.now, "tenant": "t", "job": "first", "traceparent": ""}
+    released = e.RoomReserved(**about, revision=job.revision, reasons=(), nodes=())
+    cluster.append("scheduler", cluster.leader, released)
+    assert not job.reserved_nodes
     line = queue(cluster.state, cluster.waiting)
     assert [(each.job, each.reasons[0].code) for each in line.queue] == [
         ("first", "Reserved"), ("second", "Resources"), ("third", "Resources"),
