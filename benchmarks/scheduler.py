@@ -26,9 +26,10 @@ import resource
 import statistics
 import sys
 import time
+from collections import deque
 from heapq import heappop, heappush
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -41,7 +42,7 @@ from tidegate_scheduler.evolve import evolve
 from tidegate_scheduler.heap import Heap
 from tidegate_scheduler.policy.elastic.pipeline import index_of
 from tidegate_scheduler.policy.parameters import Parameters, as_values
-from tidegate_scheduler.state import State
+from tidegate_scheduler.state import Job, State
 
 from tests.support.framing import framed
 
@@ -51,6 +52,7 @@ NODES_PER_SWITCH = 32
 GPUS_PER_NODE = 8
 TENANTS = 20
 ENDED_PER_PASS = 100
+LEAVES_AFTER_NS = SECOND
 STEADY_PASSES = 150
 SETTLED_PASSES = 20
 FILL_PASSES_MAX = 400
@@ -70,6 +72,9 @@ class Core:
         self._placed: list[str] = []
         """A heap of those who were placed, whose names are in the order of submission. Nothing here looks at all jobs:
         no service does between two passes, and what a pass needs would leave the processor's caches."""
+
+        self._asked: deque[tuple[int, str]] = deque()
+        """Who was asked to leave, and when: it has saved and left after `LEAVES_AFTER_NS`."""
 
         self._written: dict[str, int] = {}
         self._say("scheduler", "s1", e.LeaderElected(id="1-leader", at_ns=BEGAN_NS, epoch=1, instance="s1"))
@@ -121,7 +126,17 @@ class Core:
             if isinstance(event, e.JobPlaced):
                 heappush(self._placed, event.job)
                 self.waiting -= 1
+            elif isinstance(event, e.PreemptRequested):
+                self._asked.append((self.now_ns, event.job))
         return list(result.events[1:])
+
+    def let_leave(self) -> None:
+        """Let those go who were asked to, and have saved by now."""
+        while self._asked and self.now_ns >= self._asked[0][0] + LEAVES_AFTER_NS:
+            job = self.state.jobs.get(self._asked.popleft()[1])
+            if job is not None and job.stage == "preempting":
+                self._exit(job, "suspended")
+                self.waiting += 1
 
     def end(self, count: int) -> None:
         """Let those who were submitted first of all who are placed complete, each member by a frame of its node."""
@@ -131,18 +146,24 @@ class Core:
             if job.stage not in ("placed", "running"):
                 continue  # it was asked to leave
             ended += 1
-            for member in list(job.members):
-                about: dict[str, Any] = {
-                    "at_ns": self.now_ns,
-                    "tenant": job.tenant,
-                    "job": job.id,
-                    "attempt": job.attempt,
-                    "rank": member.rank,
-                    "node": member.node,
-                }
-                started = e.SandboxStarted(id=f"a-{job.id}-{member.rank}", level="trusted", **about)
-                exited = e.SandboxExited(id=f"x-{job.id}-{member.rank}", outcome="completed", **about)
-                self._say("node", member.node, started, exited)
+            self._exit(job, "completed")
+
+    def _exit(self, job: Job, outcome: Literal["completed", "suspended"]) -> None:
+        for member in list(job.members):
+            about: dict[str, Any] = {
+                "at_ns": self.now_ns,
+                "tenant": job.tenant,
+                "job": job.id,
+                "attempt": job.attempt,
+                "rank": member.rank,
+                "node": member.node,
+            }
+            started = e.SandboxStarted(id=f"a-{job.id}-{job.attempt}-{member.rank}", level="trusted", **about)
+            acknowledged = outcome == "suspended"
+            exited = e.SandboxExited(
+                id=f"x-{job.id}-{job.attempt}-{member.rank}", outcome=outcome, acknowledged=acknowledged, **about
+            )
+            self._say("node", member.node, started, exited)
 
 
 def spec_of(number: int, shapes: int) -> JobSpec:
@@ -236,6 +257,7 @@ def steady(core: Core) -> list[float]:
     core.deciding.clear()
     for _ in range(STEADY_PASSES):
         core.end(ENDED_PER_PASS)
+        core.let_leave()
         core.decide()
     return list(core.deciding)
 
