@@ -6,6 +6,9 @@ import numpy as np
 
 from tidegate_scheduler.policy.elastic.table import CPU, GPUS, Ints, NodeTable
 
+_PER_DEVICE = 1 << 32
+"""More than any node has of CPU, in thousandths, so that one more device outweighs it."""
+
 
 def emptiest(table: NodeTable, rows: Ints, most: int) -> Ints:
     """Return up to `most` (at least one) of the rows, those first that will have most devices, then most CPU.
@@ -13,13 +16,12 @@ def emptiest(table: NodeTable, rows: Ints, most: int) -> Ints:
     Ties go by name.
     """
     later, sure, left = table.later, list[Ints](), most
-    for amount in (GPUS, CPU):
-        if len(rows) > left:
-            there = later[amount, rows]
-            least = np.partition(there, len(rows) - left)[len(rows) - left]
-            sure.append(rows[there > least])
-            rows = rows[there == least]
-            left -= len(sure[-1])
+    if len(rows) > left:
+        there = later[GPUS, rows] * _PER_DEVICE + later[CPU, rows]
+        least = np.partition(there, len(rows) - left)[len(rows) - left]
+        sure.append(rows[there > least])
+        rows = rows[there == least]
+        left -= len(sure[-1])
     if len(rows) > left:
         rows = rows[np.argpartition(table.place[rows], left)[:left]]
     found = np.concatenate([*sure, rows])

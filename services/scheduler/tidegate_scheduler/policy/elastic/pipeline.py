@@ -13,7 +13,7 @@ from tidegate_scheduler.policy.elastic.entries import Seat
 from tidegate_scheduler.policy.elastic.forget import forget
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.keeping import Keeping
-from tidegate_scheduler.policy.elastic.nowhere import NO_LIMIT_SECONDS, Nowhere, Right
+from tidegate_scheduler.policy.elastic.nowhere import Nowhere
 from tidegate_scheduler.policy.elastic.plans import Plans
 from tidegate_scheduler.policy.elastic.prefetch import Prefetch
 from tidegate_scheduler.policy.elastic.queue import FairOrder, Line, Turn, Turns
@@ -160,7 +160,7 @@ class _Pass:
         if not self._within_ceiling(job, line):
             self._keeping.release(job, "QuotaReached")
             return False
-        if not reserved and self._nowhere.rules_out(line.key.shape, self._right(line)):
+        if not reserved and self._nowhere.rules_out(line.key.shape, line.right(guaranteed=self._is_guaranteed(line))):
             self._waiting.of_line(line, None)
             return False
         barred = self._barred.rows(job, line.fit)
@@ -205,10 +205,8 @@ class _Pass:
         draft.wake_by(back_ns)
         return None
 
-    def _right(self, line: Line) -> Right:
-        key, guaranteed = line.key, self._index.share(line.key.tenant).guaranteed is not None
-        limit = NO_LIMIT_SECONDS if key.limit_seconds is None else key.limit_seconds
-        return Right(key.priority, limit, key.tenant if guaranteed else "")
+    def _is_guaranteed(self, line: Line) -> bool:
+        return self._index.shares[line.key.tenant].guaranteed is not None
 
     # ---- who is blocked ----
 
@@ -235,7 +233,7 @@ class _Pass:
             return True
         # Windows bar no less from whoever runs for longer, and so has less right; refusals are a job's own.
         if not job.excluded_nodes and not self._plans.untried and not self._seek.waits_within(job, line):
-            self._nowhere.add(line.key.shape, self._right(line))
+            self._nowhere.add(line.key.shape, line.right(guaranteed=self._is_guaranteed(line)))
         if reserved and self._keeping.usable(reserved, barred) and self._keeping.may_keep():
             self._keeping.stay(job, line, reserved, barred)
             return False

@@ -31,6 +31,7 @@ class Plans:
         self._victims = victims
         self._yielding = yielding
         self._defragmentation = Defragmentation(draft, trial.index, victims, barred.unwanted)
+        self._lowest = min(trial.index.held, default=None)
         self._left = PLANS_MAX
         self._wanted = 0
         self.untried = False
@@ -68,8 +69,9 @@ class Plans:
         return False
 
     def _may_preempt(self, job: Job) -> bool:
-        lowest = min(self._index.held, default=job.priority)
-        return lowest < job.priority or self._index.share(job.tenant).guaranteed is not None
+        if self._lowest is not None and self._lowest < job.priority:
+            return True
+        return self._index.share(job.tenant).guaranteed is not None
 
     def preempt(self, job: Job, plan: Plan) -> None:
         """Ask those to leave who have to for the job."""

@@ -19,6 +19,7 @@ import msgspec
 from sortedcontainers import SortedList
 from tidegate_events.resources import Resources
 
+from tidegate_scheduler.policy.elastic.nowhere import NO_LIMIT_SECONDS, Right
 from tidegate_scheduler.policy.elastic.shapes import Fit, Shape
 
 Amounts = tuple[int, int, int]
@@ -61,6 +62,12 @@ class Line:
         self.key = key
         self.fit = fit
         self.waiters: SortedList[Waiter] = SortedList()
+        limit_seconds = NO_LIMIT_SECONDS if key.limit_seconds is None else key.limit_seconds
+        self._rights = (Right(key.priority, limit_seconds), Right(key.priority, limit_seconds, key.tenant))
+
+    def right(self, *, guaranteed: bool) -> Right:
+        """Return what lets its jobs have room, where their tenant was guaranteed something or not."""
+        return self._rights[guaranteed]
 
     def level(self, position: int, now_ns: int, ageing_ns: int) -> int:
         """Return the class of the job at a position: its priority, and one more for each period that it waited."""
@@ -99,18 +106,15 @@ def aged(priority: int, since_ns: int, now_ns: int, ageing_ns: int) -> int:
     """Return the class of a job that waits since then: it rises at the looks only, so that a pass can be due then."""
     if not ageing_ns:
         return priority
-    look_ns = _look_ns(ageing_ns)
-    return priority + max(0, now_ns // look_ns * look_ns - since_ns) // ageing_ns
+    look_ns = max(1, ageing_ns // AGEING_LOOKS)
+    waited_ns = now_ns // look_ns * look_ns - since_ns
+    return priority + waited_ns // ageing_ns if waited_ns > 0 else priority
 
 
 def ages_ns(priority: int, since_ns: int, level: int, ageing_ns: int) -> int:
     """Return when a job that is in the class is first in a higher one."""
-    look_ns = _look_ns(ageing_ns)
+    look_ns = max(1, ageing_ns // AGEING_LOOKS)
     return -(-(since_ns + (level - priority + 1) * ageing_ns) // look_ns) * look_ns
-
-
-def _look_ns(ageing_ns: int) -> int:
-    return max(1, ageing_ns // AGEING_LOOKS)
 
 
 def amounts(need: Resources, members: int = 1) -> Amounts:
@@ -177,7 +181,8 @@ class Turns:
         level = aged(key.priority, first.since_ns, self._now_ns, self._ageing_ns)
         if self._ageing_ns:
             due_ns = ages_ns(key.priority, first.since_ns, level, self._ageing_ns)
-            self.ages_ns = due_ns if self.ages_ns is None else min(self.ages_ns, due_ns)
+            if self.ages_ns is None or due_ns < self.ages_ns:
+                self.ages_ns = due_ns
         if level not in self._lines:
             self._lines[level], self._tenants[level] = {}, []
             heappush(self._levels, -level)

@@ -150,7 +150,7 @@ _SHORT = {True: "GangTopology", False: "Resources"}
 
 def _gang_shortage(fit: Fit, room: Ints, numbers: dict[str, int]) -> Reason:
     """Say how many of the members there is room for: in all, and where most of them would be together."""
-    rows = np.array(sorted(fit.table.rows.values()), np.int64)  # only of nodes that there are
+    rows = fit.table.rows_there()
     holds = fit.members(room, rows)
     numbers = numbers | {"members_needed": fit.shape.gang_size, "members_fit": int(holds.sum())}
     if not bounded(fit.shape):

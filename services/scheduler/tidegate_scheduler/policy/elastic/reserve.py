@@ -28,6 +28,7 @@ SLIP_NS = 60 * SECOND_NS
 """A start is told anew when it is so much later than was told, so it is told no more often than time passes."""
 
 NEVER = 1 << 62
+AFTER_ALL = NEVER + 1
 
 
 class Reservation(msgspec.Struct, frozen=True):
@@ -81,13 +82,35 @@ def _first(trial: Trial, now_ns: int, job: Job, fit: Fit, candidates: list[int])
             np.add.at(room[amount], held.rows, counts * held.amounts[amount])
         return rows_in(fit, room, among=candidates)
 
-    # The more have left, the more fits: the first moment at which it does is found by halving.
-    first = bisect_left(moments, True, key=lambda moment: rows_at(moment) is not None)
-    if first == len(moments):
+    # The more have left, the more fits: the first moment at which it does is found by halving, unless it is the first
+    # at which some row has enough for a member.
+    begin = bisect_left(moments, _first_for_one(fit, later, held, np.array(candidates, np.int64)))
+    if begin == len(moments):
         return None
-    found = rows_at(moments[first])
+    found = rows_at(moments[begin])
+    if found is None:
+        begin = bisect_left(moments, True, begin + 1, key=lambda moment: rows_at(moment) is not None)
+        if begin == len(moments):
+            return None
+        found = rows_at(moments[begin])
     assert found is not None, "it fits at the moment that was found"
-    return Reservation(found, 0 if moments[first] >= NEVER else moments[first])
+    return Reservation(found, 0 if moments[begin] >= NEVER else moments[begin])
+
+
+def _first_for_one(fit: Fit, later: Ints, held: _Held, rows: Ints) -> int:
+    """Return the first moment at which a row has enough for one member by whole amounts: before, none fits."""
+    order = np.lexsort((held.ends_ns, held.rows))
+    on_row, amounts, goes = held.rows[order], held.amounts[:, order], held.goes[order]
+    without = later[: GPUS + 1].copy()  # as now: who goes is counted as gone in what is free later
+    for amount in (CPU, MEMORY, GPUS):
+        np.subtract.at(without[amount], on_row, amounts[amount] * goes)
+    if bool(fit.enough(without[:, rows]).any()):
+        return 0
+    gained = np.cumsum(amounts, axis=1)
+    begins = np.searchsorted(on_row, on_row)
+    gained -= gained[:, begins] - amounts[:, begins]
+    able = fit.enough(without[:, on_row] + gained)
+    return int(held.ends_ns[order][able].min(initial=AFTER_ALL))
 
 
 def _goes(trial: Trial, name: str) -> bool:

@@ -109,7 +109,7 @@ class Fit:
         if known is None:
             return False
         rows, room, most = known
-        changed = rows[self._enough(room)].tolist() if len(rows) and self.holds_one(most) else []
+        changed = rows[self.enough(room)].tolist() if len(rows) and self.holds_one(most) else []
         if len(changed) > ROWS_LOOKED_AT_MAX:
             return False
         looked_at = [*changed, *self.table.changes.grown()]
@@ -125,7 +125,7 @@ class Fit:
         """Remember that the gang fits nowhere on the table as it is."""
         self._nowhere_in = self.table.changes.this_round
 
-    def _enough(self, room: Ints) -> Flags:
+    def enough(self, room: Ints) -> Flags:
         """Say where there is enough of each amount that is needed: of others there may be less than nothing.
 
         What is promised behind those who hold it now leaves less than nothing, which is no matter to who needs none.
@@ -142,7 +142,7 @@ class Fit:
         return enough
 
     def holds_one(self, room: list[int]) -> bool:
-        """Say whether there is enough of each whole amount that a member needs, as `_enough` does for many rows."""
+        """Say whether there is enough of each whole amount that a member needs, as `enough` does for many rows."""
         cpu_millis, memory_mib, gpus = self._whole
         return (
             (not gpus or room[GPUS] >= gpus)
@@ -181,7 +181,7 @@ class Fit:
         changed = table.changes.since(self._seen) if self._renamed == table.renamed else None
         if changed is None:
             self._score = np.full(len(table), NOWHERE)
-            rows = np.flatnonzero(self._enough(table.now[:, : len(table)]))
+            rows = np.flatnonzero(self.enough(table.now[:, : len(table)]))
             self._score[rows] = self._scored(rows)
         elif len(changed) > ROWS_ONE_BY_ONE_MAX:
             rows = np.fromiter(changed, np.int64, len(changed))
@@ -232,7 +232,7 @@ class Fit:
     def members(self, room: Ints, rows: Ints | None = None) -> Ints:
         """Return how many members fit into `room` (as the table's amounts) on each of the rows, or of all."""
         there = room[:, : len(self.table)] if rows is None else room[:, rows]
-        able = np.flatnonzero(self._enough(there) & self.suits(rows))
+        able = np.flatnonzero(self.enough(there) & self.suits(rows))
         count = np.zeros(there.shape[1], np.int64)
         count[able] = self._members(there[:, able], room, able if rows is None else rows[able])
         return count
@@ -258,7 +258,7 @@ class Fit:
         room = table.now
         cpu_left = room[CPU, rows] - need.cpu_millis
         gpus_left = room[GPUS, rows] - need.gpus
-        fits = self._enough(room[:, rows]) & self.suits(rows)
+        fits = self.enough(room[:, rows]) & self.suits(rows)
         broken = np.zeros(len(rows), np.int64)
         if need.gpu_millis:
             broken = (room[SHARE, rows] < need.gpu_millis).astype(np.int64)

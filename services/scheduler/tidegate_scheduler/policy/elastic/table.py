@@ -120,6 +120,7 @@ class NodeTable:
 
         self._kinds_known: Numbering[Kind] = Numbering()
         self._spare: list[int] = []
+        self._there: tuple[int, Ints] = (-1, np.zeros(0, np.int64))
         self._scored: dict[Scored, None] = {}
 
     def __len__(self) -> int:
@@ -194,6 +195,12 @@ class NodeTable:
         """Return the numbers of the kinds that a row has now; kind_list() remembers others."""
         numbers: list[int] = np.unique(self.kind[: len(self)]).tolist()
         return numbers
+
+    def rows_there(self) -> Ints:
+        """Return the rows of nodes that there are, to be looked at only: those that are gone leave theirs behind."""
+        if self._there[0] != self.nodes_changed:
+            self._there = (self.nodes_changed, np.array(sorted(self.rows.values()), np.int64))
+        return self._there[1]
 
     def rank_names(self) -> None:
         """Work out `place` anew, after new nodes became known."""

@@ -23,17 +23,17 @@ class Yielding:
 
     def to(self, job: Job, turn: Turn) -> list[Job]:
         """Return those whose room the job may have, wherever that is, whoever loses it first in front."""
-        promises, jobs = self._trial.promises, self._draft.state.jobs
-        if not promises:
-            return []
-        if not any_roomy(turn.line.fit, promises.values()):
-            return []  # it is of no use
-        need = _whole(self._draft.state, job)
-        found = [
+        promises, jobs, asked = self._trial.promises, self._draft.state.jobs, self.asked
+        # Most have had their turn, or know when their room comes: those are passed by at a glance, for each that asks.
+        may = [
             other
             for name in promises
-            if self._lower(other := jobs[name], job, turn) or self._later_in_turn(other, need)
+            if (other := jobs[name]).priority < job.priority or not (name in asked or other.reserved_start_ns)
         ]
+        if not may or not any_roomy(turn.line.fit, promises.values()):
+            return []  # it is of no use
+        need = _whole(self._draft.state, job)
+        found = [other for other in may if self._lower(other, job, turn) or self._later_in_turn(other, need)]
         return sorted(found, key=_loses)
 
     def behind(self, job: Job, reserved: Rows) -> list[Job]:
