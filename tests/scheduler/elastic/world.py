@@ -9,11 +9,12 @@ from tidegate_events.journal.base import Recorded
 from tidegate_events.spec import phase_need
 from tidegate_scheduler.decide import Pass, decide
 from tidegate_scheduler.evolve import evolve
+from tidegate_scheduler.policy.elastic.devices import Devices
 from tidegate_scheduler.policy.elastic.held import Held
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.queue import NONE, Share
 from tidegate_scheduler.policy.elastic.sites import Domain
-from tidegate_scheduler.policy.elastic.table import Devices, NodeTable
+from tidegate_scheduler.policy.elastic.table import NodeTable
 from tidegate_scheduler.policy.parameters import Parameters, as_parameters
 from tidegate_scheduler.state import Job, Member, Node, State
 

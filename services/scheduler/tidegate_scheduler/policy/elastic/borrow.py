@@ -10,9 +10,10 @@ from tidegate_events.resources import Resources
 
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.elastic.coming import returns_within_ns, starts_on
+from tidegate_scheduler.policy.elastic.devices import accepts
 from tidegate_scheduler.policy.elastic.grants import Ask, Grants, Ledger
 from tidegate_scheduler.policy.elastic.physical import asking_on, has_mib, need_of
-from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY, accepts
+from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY
 from tidegate_scheduler.policy.elastic.terms import Terms, added, devices_of, wanted_need
 from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.parameters import SECOND_NS
