@@ -94,6 +94,38 @@ def test_a_pass_takes_back_what_it_tried() -> None:
     assert tables(looked_up(cluster)) == before
 
 
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_was_decided_and_not_folded_leaves_nothing_whatever_happens_then(change: str) -> None:
+    cluster = busy()
+    cluster.exit("gang", "completed")
+    cluster.submit(spec(100, gpu_millis=200, gang=2), "new")
+    decided = decide(cluster.state, cluster.now).events
+    assert {"new"} == {event.job for event in decided if isinstance(event, e.JobPlaced)}
+    before = len(cluster.frames)
+    if change not in {"a member is gone", "a victim leaves"}:  # it has left
+        CHANGES[change](cluster)
+    else:
+        cluster.cancel("new")
+    assert len(cluster.frames) > before or change in {"nothing", "time passes"}
+    other = elastic()
+    other.state = told_anew(cluster.frames)
+    assert tables(looked_up(cluster)) == tables(looked_up(other))
+
+
+def test_where_what_was_decided_is_folded_the_room_was_never_given_back() -> None:
+    cluster = busy()
+    cluster.exit("gang", "completed")
+    cluster.submit(spec(100, gpu_millis=200), "new")
+    index = looked_up(cluster)
+    decided = decide(cluster.state, cluster.now).events
+    placed = [event for event in decided if isinstance(event, e.JobPlaced)]
+    assert placed
+    row = index.table.rows[placed[0].members[0].node]
+    free = index.table.free_on(row).copy()
+    cluster.append("scheduler", cluster.leader, *decided)
+    assert looked_up(cluster).table.free_on(row) == free
+
+
 @pytest.mark.parametrize("seconds", [-10_000, -1, 1, 60, 3600, 10_000_000])
 def test_asking_about_another_time_changes_nothing(seconds: int) -> None:
     cluster = busy()

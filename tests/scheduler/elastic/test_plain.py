@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -48,11 +50,20 @@ def test_members_get_plainly_what_they_are_given_at_length(
         members.append(sharing.Seated(f"j{number}", 0, phase, (0, number, f"j{number}")))
     held = [sharing.part_of(state.specs[each.job], each.phase) for each in members]
     capacity_millis = sum(part.least_millis for part in held) + more
-    plainly = {
-        (each.job, 0): sharing.plain_quotas(state.specs[each.job], each.phase, granted)
-        for each, granted in zip(members, sharing.lend(capacity_millis, held), strict=True)
-    }
-    assert plainly == sharing.share(state, capacity_millis, members)
+    granted = sharing.lend(capacity_millis, held)
+    quotas = [sharing.part_quotas(part, millis) for part, millis in zip(held, granted, strict=True)]
+    at_length = sharing.share(state, capacity_millis, members)
+    assert at_length == {(each.job, 0): plainly for each, plainly in zip(members, quotas, strict=True)}
+    assert [sharing.part_millis(part, each) for part, each in zip(held, quotas, strict=True)] == granted
+
+
+@pytest.mark.parametrize("other", [{"memory_mib": 65}, {"component": "other"}, {"replicas": 2}])
+def test_quotas_that_lending_does_not_make_are_known_as_such(other: dict[str, Any]) -> None:
+    part = sharing.part_of(several([(1, {"default": ResourceRange(minimum=Resources(100, 64))})]), "default")
+    (quota,) = sharing.part_quotas(part, (100,))
+    assert sharing.part_millis(part, (quota,)) == (100,)
+    assert sharing.part_millis(part, (msgspec.structs.replace(quota, **other),)) == ()
+    assert sharing.part_millis(part, (quota, quota)) == ()
 
 
 @pytest.mark.parametrize("seed", range(20))

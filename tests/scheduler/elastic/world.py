@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import copy
+
 import msgspec
 import numpy as np
 from tidegate_events import events as e
@@ -9,11 +11,12 @@ from tidegate_events.journal.base import Recorded
 from tidegate_events.spec import phase_need
 from tidegate_scheduler.decide import Pass, decide
 from tidegate_scheduler.evolve import evolve
+from tidegate_scheduler.policy.elastic.devices import Devices
 from tidegate_scheduler.policy.elastic.held import Held
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.queue import NONE, Share
 from tidegate_scheduler.policy.elastic.sites import Domain
-from tidegate_scheduler.policy.elastic.table import Devices, NodeTable
+from tidegate_scheduler.policy.elastic.table import NodeTable
 from tidegate_scheduler.policy.parameters import Parameters, as_parameters
 from tidegate_scheduler.state import Job, Member, Node, State
 
@@ -194,7 +197,7 @@ def tables(index: Index) -> dict[str, object]:
         "devices": {name: _devices(table.devices[row]) for name, row in rows.items()},
         "mixed": sorted(table.names[row] for row in table.mixed),
         "held": {priority: _held(index, held) for priority, held in sorted(index.held.items())},
-        "shares": {tenant: share for tenant, share in sorted(index.shares.items()) if share != Share()},
+        "shares": {tenant: copy(share) for tenant, share in sorted(index.shares.items()) if share != Share()},
         "lines": lines,
         "asking": {name: sorted(index.asking.on_row[row]) for name, row in rows.items() if row in index.asking.on_row},
         "recalled": sorted(index.asking.recalled),

@@ -41,7 +41,7 @@ class Seated(msgspec.Struct, frozen=True):
     raised_permille: int = 0
 
 
-_Sharing = tuple[Seated, "_Lendable", tuple[int, ...], list[int]]
+_Sharing = tuple[Seated, "Part", tuple[int, ...], list[int]]
 """A member, what its phase may have, how many replicas it runs of each component, and what each was granted."""
 
 
@@ -50,19 +50,19 @@ def share(state: State, capacity_millis: int, members: list[Seated]) -> dict[tup
     left = capacity_millis
     seated: list[_Sharing] = []
     for member in sorted(members, key=lambda m: (m.has is None, m.order, m.rank)):
-        lendable = _lendable(state.specs[member.job], member.phase)
-        counts = member.replicas or lendable.counts
-        seated.append((member, lendable, counts, list(lendable.least)))
-        left -= sum(map(mul, lendable.least, counts))
+        part = part_of(state.specs[member.job], member.phase)
+        counts = member.replicas or part.counts
+        seated.append((member, part, counts, list(part.least)))
+        left -= sum(map(mul, part.least, counts))
     for member, _, counts, granted in reversed(seated) if left < 0 else ():
         left += _cut(member, counts, granted, -left)
-    for (member, lendable, counts, granted), permille in _turns(seated):
-        most = lendable.most
+    for (member, part, counts, granted), permille in _turns(seated):
+        most = part.most
         if member.has is not None:
             had = {quota.component: quota.cpu_millis for quota in member.has}
-            most = tuple([had.get(name, 0) for name in lendable.names])
+            most = tuple([had.get(name, 0) for name in part.names])
         elif permille is not None:
-            ranges = zip(lendable.least, most, strict=True)
+            ranges = zip(part.least, most, strict=True)
             most = tuple([least + (each - least) * permille // 1000 for least, each in ranges])
         for index, each in enumerate(most):
             extra = min(each - granted[index], left // counts[index])
@@ -70,8 +70,8 @@ def share(state: State, capacity_millis: int, members: list[Seated]) -> dict[tup
                 granted[index] += extra
                 left -= extra * counts[index]
     return {
-        (member.job, member.rank): _quotas(lendable, counts, granted, member.limits)
-        for member, lendable, counts, granted in seated
+        (member.job, member.rank): _quotas(part, counts, granted, member.limits)
+        for member, part, counts, granted in seated
     }
 
 
@@ -85,8 +85,12 @@ def _turns(seated: list[_Sharing]) -> list[tuple[_Sharing, int | None]]:
     return [*turns[:leaving], *raised, *turns[leaving:]]
 
 
-class _Lendable(msgspec.Struct, frozen=True):
-    """What sharing reads of a specification, of each of its components: its CPU in one phase from and to."""
+class Part(msgspec.Struct, frozen=True, gc=False):
+    """What sharing reads of a specification in one phase, of each component: how much CPU it has from and to.
+
+    `least_millis` is what a member has at least in all, and `more` what it may have beyond that: by position of the
+    component, how much more one replica may have, and how many there are.
+    """
 
     spec: JobSpec
     names: tuple[str, ...]
@@ -94,29 +98,41 @@ class _Lendable(msgspec.Struct, frozen=True):
     limits: tuple[int, ...]
     least: tuple[int, ...]
     most: tuple[int, ...]
+    least_millis: int
+    more: tuple[tuple[int, int, int], ...]
 
 
-LENDABLE_MAX = 1 << 16
-_known: dict[tuple[int, str], _Lendable] = {}
+PARTS_MAX = 1 << 16
+_known: dict[tuple[int, str], Part] = {}
 """By specification, which is one object while its job lives, and phase: many jobs are looked at again and again."""
 
 
-def _lendable(spec: JobSpec, phase: str) -> _Lendable:
+def part_of(spec: JobSpec, phase: str) -> Part:
+    """Return what a member in that phase takes part with."""
     key = (id(spec), phase)
     found = _known.get(key)
     if found is None or found.spec is not spec:
-        if len(_known) >= LENDABLE_MAX:
+        if len(_known) >= PARTS_MAX:
             _known.clear()
-        ranges = [component.range_in(phase) for component in spec.components]
-        found = _known[key] = _Lendable(
-            spec,
-            tuple([component.name for component in spec.components]),
-            tuple([component.replicas for component in spec.components]),
-            tuple([_limit_mib(spec, component) for component in spec.components]),
-            tuple([each.minimum.cpu_millis for each in ranges]),
-            tuple([each.ceiling.cpu_millis for each in ranges]),
-        )
+        found = _known[key] = _part(spec, phase)
     return found
+
+
+def _part(spec: JobSpec, phase: str) -> Part:
+    names, counts, limits, least, most = zip(
+        *[
+            (each.name, each.replicas, _limit_mib(spec, each), need.minimum.cpu_millis, need.ceiling.cpu_millis)
+            for each in spec.components
+            for need in (each.range_in(phase),)
+        ],
+        strict=True,
+    )
+    more = [
+        (at, high - low, count)
+        for at, (low, high, count) in enumerate(zip(least, most, counts, strict=True))
+        if high > low
+    ]
+    return Part(spec, names, counts, limits, least, most, sum(map(mul, least, counts)), tuple(more))
 
 
 def _cut(member: Seated, counts: tuple[int, ...], granted: list[int], short_millis: int) -> int:
@@ -147,8 +163,8 @@ def is_fixed(spec: JobSpec) -> bool:
 
 def fixed(spec: JobSpec) -> tuple[Quota, ...]:
     """Return the quotas that a member of a job of which `is_fixed` always has."""
-    lendable = _lendable(spec, DEFAULT_PHASE)
-    return _quotas(lendable, lendable.counts, lendable.least, None)
+    part = part_of(spec, DEFAULT_PHASE)
+    return part_quotas(part, part.least)
 
 
 def quota_millis(spec: JobSpec, quotas: tuple[Quota, ...]) -> int:
@@ -162,13 +178,13 @@ def quota_millis(spec: JobSpec, quotas: tuple[Quota, ...]) -> int:
 
 
 def _quotas(
-    lendable: _Lendable, counts: tuple[int, ...], millis: Sequence[int], limits: tuple[int, ...] | None
+    part: Part, counts: tuple[int, ...], millis: Sequence[int], limits: tuple[int, ...] | None
 ) -> tuple[Quota, ...]:
     return tuple(
         [
             Quota(component=name, cpu_millis=granted, memory_mib=limit, replicas=count if count != declared else None)
             for name, granted, count, declared, limit in zip(
-                lendable.names, millis, counts, lendable.counts, limits or lendable.limits, strict=True
+                part.names, millis, counts, part.counts, limits or part.limits, strict=True
             )
         ]
     )
@@ -182,32 +198,6 @@ def _limit_mib(spec: JobSpec, component: Component) -> int:
 
 
 # ---- the same for members of whom nothing but their phase decides ----
-
-
-class Part(msgspec.Struct, frozen=True, gc=False):
-    """What a member gets at least, by component, what that is in all, and how much more each replica may have."""
-
-    least: tuple[int, ...]
-    least_millis: int
-    more: tuple[tuple[int, int, int], ...]
-    """By position of the component, how much more one replica may have, and how many there are."""
-
-
-_parts: dict[tuple[int, str], tuple[JobSpec, Part]] = {}
-
-
-def part_of(spec: JobSpec, phase: str) -> Part:
-    """Return what a member in that phase takes part with in `lend`."""
-    key = (id(spec), phase)
-    known = _parts.get(key)
-    if known is None or known[0] is not spec:
-        if len(_parts) >= LENDABLE_MAX:
-            _parts.clear()
-        lendable = _lendable(spec, phase)
-        ranges = enumerate(zip(lendable.least, lendable.most, lendable.counts, strict=True))
-        more = tuple([(at, most - least, count) for at, (least, most, count) in ranges if most > least])
-        known = _parts[key] = (spec, Part(lendable.least, sum(map(mul, lendable.least, lendable.counts)), more))
-    return known[1]
 
 
 def lend(capacity_millis: int, parts: list[Part]) -> list[tuple[int, ...]]:
@@ -230,7 +220,21 @@ def lend(capacity_millis: int, parts: list[Part]) -> list[tuple[int, ...]]:
     return granted
 
 
-def plain_quotas(spec: JobSpec, phase: str, millis: tuple[int, ...]) -> tuple[Quota, ...]:
+def part_quotas(part: Part, millis: tuple[int, ...]) -> tuple[Quota, ...]:
     """Return the quotas of a member to whom `lend` gave that CPU."""
-    lendable = _lendable(spec, phase)
-    return _quotas(lendable, lendable.counts, millis, None)
+    return tuple(
+        [
+            Quota(component=name, cpu_millis=granted, memory_mib=limit)
+            for name, granted, limit in zip(part.names, millis, part.limits, strict=True)
+        ]
+    )
+
+
+def part_millis(part: Part, quotas: tuple[Quota, ...]) -> tuple[int, ...]:
+    """Return the CPU with which `part_quotas` returns these quotas; empty where there is none."""
+    if len(quotas) != len(part.names):
+        return ()
+    for quota, name, limit in zip(quotas, part.names, part.limits, strict=True):
+        if quota.component != name or quota.memory_mib != limit or quota.replicas is not None:
+            return ()
+    return tuple([quota.cpu_millis for quota in quotas])

@@ -12,6 +12,7 @@ from tidegate_events.events import Reason
 from tidegate_events.resources import GpuDevice
 
 from tidegate_scheduler.policy.elastic.barred import closes
+from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS, accepts
 from tidegate_scheduler.policy.elastic.domains import domains_of
 from tidegate_scheduler.policy.elastic.fit import could_hold, could_hold_by
 from tidegate_scheduler.policy.elastic.index import Index
@@ -26,7 +27,7 @@ from tidegate_scheduler.policy.elastic.reasons import (
     shortage,
 )
 from tidegate_scheduler.policy.elastic.shapes import Fit, Shape
-from tidegate_scheduler.policy.elastic.table import GPUS, NO_KIND, SHARE, WHOLE_MILLIS, Kind, accepts
+from tidegate_scheduler.policy.elastic.table import GPUS, NO_KIND, SHARE, Kind
 from tidegate_scheduler.policy.elastic.victims import BUDGET, COOLDOWN, PROTECTED, Victims, overrun_ns
 from tidegate_scheduler.policy.parameters import SECOND_NS, Parameters, as_parameters
 from tidegate_scheduler.state import Job, Maintenance, Node

@@ -9,9 +9,10 @@ from tidegate_events.resources import Resources
 
 from tidegate_scheduler.policy.elastic import replicas
 from tidegate_scheduler.policy.elastic.coming import coming_on
+from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS, accepts
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.physical import asking_on, balance_mib, has_mib, need_of
-from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY, WHOLE_MILLIS, accepts
+from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY
 from tidegate_scheduler.policy.elastic.terms import devices_of, wanted_need, wish
 from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.state import LEAVING_STAGES, Job, Member

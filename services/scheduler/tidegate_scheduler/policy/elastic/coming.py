@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import msgspec
 from tidegate_events.resources import Resources
 
+from tidegate_scheduler.policy.elastic.devices import accepts
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.physical import asking_on, has_mib, holds_mib, surplus
-from tidegate_scheduler.policy.elastic.table import MEMORY, accepts
+from tidegate_scheduler.policy.elastic.table import MEMORY
 from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.limits import ends_by_ns
 from tidegate_scheduler.policy.parameters import SECOND_NS

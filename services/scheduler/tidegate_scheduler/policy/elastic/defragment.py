@@ -18,6 +18,7 @@ import numpy as np
 
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.elastic.departed import members_without, without
+from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS
 from tidegate_scheduler.policy.elastic.domains import domains_of
 from tidegate_scheduler.policy.elastic.emptiest import emptiest
 from tidegate_scheduler.policy.elastic.entries import Seat
@@ -25,7 +26,7 @@ from tidegate_scheduler.policy.elastic.fit import Rows, rows_in, seats
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.queue import Line
 from tidegate_scheduler.policy.elastic.shapes import Fit
-from tidegate_scheduler.policy.elastic.table import GPUS, WHOLE_MILLIS
+from tidegate_scheduler.policy.elastic.table import GPUS
 from tidegate_scheduler.policy.elastic.victims import Victims
 from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.state import MOVED_WITHIN_NS, Job

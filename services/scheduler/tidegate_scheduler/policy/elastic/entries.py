@@ -46,8 +46,12 @@ def held_by(floor: Resources, seats: tuple[Seat, ...]) -> Amounts:
     return whole
 
 
-class Entry(msgspec.Struct):
-    """What one job has entered into the tables, to be taken out again when it changes."""
+class Entry(msgspec.Struct, gc=False):
+    """What one job has entered into the tables, to be taken out again when that changes.
+
+    `promised` are the rows of the room that is kept for it, which it `reserves` though there be none of them; `scaled`
+    those on which it has more simulators than it is guaranteed, or had.
+    """
 
     tenant: str
     priority: int
@@ -55,4 +59,7 @@ class Entry(msgspec.Struct):
     elastic: bool
     seats: tuple[Seat, ...] = ()
     leaving: bool = False
+    scaled: tuple[int, ...] = ()
+    backfills: bool = False
     promised: tuple[int, ...] = ()
+    reserves: bool = False

@@ -16,6 +16,7 @@ import numpy as np
 from tidegate_events.resources import Resources
 
 from tidegate_scheduler.policy.elastic.causes import closing
+from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS
 from tidegate_scheduler.policy.elastic.domains import narrowest
 from tidegate_scheduler.policy.elastic.ends import Ends
 from tidegate_scheduler.policy.elastic.entries import Seat
@@ -25,7 +26,7 @@ from tidegate_scheduler.policy.elastic.queue import NONE, Amounts, amounts, plus
 from tidegate_scheduler.policy.elastic.reasons import kept_rows
 from tidegate_scheduler.policy.elastic.shapes import Fit
 from tidegate_scheduler.policy.elastic.spread import Locality, Rows
-from tidegate_scheduler.policy.elastic.table import CPU, GPUS, SHARE, WHOLE_MILLIS, Ints
+from tidegate_scheduler.policy.elastic.table import CPU, GPUS, SHARE, Ints
 from tidegate_scheduler.policy.limits import time_limit_seconds
 from tidegate_scheduler.policy.outlook import BASES, Basis, Start
 from tidegate_scheduler.policy.parameters import SECOND_NS, as_parameters

@@ -73,6 +73,7 @@ class Index:
         self._elastic_on: dict[int, int] = {}
         self._promised_on: dict[int, dict[str, None]] = {}
         self._entries: dict[str, Entry] = {}
+        self._expected: dict[str, None] = {}
         self._ranked = -1
         self._pending: dict[str, None] = {}
         for name in state.nodes:
@@ -87,6 +88,27 @@ class Index:
 
     def refresh(self, now_ns: int) -> None:
         """Take in what changed, and what time has brought due."""
+        jobs, nodes = self._changed()
+        if jobs or nodes:
+            self.table.changes.begin_round()
+        moved = self._on_nodes(nodes)
+        for name in moved:
+            self._take_out(name)
+        for name in nodes:
+            self._put_or_drop(name)
+        if self._ranked != self.table.renamed:
+            self.table.rank_names()
+            self._ranked = self.table.renamed
+        jobs |= moved
+        for name in jobs:
+            self.settling.changed(name)
+            self.sharers.pop(name, None)
+        self._renew(jobs | self._expected)
+        self._standing.refresh(now_ns)
+        self.settling.wake(now_ns)
+
+    def _changed(self) -> tuple[dict[str, None], list[str]]:
+        """Return the jobs and the nodes that changed since this was asked last, and take in the queues that did."""
         changed = list(self._pending)
         self._pending.clear()
         jobs: dict[str, None] = {}
@@ -99,23 +121,16 @@ class Index:
                 nodes.append(name)
             elif kind == "queue":
                 self._accounts.set_queue(name, self.state.queues.get(name))
-        if jobs or nodes:
-            self.table.changes.begin_round()
+        return jobs, nodes
+
+    def _on_nodes(self, nodes: list[str]) -> dict[str, None]:
+        """Return the jobs that have entered anything on the nodes."""
+        found: dict[str, None] = {}
         for name in nodes:
             row = self.table.rows.get(name)
             if row is not None:
-                jobs |= self.on_row.get(row, {}) | self._promised_on.get(row, {})
-        for job in jobs:
-            self._leave(job)
-        for name in nodes:
-            self._put_or_drop(name)
-        if self._ranked != self.table.renamed:
-            self.table.rank_names()
-            self._ranked = self.table.renamed
-        for job in jobs:
-            self._enter(job)
-        self._standing.refresh(now_ns)
-        self.settling.wake(now_ns)
+                found |= self.on_row.get(row, {}) | self._promised_on.get(row, {})
+        return found
 
     @property
     def next_ns(self) -> int | None:
@@ -189,73 +204,119 @@ class Index:
 
     # ---- jobs ----
 
-    def _leave(self, name: str) -> None:
+    def expect(self, job: Job, seats: tuple[Seat, ...], *, backfills: bool) -> None:
+        """Enter a job as placed on seats that are occupied for it already: so it was decided.
+
+        What is folded then changes nothing here, as a rule; if it was not, `refresh` finds that the job still waits.
+        """
+        waiting = self._entries[job.id]
+        self._standing.leave(job.id)
+        self._take_out(job.id)
+        entry = Entry(waiting.tenant, waiting.priority, waiting.need, waiting.elastic, seats, backfills=backfills)
+        self._put_in(job.id, entry, is_held=True)
+        self._expected[job.id] = None
+
+    def _renew(self, names: dict[str, None]) -> None:
+        """Enter what became of jobs; of most there is nothing new in the tables, though they changed."""
+        entries = {name: self._entry_of(name) for name in names}
+        differ = {name: entry for name, entry in entries.items() if entry != self._entries.get(name)}
+        for name in names:
+            self._standing.leave(name)
+            self.asking.leave(name, self.table)
+        for name in differ:
+            self._take_out(name)
+        for name, entry in differ.items():
+            if entry is not None:
+                self._put_in(name, entry)
+        for name, entry in entries.items():
+            if entry is not None:
+                self._look_again(self.state.jobs[name], entry)
+            else:
+                self._elastic.pop(name, None)
+        self._expected.clear()
+
+    def _entry_of(self, name: str) -> Entry | None:
+        """Return what a job enters into the tables, None where it is gone."""
+        job = self.state.jobs.get(name)
+        if job is None:
+            return None
+        rows, floor, is_elastic = self.table.rows, self.state.floors[name], self._is_elastic(name)
+        if job.waiting:
+            promised = tuple([rows[node] for node in job.reserved_nodes if node in rows])
+            return Entry(
+                job.tenant, job.priority, floor, is_elastic, promised=promised, reserves=bool(job.reserved_nodes)
+            )
+        here = [(rows[member.node], member) for member in job.members if member.active and member.node in rows]
+        return Entry(
+            job.tenant,
+            job.priority,
+            floor,
+            is_elastic,
+            tuple([seat_of(row, member) for row, member in here]),
+            leaving=job.stage in LEAVING_STAGES,
+            scaled=tuple([row for row, member in here if member.returns_mib or has_more(member)]),
+            backfills=bool(job.backfills),
+        )
+
+    def _put_in(self, name: str, entry: Entry, *, is_held: bool = False) -> None:
+        """Enter a job into the tables; its room `is_held` where a pass has occupied it already."""
+        self._entries[name] = entry
+        for seat in entry.seats:
+            if not is_held:
+                self.table.occupy(seat.row, seat.holds(entry.need), seat.gpu_indices, leaving=entry.leaving)
+            self.on_row.setdefault(seat.row, {})[name] = None
+        for row in entry.scaled:
+            self.scaled.setdefault(row, {})[name] = None
+        if entry.seats:
+            self._use(entry, 1, is_held=is_held)
+        for row in entry.promised:
+            self.table.promise(row, entry.need)
+            self._promised_on.setdefault(row, {})[name] = None
+        if entry.reserves:
+            self.reserving[name] = None
+        if entry.backfills:
+            self.backfilling[name] = None
+
+    def _take_out(self, name: str) -> None:
+        """Take back what `_put_in` did."""
         entry = self._entries.pop(name, None)
         if entry is None:
             return
-        self.sharers.pop(name, None)
-        self.asking.leave(name, self.table)
         for seat in entry.seats:
             self.table.vacate(seat.row, seat.holds(entry.need), seat.gpu_indices, leaving=entry.leaving)
-            self._mark(seat.row)
             self.on_row[seat.row].pop(name, None)
-            if name in self.scaled.get(seat.row, {}):
-                del self.scaled[seat.row][name]
-                if not self.scaled[seat.row]:
-                    del self.scaled[seat.row]
+        for row in set(entry.scaled):
+            del self.scaled[row][name]
+            if not self.scaled[row]:
+                del self.scaled[row]
         if entry.seats:
             self._use(entry, -1)
         for row in entry.promised:
             self.table.release(row, entry.need)
             self._promised_on[row].pop(name, None)
-            self.unshared[row] = None
         self.reserving.pop(name, None)
         self.backfilling.pop(name, None)
-        self._standing.leave(name)
+        self._mark(entry)
 
-    def _enter(self, name: str) -> None:
-        job = self.state.jobs.get(name)
-        self.settling.changed(name)
-        if job is None:
-            self._elastic.pop(name, None)
-            return
-        entry = Entry(job.tenant, job.priority, self.state.floors[name], self._is_elastic(name))
-        self._entries[name] = entry
+    def _look_again(self, job: Job, entry: Entry) -> None:
+        """Let a job stand in line, or ask for its phases, as it is now, and have its rows shared anew."""
         if job.waiting:
-            self._promise(job, entry)
             self._standing.enter(job)
-            return
-        self._seat(job, entry)
-
-    def _seat(self, job: Job, entry: Entry) -> None:
-        rows = self.table.rows
-        if job.backfills:
-            self.backfilling[job.id] = None
-        entry.leaving = job.stage in LEAVING_STAGES
-        here = [(rows[member.node], member) for member in job.members if member.active and member.node in rows]
-        entry.seats = tuple([seat_of(row, member) for row, member in here])
-        if self.state.specs[job.id].phase_entry == "asked":
+        elif self.state.specs[job.id].phase_entry == "asked":
             self.asking.enter(job, entry.seats, self.table)
-        for seat in entry.seats:
-            self.table.occupy(seat.row, seat.holds(entry.need), seat.gpu_indices, leaving=entry.leaving)
-            self._mark(seat.row)
-            self.on_row.setdefault(seat.row, {})[job.id] = None
-        for row, member in here:
-            if member.returns_mib or has_more(member):
-                self.scaled.setdefault(row, {})[job.id] = None
-        if entry.seats:
-            self._use(entry, 1)
+        self._mark(entry)
 
     def _is_elastic(self, job: str) -> bool:
         if job not in self._elastic:
             self._elastic[job] = not is_fixed(self.state.specs[job])
         return self._elastic[job]
 
-    def _use(self, entry: Entry, sign: int) -> None:
-        """Count what the job holds for its tenant, and that somebody of its priority holds something."""
+    def _use(self, entry: Entry, sign: int, *, is_held: bool = False) -> None:
+        """Count what the job holds for its tenant, unless it was, and that somebody of its priority holds something."""
         share = self.share(entry.tenant)
         whole = held_by(entry.need, entry.seats)
-        share.used = plus(share.used, whole, sign)
+        if not is_held:
+            share.used = plus(share.used, whole, sign)
         if entry.leaving:
             share.leaving = plus(share.leaving, whole, sign)
         if entry.elastic:
@@ -300,20 +361,15 @@ class Index:
         entry = self._entries.get(job)
         return entry is not None and entry.leaving
 
-    def _mark(self, row: int) -> None:
-        self.unshared[row] = None
-        self.longest_grace_ns.pop(row, None)
-        if self.table.overfull(row):
-            self.overfull[row] = None
-        else:
-            self.overfull.pop(row, None)
-
-    def _promise(self, job: Job, entry: Entry) -> None:
-        rows = self.table.rows
-        entry.promised = tuple(rows[name] for name in job.reserved_nodes if name in rows)
+    def _mark(self, entry: Entry) -> None:
+        """Have the rows looked at on which a job that changed has anything."""
         for row in entry.promised:
-            self.table.promise(row, entry.need)
-            self._promised_on.setdefault(row, {})[job.id] = None
             self.unshared[row] = None
-        if job.reserved_nodes:
-            self.reserving[job.id] = None
+        for seat in entry.seats:
+            row = seat.row
+            self.unshared[row] = None
+            self.longest_grace_ns.pop(row, None)
+            if self.table.overfull(row):
+                self.overfull[row] = None
+            else:
+                self.overfull.pop(row, None)

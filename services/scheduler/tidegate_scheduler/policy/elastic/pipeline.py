@@ -52,6 +52,7 @@ def decide(draft: Draft) -> None:
         elastic.settle()
         placements = [] if cordon(draft, index) else elastic.place_waiting()
         resize.resize(draft, trial, [(each.job, each.seats) for each in placements])
+        trial.leave_placed()
     finally:
         trial.undo()
     for due_ns in (index.next_ns, elastic.victims.spared_until_ns):

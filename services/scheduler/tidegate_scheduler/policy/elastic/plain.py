@@ -6,24 +6,29 @@ is, and quotas are made only for those whose change: many more are there than co
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 import msgspec
 from tidegate_events.events import Quota
-from tidegate_events.spec import DEFAULT_PHASE
+from tidegate_events.spec import DEFAULT_PHASE, JobSpec
 
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy import sharing
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.replicas import scalable
-from tidegate_scheduler.state import LEAVING_STAGES, Job, Member, State
+from tidegate_scheduler.state import LEAVING_STAGES, Job, Member
 
 Order = tuple[int, int, str]
+
+Turn = tuple[int, int, str, int]
+"""When a member is lent to: the order of its job, and its rank."""
 
 
 class Sharer(msgspec.Struct, frozen=True, gc=False):
     """A member on a row. `has` is the CPU of its components, empty where its quotas are not what `lend` would make."""
 
     row: int
-    order: Order
+    turn: Turn
     job: Job
     member: Member
     part: sharing.Part
@@ -39,27 +44,34 @@ class Shared(msgspec.Struct, frozen=True, gc=False):
 
 def shared(draft: Draft, index: Index, row: int, coming: list[tuple[Job, int]]) -> Shared | None:
     """Return how the row is shared among who is there and who comes, None where more has to be looked at for that."""
-    state = draft.state
     there = _there(draft, index, row)
-    if there is None or any(not _is_plain(state, job) for job, _ in coming):
+    if there is None:
         return None
-    turns: list[tuple[Order, int, sharing.Part, Sharer | Job]] = [
-        (each.order, each.member.rank, each.part, each) for each in there
-    ]
+    turns: list[tuple[Turn, sharing.Part, Sharer | None]] = [(each.turn, each.part, each) for each in there]
     for job, rank in coming:
-        turns.append((order_of(job), rank, sharing.part_of(state.specs[job.id], DEFAULT_PHASE), job))
-    turns.sort(key=_turn)
+        spec = draft.state.specs[job.id]
+        if not _is_plain(spec, job):
+            return None
+        turns.append(((*order_of(job), rank), sharing.part_of(spec, DEFAULT_PHASE), None))
+    turns.sort(key=_first)
     found, changed = Shared({}, []), list[tuple[Sharer, tuple[int, ...]]]()
-    granted = sharing.lend(index.table.kinds[row].cpu_millis, [part for _, _, part, _ in turns])
-    for (_, rank, _, who), millis in zip(turns, granted, strict=True):
-        if not isinstance(who, Sharer):
-            found.coming[who.id, rank] = sharing.plain_quotas(state.specs[who.id], DEFAULT_PHASE, millis)
-        elif who.has != millis:
-            changed.append((who, millis))
-    for each, millis in sorted(changed, key=lambda one: (one[0].job.submitted_seq, one[0].job.id, one[0].member.rank)):
-        quotas = sharing.plain_quotas(state.specs[each.job.id], each.member.phase, millis)
-        found.changed.append((each.job, each.member, quotas))
+    granted = sharing.lend(index.table.kinds[row].cpu_millis, [part for _, part, _ in turns])
+    for (turn, part, sharer), millis in zip(turns, granted, strict=True):
+        if sharer is None:
+            found.coming[turn[2:]] = sharing.part_quotas(part, millis)
+        elif sharer.has != millis:
+            changed.append((sharer, millis))
+    for each, millis in sorted(changed, key=_as_submitted):
+        found.changed.append((each.job, each.member, sharing.part_quotas(each.part, millis)))
     return found
+
+
+_first = itemgetter(0)
+
+
+def _as_submitted(change: tuple[Sharer, tuple[int, ...]]) -> tuple[int, str, int]:
+    job = change[0].job
+    return job.submitted_seq, job.id, change[0].member.rank
 
 
 def order_of(job: Job) -> Order:
@@ -90,20 +102,18 @@ def _there(draft: Draft, index: Index, row: int) -> list[Sharer] | None:
 
 def _sharers(index: Index, job: Job) -> tuple[Sharer, ...] | None:
     """Return the members of a job, None where more than their phases decides what they get."""
-    state, rows = index.state, index.table.rows
-    spec = state.specs[job.id]
-    if job.stage in LEAVING_STAGES or scalable(spec) or not _is_plain(state, job):
+    rows, spec = index.table.rows, index.state.specs[job.id]
+    if job.stage in LEAVING_STAGES or scalable(spec) or not _is_plain(spec, job):
         return None
     order, found = order_of(job), []
     for member in job.members:
-        if member.active and member.node in rows:
-            millis = tuple([quota.cpu_millis for quota in member.quotas])
-            is_plain = len(millis) == len(spec.components)
-            is_plain = is_plain and member.quotas == sharing.plain_quotas(spec, member.phase, millis)
+        row = rows.get(member.node)
+        if row is not None and member.active:
             part = sharing.part_of(spec, member.phase)
-            found.append(Sharer(rows[member.node], order, job, member, part, millis if is_plain else ()))
+            has = sharing.part_millis(part, member.quotas)
+            found.append(Sharer(row, (*order, member.rank), job, member, part, has))
     return tuple(found)
 
 
-def _is_plain(state: State, job: Job) -> bool:
-    return not (job.slow or job.raised_steps) and state.specs[job.id].phase_entry != "asked"
+def _is_plain(spec: JobSpec, job: Job) -> bool:
+    return not (job.slow or job.raised_steps) and spec.phase_entry != "asked"

@@ -11,13 +11,14 @@ import msgspec
 import numpy as np
 
 from tidegate_scheduler.policy.elastic.departed import members_without, without
+from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS
 from tidegate_scheduler.policy.elastic.domains import bounded, domains_of
 from tidegate_scheduler.policy.elastic.emptiest import emptiest
 from tidegate_scheduler.policy.elastic.fit import Rows, could_hold_by, rows_in
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.queue import Line
 from tidegate_scheduler.policy.elastic.shapes import Fit
-from tidegate_scheduler.policy.elastic.table import CPU, GPUS, SHARE, WHOLE_MILLIS, Ints
+from tidegate_scheduler.policy.elastic.table import CPU, GPUS, SHARE, Ints
 from tidegate_scheduler.policy.elastic.victims import Cost, Victims
 from tidegate_scheduler.state import Job
 

@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping, MutableMapping
 import numpy as np
 from tidegate_events.events import Reason
 
+from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS
 from tidegate_scheduler.policy.elastic.domains import bounded, domains_of
 from tidegate_scheduler.policy.elastic.fit import Rows, rows_in
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.queue import Line, LineKey
 from tidegate_scheduler.policy.elastic.shapes import Fit
-from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY, SHARE, WHOLE_MILLIS, Ints, NodeTable
+from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY, SHARE, Ints, NodeTable
 from tidegate_scheduler.state import Job
 
 NAMED_MAX = 3

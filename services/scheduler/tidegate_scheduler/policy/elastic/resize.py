@@ -259,24 +259,26 @@ def _raised(draft: Draft, job: Job, member: Member, quotas: tuple[e.Quota, ...])
 
 
 def _add_placement(draft: Draft, trial: Trial, placement: tuple[Job, tuple[Seat, ...]], shares: _Shares) -> None:
-    (job, seats), names = placement, trial.index.table.names
-    members = tuple(
-        e.MemberPlacement(
-            rank=rank,
-            node=names[seat.row],
-            incarnation=draft.state.nodes[names[seat.row]].incarnation,
-            quotas=shares[job.id, rank],
-            gpu_indices=seat.gpu_indices,
+    (job, seats), names, nodes = placement, trial.index.table.names, draft.state.nodes
+    members = []
+    for rank, seat in enumerate(seats):
+        name = names[seat.row]
+        members.append(
+            e.MemberPlacement(
+                rank=rank,
+                node=name,
+                incarnation=nodes[name].incarnation,
+                quotas=shares[job.id, rank],
+                gpu_indices=seat.gpu_indices,
+            )
         )
-        for rank, seat in enumerate(seats)
-    )
-    reason = e.Reason(code="Fits", detail=f"first in line on {', '.join(sorted({names[seat.row] for seat in seats}))}")
+    on = ", ".join(sorted({each.node for each in members}))
     draft.add(
         e.JobPlaced,
         job,
-        reason,
+        e.Reason(code="Fits", detail=f"first in line on {on}"),
         attempt=job.attempt + 1,
-        members=members,
+        members=tuple(members),
         resume=job.newest_checkpoint,
         backfills=trial.backfills.get(job.id, ()),
     )

@@ -6,8 +6,9 @@ import msgspec
 import numpy as np
 from tidegate_events.resources import GpuDevice, Resources
 
+from tidegate_scheduler.policy.elastic.devices import accepts
 from tidegate_scheduler.policy.elastic.sites import Domain
-from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY, SHARE, Flags, Ints, Kind, NodeTable, accepts
+from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY, SHARE, Flags, Ints, Kind, NodeTable
 
 NOWHERE = np.iinfo(np.int64).max
 PLACE_BITS, CPU_BITS, GPU_BITS = 20, 24, 12

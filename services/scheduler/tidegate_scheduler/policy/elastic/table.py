@@ -17,6 +17,7 @@ import numpy.typing as npt
 from tidegate_events.resources import GpuDevice, Resources
 
 from tidegate_scheduler.policy.elastic.changes import Changes
+from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS, Devices, accepts, use
 from tidegate_scheduler.policy.elastic.numbering import Numbering
 from tidegate_scheduler.policy.elastic.sites import NUMBERS_SPARE, Sites
 
@@ -26,7 +27,6 @@ Flags = npt.NDArray[np.bool_]
 CPU, MEMORY, GPUS, SHARE = 0, 1, 2, 3
 """Rows of the amounts. SHARE is the largest part of one device, in thousandths, that is free beside others' parts."""
 
-WHOLE_MILLIS = 1000
 ROWS_FIRST = 64
 SCORES_KEPT = 1024
 
@@ -48,38 +48,6 @@ class Kind(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
 
 
 NO_KIND = Kind(0, 0, (), (), (), "")  # of a row that no node has
-
-
-class Devices(msgspec.Struct):
-    """One node's devices in `order`, smallest first: those that are wholly free, and what is used of the others.
-
-    `staying_millis` is what is used without those who are leaving, `promised` the number that is kept for somebody, and
-    `missing` the number that members hold and the node has no more. `parted`: a part of one was given away before.
-    """
-
-    all: dict[int, GpuDevice]
-    free: list[GpuDevice]
-    order: list[GpuDevice] = []
-    used_millis: dict[int, int] = {}
-    staying_millis: dict[int, int] = {}
-    promised: int = 0
-    missing: int = 0
-    parted: bool = False
-    leased: dict[int, None] = {}
-    """Devices that are leased to somebody: others have them now, whoever holds them."""
-
-    def fitting(self, need: Resources, models: tuple[str, ...]) -> list[GpuDevice]:
-        """Return the wholly free devices that a member with `need` may have, those that waste least first."""
-        return [gpu for gpu in self.free if accepts(gpu, need, models)]
-
-    def at_hand(self, need: Resources, models: tuple[str, ...]) -> list[GpuDevice]:
-        """Return those of them that nobody has leased."""
-        return [gpu for gpu in self.fitting(need, models) if gpu.index not in self.leased]
-
-
-def accepts(gpu: GpuDevice, need: Resources, models: tuple[str, ...]) -> bool:
-    """Say whether the device is one that the job may have."""
-    return gpu.memory_mib >= need.gpu_memory_mib and (not models or gpu.model in models)
 
 
 class Scored(Protocol):
@@ -367,7 +335,7 @@ class NodeTable:
         if indices:
             devices = self.devices[row]
             devices.parted = devices.parted or bool(need.gpu_millis)
-            devices.missing -= sign * _use(devices.used_millis, devices, need, indices, -sign)
+            devices.missing -= sign * use(devices.used_millis, devices, need, indices, -sign)
             used = devices.used_millis
             devices.free = [gpu for gpu in devices.order if gpu.index not in used]
 
@@ -377,7 +345,7 @@ class NodeTable:
         later[MEMORY] += sign * need.memory_mib
         if indices:
             devices = self.devices[row]
-            _use(devices.staying_millis, devices, need, indices, -sign)
+            use(devices.staying_millis, devices, need, indices, -sign)
 
     def _promise(self, row: int, need: Resources, sign: int) -> None:
         later = self._later[row]
@@ -385,19 +353,3 @@ class NodeTable:
         later[MEMORY] -= sign * need.memory_mib
         self.devices[row].promised += sign * (need.gpus or (1 if need.gpu_millis else 0))
         self.settle(row)
-
-
-def _use(used: dict[int, int], devices: Devices, need: Resources, indices: tuple[int, ...], sign: int) -> int:
-    """Add to what is used of each device, or take it away; return how many the node has no more: they do not count."""
-    millis = WHOLE_MILLIS if need.gpus else need.gpu_millis
-    missing = 0
-    for index in indices:
-        if index not in devices.all:
-            missing += 1
-            continue
-        left = used.get(index, 0) + sign * millis
-        if left > 0:
-            used[index] = left
-        else:
-            used.pop(index, None)
-    return missing

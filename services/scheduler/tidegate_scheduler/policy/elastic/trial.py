@@ -1,4 +1,7 @@
-"""What a pass tries on the tables, so that each of its decisions sees the earlier ones; taken back at its end."""
+"""What a pass tries on the tables, so that each of its decisions sees the earlier ones; taken back at its end.
+
+But for what it placed, where it was decided: that is left for the index, which would enter the same when it is folded.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,13 @@ _Found = TypeVar("_Found")
 
 
 class Trial:
-    """Changes of one pass to an index; `undo` takes all of them back, the last one first."""
+    """Changes of one pass to an index; `undo` takes all of them back."""
 
     def __init__(self, index: Index) -> None:
         self.index = index
         self.touched: dict[int, None] = {}
         self._undo: list[Callable[[], None]] = []
+        self._placed: list[tuple[Job, tuple[Seat, ...]]] = []
         self.asked: set[str] = set()
         self.left: set[int] = set(index.left)
         """The rows that somebody leaves."""
@@ -50,6 +54,16 @@ class Trial:
     def undo(self) -> None:
         """Take everything back."""
         self.back_to(0)
+        for job, seats in self._placed:
+            self._hold(job, seats, self.index.state.floors[job.id], -1)
+        self._placed.clear()
+
+    def leave_placed(self) -> None:
+        """Take everything back but what was placed, which is decided."""
+        self.back_to(0)
+        for job, seats in self._placed:
+            self.index.expect(job, seats, backfills=bool(self.backfills.get(job.id)))
+        self._placed.clear()
 
     @property
     def mark(self) -> int:
@@ -63,27 +77,23 @@ class Trial:
 
     def hold(self, job: Job, row: int, extra: Resources, gpu_indices: tuple[int, ...]) -> None:
         """Let a member that is there hold more on its row."""
-        self._occupy(Seat(row, gpu_indices), extra)
-        share = self.index.share(job.tenant)
-        used = share.used
-        share.used = plus(used, amounts(extra))
-        self._undo.append(lambda: setattr(share, "used", used))
+        self._hold(job, (Seat(row, gpu_indices),), extra, 1)
+        self._undo.append(lambda: self._hold(job, (Seat(row, gpu_indices),), extra, -1))
 
     def place(self, job: Job, seats: tuple[Seat, ...]) -> None:
         """Let the members of the job have their seats."""
-        need = self.index.state.floors[job.id]
+        self._hold(job, seats, self.index.state.floors[job.id], 1)
+        self._placed.append((job, seats))
         for seat in seats:
-            self._occupy(seat, need)
             self.touched[seat.row] = None
-        share = self.index.share(job.tenant)
-        used = share.used
-        share.used = plus(used, amounts(need, len(seats)))
-        self._undo.append(lambda: setattr(share, "used", used))
 
-    def _occupy(self, seat: Seat, need: Resources) -> None:
-        table = self.index.table
-        table.occupy(seat.row, need, seat.gpu_indices)
-        self._undo.append(lambda: table.vacate(seat.row, need, seat.gpu_indices))
+    def _hold(self, job: Job, seats: tuple[Seat, ...], need: Resources, sign: int) -> None:
+        """Let the job hold so much on each of the seats, or with `sign` -1 no longer."""
+        table, share = self.index.table, self.index.share(job.tenant)
+        move = table.occupy if sign > 0 else table.vacate
+        for seat in seats:
+            move(seat.row, need, seat.gpu_indices)
+        share.used = plus(share.used, amounts(need, len(seats)), sign)
 
     def ask_to_leave(self, job: Job) -> None:
         """Count the room of the job as free later, once."""

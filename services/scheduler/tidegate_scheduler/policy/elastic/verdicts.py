@@ -6,11 +6,12 @@ import numpy as np
 
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.elastic.causes import closed_code, closing
+from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS, accepts
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.pipeline import _Pass
 from tidegate_scheduler.policy.elastic.queue import Turn
 from tidegate_scheduler.policy.elastic.shapes import Fit, Shape
-from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY, SHARE, WHOLE_MILLIS, accepts
+from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY, SHARE
 from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.outlook import FITS, Verdict
 from tidegate_scheduler.state import Job, Node

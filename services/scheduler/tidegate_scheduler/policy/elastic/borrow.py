@@ -1,0 +1,206 @@
+"""What is granted beyond floors: from what nobody holds, else leased from what others lend.
+
+All that a phase needs or nothing, for all members of a gang or for none, and in the order in which they asked. Where
+somebody waits for what is leased, nothing more is leased.
+"""
+
+from __future__ import annotations
+
+from tidegate_events.resources import Resources
+
+from tidegate_scheduler.draft import Draft
+from tidegate_scheduler.policy.elastic.coming import returns_within_ns, starts_on
+from tidegate_scheduler.policy.elastic.devices import accepts
+from tidegate_scheduler.policy.elastic.grants import Ask, Grants, Ledger
+from tidegate_scheduler.policy.elastic.physical import asking_on, has_mib, need_of
+from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY
+from tidegate_scheduler.policy.elastic.terms import Terms, added, devices_of, wanted_need
+from tidegate_scheduler.policy.elastic.trial import Trial
+from tidegate_scheduler.policy.parameters import SECOND_NS
+from tidegate_scheduler.state import Job
+
+PASSED_NS = 60 * SECOND_NS
+"""How long others, who need less, may be granted phases before one that asked earlier."""
+
+HELD_UP_NS = 600 * SECOND_NS
+"""How long they may not then, so that what it waits for gathers; thereafter they may again, lest it idles for ever."""
+
+
+class Borrowing:
+    """The stage in one pass."""
+
+    def __init__(self, draft: Draft, trial: Trial, grants: Grants) -> None:
+        self._draft = draft
+        self._trial = trial
+        self._index = trial.index
+        self._grants = grants
+
+    def borrow(self, asks: list[Ask]) -> None:
+        """Grant what is asked beyond floors to all members of the job who ask, or to none."""
+        draft, job = self._draft, asks[0].job
+        due_ns = max(self._rests_until(ask) for ask in asks)
+        if any(each.active and each.hand_back_ns for each in job.members) or not self._all_ask(asks):
+            return
+        if draft.now_ns < due_ns:
+            draft.wake_by(due_ns)
+            return
+        if not draft.has_room_for(self._grants.decided + 1):
+            return
+        mark = self._trial.mark
+        found = self._all_leased(asks)
+        if found is not None and self._trial.mark > mark and not self._within_ceiling(job):
+            found = None
+        if found is None:
+            self._trial.back_to(mark)
+            self._stand(asks)
+            return
+        for ask, (terms, ledger) in zip(asks, found, strict=True):
+            self._grants.enter(ask.row, ledger)
+            self._grants.grant(ask, terms)
+
+    def _rests_until(self, ask: Ask) -> int:
+        """Return until when the member is granted nothing beyond its floor: it was just now, or resumed just now."""
+        parameters, job = self._draft.parameters, ask.job
+        leased_ns = ask.member.leased_ns
+        until_ns = leased_ns + parameters.lend_interval_seconds * SECOND_NS if leased_ns else 0
+        if job.preemptions:
+            resumed_ns = job.started_ns or job.placed_ns
+            until_ns = max(until_ns, resumed_ns + parameters.preemption_cooldown_seconds * SECOND_NS)
+        return until_ns
+
+    def _all_ask(self, asks: list[Ask]) -> bool:
+        """Say whether every member of the job asks, or has more than its floor: none shall have that and wait."""
+        waiting = {ask.member.rank for ask in asks}
+        others = [each for each in asks[0].job.members if each.active and each.rank not in waiting]
+        return all(each.leased is not None or each.extra is not None for each in others)
+
+    def _within_ceiling(self, job: Job) -> bool:
+        """Say whether the job's tenant may hold what was tried; the trial has counted it."""
+        share = self._index.share(job.tenant)
+        return share.ceiling is None or all(
+            not most or used <= most for used, most in zip(share.used, share.ceiling, strict=True)
+        )
+
+    # ---- what there is ----
+
+    def _all_leased(self, asks: list[Ask]) -> list[tuple[Terms, Ledger]] | None:
+        """Return the terms for all of them, and what is left of their rows then; None where one finds too little."""
+        ledgers = {ask.row: self._grants.ledger(ask.row).copied() for ask in asks}
+        found: list[tuple[Terms, Ledger]] = []
+        for ask in asks:
+            terms = None if ledgers[ask.row].closed else self._leased(ask, ledgers[ask.row])
+            if terms is None or (terms.leased != ask.member.leased and self._comes_too_soon(ask)):
+                return None
+            found.append((terms, ledgers[ask.row]))
+        return found
+
+    def _comes_too_soon(self, ask: Ask) -> bool:
+        """Say whether somebody comes to the row, by what was told, before a lease could be back that is given now."""
+        back_ns = self._draft.now_ns + returns_within_ns(self._index, ask.job)
+        return any(0 < start_ns < back_ns for start_ns in starts_on(self._trial, ask.row).values())
+
+    def _leased(self, ask: Ask, ledger: Ledger) -> Terms | None:
+        """Return the terms on which a member may enter its phase, taken from the ledger; None: there is too little."""
+        job, member, state, table = ask.job, ask.member, self._draft.state, self._index.table
+        spec, floor, terms = state.specs[job.id], state.floors[job.id], self._grants.terms[ask.key]
+        need = wanted_need(spec, member, ask.phase)
+        beyond, has = need.beyond(floor), Resources()
+        for part in (terms.extra, terms.leased):
+            has = has if part is None else has.plus(part)
+        now, free = table.now_on(ask.row), table.free_on(ask.row)
+        millis, mib = max(0, beyond.cpu_millis - has.cpu_millis), max(0, beyond.memory_mib - has.memory_mib)
+        own_millis, own_mib = min(millis, max(0, now[CPU])), min(mib, max(0, now[MEMORY]))
+        more_mib = self._grants.more_mib(ask)
+        if (
+            more_mib > ledger.spare_mib - self._grants.kept_mib(ask.row)
+            or millis - own_millis > ledger.spare_millis - free[CPU]
+        ):
+            return None
+        devices = self._devices(ask, ledger, need.gpus, need.gpu_memory_mib)
+        if devices is None:
+            return None
+        back, own, leased = devices
+        ledger.spare_mib -= more_mib
+        ledger.spare_millis -= millis
+        for each in (*back, *leased):
+            del ledger.lent[each]
+        if own_millis or own_mib or own:
+            self._trial.hold(job, ask.row, Resources(own_millis, own_mib, len(own)), own)
+        there = devices_of(member)
+        return Terms(
+            granted=ask.phase,
+            limits=need.limits,
+            gpu_indices=there.floor + back + there.extra + own + there.leased + leased,
+            leased=added(terms.leased, millis - own_millis, mib - own_mib, len(leased)),
+            extra=added(terms.extra, own_millis, own_mib, len(own)),
+        )
+
+    def _devices(
+        self, ask: Ask, ledger: Ledger, gpus: int, gpu_memory_mib: int
+    ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
+        """Return the devices that a member gets: back from those it lent, that nobody holds, and leased ones."""
+        member, table, spec = ask.member, self._index.table, self._draft.state.specs[ask.job.id]
+        missing = max(0, gpus - len(member.gpu_indices))
+        if not missing:
+            return (), (), ()
+        room = table.devices[ask.row]
+        back = member.lent_gpus[:missing]
+        if any(each not in ledger.lent for each in back):
+            return None
+        one = Resources(gpus=1, gpu_memory_mib=gpu_memory_mib)
+        free = room.at_hand(one, spec.gpu_models)[: max(0, table.now_on(ask.row)[GPUS])]
+        own = tuple(gpu.index for gpu in free[: missing - len(back)])
+        lent = [each for each in ledger.lent if each not in back and each not in member.lent_gpus and each in room.all]
+        usable = [each for each in lent if accepts(room.all[each], one, spec.gpu_models)]
+        leased = tuple(usable[: missing - len(back) - len(own)])
+        return (back, own, leased) if len(back) + len(own) + len(leased) == missing else None
+
+    # ---- where there is not enough ----
+
+    def _stand(self, asks: list[Ask]) -> None:
+        """Let simulators make room that was only theirs, and nobody pass by who has waited for long.
+
+        Who could have its phase if only all borrowers gave back what they have keeps the others from having more.
+        """
+        for ask in asks:
+            if self._only_simulators(ask, self._grants.ledger(ask.row)):
+                self._trial.awaited_mib.setdefault(ask.row, self._grants.more_mib(ask))
+        now_ns, wanted_ns = self._draft.now_ns, min(ask.member.wanted_ns for ask in asks)
+        begun_ns = max(0, now_ns - wanted_ns) // (PASSED_NS + HELD_UP_NS) * (PASSED_NS + HELD_UP_NS) + wanted_ns
+        if now_ns < begun_ns + PASSED_NS:
+            self._draft.wake_by(begun_ns + PASSED_NS)
+            return
+        self._draft.wake_by(begun_ns + PASSED_NS + HELD_UP_NS)
+        for row in sorted({ask.row for ask in asks}):
+            if not self._could([ask for ask in asks if ask.row == row], row):
+                return
+        for ask in asks:
+            self._grants.ledger(ask.row).closed = True
+
+    def _could(self, asks: list[Ask], row: int) -> bool:
+        """Say whether the row has enough for them, were all handed back that was granted beyond floors there."""
+        table, state, back_mib = self._index.table, self._draft.state, 0
+        devices = table.devices[row]
+        there = {gpu.index for gpu in devices.free}
+        for job, member in asking_on(self._index, row):
+            floor = state.floors[job.id]
+            back_mib += max(0, has_mib(state.specs[job.id], member) - floor.memory_mib)
+            there.update(member.lent_gpus, devices_of(member).extra)
+        missing = 0
+        for ask in asks:
+            spec = state.specs[ask.job.id]
+            need = need_of(spec, ask.phase)
+            one = Resources(gpus=1, gpu_memory_mib=need.gpu_memory_mib)
+            usable = sum(each in devices.all and accepts(devices.all[each], one, spec.gpu_models) for each in there)
+            missing += max(0, need.gpus - len(ask.member.gpu_indices))
+            if missing > usable:
+                return False
+        return sum(self._grants.more_mib(ask) for ask in asks) <= self._grants.ledger(row).spare_mib + back_mib
+
+    def _only_simulators(self, ask: Ask, ledger: Ledger) -> bool:
+        """Say whether nothing but simulators that were added has what the member waits for."""
+        spec = self._draft.state.specs[ask.job.id]
+        need, spare_mib = wanted_need(spec, ask.member, ask.phase), ledger.spare_mib - self._grants.kept_mib(ask.row)
+        if ledger.closed or not spare_mib < self._grants.more_mib(ask) <= spare_mib + ledger.simulators_mib:
+            return False
+        return self._devices(ask, ledger, need.gpus, need.gpu_memory_mib) is not None
