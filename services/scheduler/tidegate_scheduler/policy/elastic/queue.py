@@ -169,6 +169,9 @@ class Turns:
         self._lines: dict[int, dict[str, list[tuple[int, int, int, str, int, Line]]]] = {}
         self._tenants: dict[int, list[tuple[tuple[bool, int], str]]] = {}
         self._levels: list[int] = []
+        self._stood: dict[str, tuple[Amounts, tuple[bool, int]]] = {}
+        """How tenants stood, and what they held then."""
+
         self.ages_ns: int | None = None
         """When the first of those who were asked is in a higher class, None where nobody ages."""
 
@@ -218,4 +221,7 @@ class Turns:
 
     def _standing(self, tenant: str) -> tuple[bool, int]:
         share = self._shares[tenant]
-        return (not share.owed(), self._fair.of(share))
+        known = self._stood.get(tenant)
+        if known is None or known[0] is not share.used:
+            known = self._stood[tenant] = (share.used, (not share.owed(), self._fair.of(share)))
+        return known[1]

@@ -67,10 +67,8 @@ def _first(trial: Trial, now_ns: int, job: Job, fit: Fit, candidates: list[int])
     yet waits does so for what nobody knows: at moment 0.
     """
     index = trial.index
-    there = {name for row in candidates for name in index.on_row.get(row, ())}
-    ends = {name: max(now_ns, _end(trial, now_ns, name, job)) for name in there}
-    moments = [0, *sorted(set(ends.values()))]
-    held = _held(trial, ends, set(candidates))
+    held = _held(trial, now_ns, job, set(candidates))
+    moments = [0, *np.unique(held.ends_ns).tolist()]
     later = index.table.later
     room = np.empty_like(later)  # nobody looks at other rows
 
@@ -113,25 +111,6 @@ def _first_for_one(fit: Fit, later: Ints, held: _Held, rows: Ints) -> int:
     return int(held.ends_ns[order][able].min(initial=AFTER_ALL))
 
 
-def _goes(trial: Trial, name: str) -> bool:
-    return name in trial.asked or trial.index.leaving(name)
-
-
-def _end(trial: Trial, now_ns: int, name: str, for_job: Job) -> int:
-    """Return when one who holds room has certainly left; whoever was let in until the job comes leaves for it."""
-    index = trial.index
-    job = index.state.jobs[name]
-    if index.leaving(name):
-        return job.deadline_ns
-    if name in trial.asked:
-        return now_ns + index.state.specs[name].preemption.grace_seconds * SECOND_NS
-    found = ends_by_ns(job, index.state.specs[name])
-    end_ns = NEVER if found is None else found
-    if for_job.reserved_start_ns and for_job.id in job.backfills:
-        return min(end_ns, for_job.reserved_start_ns)
-    return end_ns
-
-
 class _Held(msgspec.Struct, frozen=True):
     """What members hold, as the table's amounts, on which row, until when; 1 where it `goes`, as it is leaving."""
 
@@ -141,15 +120,35 @@ class _Held(msgspec.Struct, frozen=True):
     goes: Ints
 
 
-def _held(trial: Trial, ends: dict[str, int], among: set[int]) -> _Held:
-    """Return what these jobs hold on the rows."""
-    index, found = trial.index, list[tuple[int, int, int, int, int, int]]()
-    for name, end_ns in ends.items():
-        goes, floor = _goes(trial, name), index.state.floors[name]
+def _held(trial: Trial, now_ns: int, for_job: Job, among: set[int]) -> _Held:
+    """Return what there is held on the rows, each until it has certainly left, which is not before now."""
+    index, found = trial.index, list[tuple[int, int, int, int, int, bool]]()
+    floors, on_row = index.state.floors, index.on_row
+    for name in {name for row in among for name in on_row.get(row, ())}:
+        goes = index.leaving(name) or name in trial.asked
+        end_ns = max(now_ns, _goes_by(trial, now_ns, name) if goes else _ends_by(trial, name, for_job))
         for seat in index.seats_of(name):
             if seat.row in among:
-                need = seat.holds(floor)
+                need = seat.holds(floors[name])
                 gpus = need.gpus or (1 if need.gpu_millis else 0)
                 found.append((need.cpu_millis, need.memory_mib, gpus, seat.row, end_ns, goes))
     columns = np.array(found, np.int64).reshape(-1, 6).T
     return _Held(columns[3], columns[: GPUS + 1], columns[4], columns[5])
+
+
+def _goes_by(trial: Trial, now_ns: int, name: str) -> int:
+    """Return when one who is leaving, or is asked to in this pass, has left."""
+    index = trial.index
+    if index.leaving(name):
+        return index.state.jobs[name].deadline_ns
+    return now_ns + index.state.specs[name].preemption.grace_seconds * SECOND_NS
+
+
+def _ends_by(trial: Trial, name: str, for_job: Job) -> int:
+    """Return when one who stays has certainly ended; whoever was let in until the job comes leaves for it."""
+    job = trial.index.state.jobs[name]
+    found = ends_by_ns(job, trial.index.state.specs[name])
+    end_ns = NEVER if found is None else found
+    if for_job.reserved_start_ns and for_job.id in job.backfills:
+        return min(end_ns, for_job.reserved_start_ns)
+    return end_ns

@@ -11,6 +11,9 @@ from tidegate_scheduler.policy.elastic.sites import Domain
 from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY, SHARE, Flags, Ints, Kind, NodeTable
 
 NOWHERE = np.iinfo(np.int64).max
+NOT_NEEDED = -(1 << 62)
+"""Less than nothing, which is what promises may leave: of what a shape does not need, any amount is enough."""
+
 PLACE_BITS, CPU_BITS, GPU_BITS = 20, 24, 12
 """A score packs, from the highest bits down: whether a whole device is broken up, devices left, CPU left, place."""
 
@@ -42,7 +45,8 @@ class Fit:
 
     def __init__(self, shape: Shape, table: NodeTable) -> None:
         self.shape = shape
-        self._whole = (shape.need.cpu_millis, shape.need.memory_mib, shape.need.gpus)
+        needs = (shape.need.cpu_millis, shape.need.memory_mib, shape.need.gpus)
+        self._least = tuple(each or NOT_NEEDED for each in needs)
         self.table = table
         self._score: Ints = np.zeros(0, np.int64)
         self._seen = -1
@@ -114,7 +118,12 @@ class Fit:
         if len(changed) > ROWS_LOOKED_AT_MAX:
             return False
         looked_at = [*changed, *self.table.changes.grown()]
+        least_cpu, least_memory, least_gpus = self._least
+        now_on = self.table.now_on
         for row in looked_at:
+            room = now_on(row)  # most have been taken since: that is seen at a glance
+            if room[GPUS] < least_gpus or room[CPU] < least_cpu or room[MEMORY] < least_memory:
+                continue
             if self._score_of(row) != NOWHERE:
                 return False
         if len(looked_at) > ROWS_ONE_BY_ONE_MAX:
@@ -144,12 +153,8 @@ class Fit:
 
     def holds_one(self, room: list[int]) -> bool:
         """Say whether there is enough of each whole amount that a member needs, as `enough` does for many rows."""
-        cpu_millis, memory_mib, gpus = self._whole
-        return (
-            (not gpus or room[GPUS] >= gpus)
-            and (not cpu_millis or room[CPU] >= cpu_millis)
-            and (not memory_mib or room[MEMORY] >= memory_mib)
-        )
+        least_cpu, least_memory, least_gpus = self._least
+        return room[GPUS] >= least_gpus and room[CPU] >= least_cpu and room[MEMORY] >= least_memory
 
     def _score_of(self, row: int) -> int:
         """Return what `_scored` does, for one row: most changes are of few."""

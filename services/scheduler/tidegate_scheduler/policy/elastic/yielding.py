@@ -41,8 +41,10 @@ class Yielding:
 
         Whoever loses it first is in front.
         """
+        if not reserved:
+            return []
         rows = set(reserved)
-        found = [other for other in self._trial.promised() if self._behind(other, job, rows)] if rows else []
+        found = [other for other in self._trial.promised() if self._behind(other, job, rows)]
         return sorted(found, key=_loses)
 
     def _behind(self, other: Job, job: Job, rows: set[int]) -> bool:
