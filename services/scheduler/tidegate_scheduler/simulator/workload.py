@@ -1,25 +1,33 @@
 """What a simulation is given: nodes, jobs with the times at which they come, and what each of them really does.
 
 A policy sees the specification of a job and what happens to it, as in the service. What it does not see is its `Truth`:
-how long it works, in which phases, and whether it fails. Times are nanoseconds since the simulation began.
+how long it works, in which phases, and whether it fails. Times are nanoseconds since the simulation began; where it
+begins with a state of a journal, they are those of that journal.
 """
 
 from __future__ import annotations
 
 import msgspec
-from tidegate_events.events import NodeJoined
+from tidegate_events.events import AnyEvent, NodeJoined
 from tidegate_events.spec import DEFAULT_PHASE, JobSpec
 
 
 class Span(msgspec.Struct, frozen=True, gc=False):
     """One phase that a job goes through, and what that takes when the phase has what it needs.
 
-    `cpu_bound`: with a part of the CPU that the phase may have at most, it takes as much longer.
+    It is `seconds` and `more_ms`, which recorded phases have. `cpu_bound`: with a part of the CPU that the phase may
+    have at most, it takes as much longer.
     """
 
     phase: str
     seconds: int
     cpu_bound: bool = False
+    more_ms: int = 0
+
+    @property
+    def work_ms(self) -> int:
+        """Return the whole length, in milliseconds."""
+        return self.seconds * 1000 + self.more_ms
 
 
 class Truth(msgspec.Struct, frozen=True, gc=False):
@@ -38,11 +46,14 @@ class Truth(msgspec.Struct, frozen=True, gc=False):
     @property
     def work_seconds(self) -> int:
         """Return how long the job takes alone, with all that it asks for."""
-        return sum(span.seconds for span in self.spans)
+        return sum(span.work_ms for span in self.spans) // 1000
 
 
 class Arrival(msgspec.Struct, frozen=True, gc=False):
-    """A job, when it is submitted, and what it does."""
+    """A job, when it is submitted, and what it does.
+
+    Of a job that stands in the state which a simulation begins with, it is what is left to do: nobody submits it.
+    """
 
     at_ns: int
     job: str
@@ -51,11 +62,16 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
 
 
 class Workload(msgspec.Struct, frozen=True):
-    """All that happens to a cluster from outside. Arrivals stand in the order of their times, then of their jobs."""
+    """All that happens to a cluster from outside. Arrivals stand in the order of their times, then of their jobs.
+
+    `nodes` are there from the beginning. `facts` happen at their own times, in this order: what operators ask for,
+    nodes that go away (`NodeUnreachable`), are back (`NodeReachable`), or come and come again (`NodeJoined`).
+    """
 
     name: str
     nodes: tuple[NodeJoined, ...]
     arrivals: tuple[Arrival, ...]
+    facts: tuple[AnyEvent, ...] = ()
 
 
 def whole(seconds: int) -> Truth:
