@@ -211,10 +211,15 @@ class Attempt:
     # ---- it leaves ----
 
     def leave(self, deadline_ns: int, now_ns: int) -> None:
-        """Save and leave by the deadline; whoever has nothing to save leaves at once."""
+        """Save and leave by the deadline; whoever has nothing to save leaves at once, and some never save."""
         self._halt(now_ns)
         saved_ns = now_ns + self._ground.costs.checkpoint_seconds * SECOND_NS
-        if not self.work.lost_ns:
+        unsaved_ms = self.work.truth.leaves_in_ms
+        if unsaved_ms is not None:
+            self._overhead_ns = now_ns
+            gone_ns = min(deadline_ns, now_ns + unsaved_ms * MILLI_NS)
+            self._plan(max(now_ns, gone_ns), lambda at_ns: self._exit(self._there(), "stopped", at_ns))
+        elif not self.work.lost_ns:
             self._plan(now_ns, lambda at_ns: self._exit(self._there(), "suspended", at_ns))
         elif saved_ns <= deadline_ns:
             self._overhead_ns = now_ns

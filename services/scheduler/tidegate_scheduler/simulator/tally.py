@@ -28,7 +28,7 @@ class Record(msgspec.Struct, kw_only=True):
     ended_ns: int | None = None
     outcome: str = ""
     preemptions: int = 0
-    lost_millis_ns: int = 0
+    lost_ns: int = 0
     waited_ns: int = 0
     waits_since_ns: int | None = None
     placed: bool = False
@@ -105,9 +105,8 @@ class Tally:
         self.records[job].preemptions += 1
 
     def lost(self, job: str, lost_ns: int) -> None:
-        """GPU time of the whole job came to nothing."""
-        record = self.records[job]
-        record.lost_millis_ns += lost_ns * record.gpu_millis
+        """So much time of the job, and of its GPUs, came to nothing."""
+        self.records[job].lost_ns += lost_ns
 
     def works(self, job: str, now_ns: int, phase: str, busy_millis: int) -> None:
         """The job works from now on, in a phase that needs so much of its GPUs."""
@@ -230,13 +229,14 @@ def _job_run(record: Record) -> JobRun:
         gpus=record.peak.gpus * members,
         gpu_millis=record.peak.gpu_millis * members,
         preemptions=record.preemptions,
-        lost_gpu_ms=record.lost_millis_ns // (WHOLE_MILLIS * MILLI_NS),
+        lost_gpu_ms=record.lost_ns * record.gpu_millis // (WHOLE_MILLIS * MILLI_NS),
         waited_ns=record.waited_ns,
         asked_ns=sum(record.asked_ns.values()),
         phases=tuple(
             PhaseTime(phase, record.worked_ns.get(phase, 0), record.asked_ns.get(phase, 0)) for phase in phases
         ),
         censored=arrival.truth.censored,
+        lost_ms=record.lost_ns // MILLI_NS,
     )
 
 

@@ -35,13 +35,15 @@ class Truth(msgspec.Struct, frozen=True, gc=False):
 
     `saves_every_seconds`: how much work lies between two checkpoints that it writes by itself (0: it writes none but
     when it is asked to leave). `fails_after_seconds`: after so much work it ends as failed by its own fault.
-    `censored`: the recording ended before the job did, so it may have taken longer.
+    `censored`: the recording ended before the job did, so it may have taken longer. `leaves_in_ms`: when it is asked to
+    leave it saves nothing, and is gone after so long; None: it saves, and that takes what the costs say.
     """
 
     spans: tuple[Span, ...]
     saves_every_seconds: int = 0
     fails_after_seconds: int | None = None
     censored: bool = False
+    leaves_in_ms: int | None = None
 
     @property
     def work_seconds(self) -> int:

@@ -1,0 +1,231 @@
+"""A stretch of recorded history as a workload: what came, what jobs really did, and what happened whoever decides.
+
+A simulation of it begins with the state at the beginning of the stretch. What really happened is a run like any other,
+so the same measures say how far a simulation by the recorded policy is from it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import aclosing
+from statistics import median_low
+
+import msgspec
+from tidegate_events import events as e
+from tidegate_events.journal.base import Recorded
+
+from tidegate_scheduler.evolve import evolve
+from tidegate_scheduler.history.moment import Moment
+from tidegate_scheduler.history.point import FRAMES_PER_WORD, Point, Told, last_time, reach
+from tidegate_scheduler.history.source import Source
+from tidegate_scheduler.policy.parameters import Parameters, as_parameters
+from tidegate_scheduler.simulator.costs import Costs
+from tidegate_scheduler.simulator.measured import Cost, Meter
+from tidegate_scheduler.simulator.run import Run
+from tidegate_scheduler.simulator.witness import Story, Witness
+from tidegate_scheduler.simulator.workload import Span, Truth, Workload
+from tidegate_scheduler.snapshot import decode_snapshot, encode_snapshot
+from tidegate_scheduler.state import State
+
+SECOND_NS = 1_000_000_000
+WORK_SECONDS_ASSUMED = 60
+"""What a job works of which nothing is known, in a history of which nothing is known: no job of it ever ended."""
+
+REPLAYED: tuple[type[e.Event], ...] = (
+    e.CancelRequested, e.HoldRequested, e.ReleaseRequested, e.SuspendRequested, e.ResumeRequested, e.RequeueRequested,
+    e.JobPriorityChanged, e.JobLimitChanged, e.QueueChanged, e.NodeDrainRequested, e.NodeResumeRequested,
+    e.NodeForgetRequested, e.MaintenancePlanned, e.MaintenanceCancelled, e.NodeUnreachable, e.NodeReachable,
+)  # fmt: skip
+"""What happens whoever decides, at the time at which it happened. `NodeJoined` does, too, but not as it is."""
+
+
+class Recording(msgspec.Struct, frozen=True):
+    """A stretch from after `from_seq` to `until_seq`; `happened` is what really happened.
+
+    `policy` and `parameters` are those that decided most of it, of `policies` different ones. `assumed` are jobs that
+    never worked, so that nobody knows for how long they would; `retried` counts attempts that failed and were followed
+    by another, which no simulation repeats.
+    """
+
+    workload: Workload
+    begin: State
+    happened: Run
+    costs: Costs
+    measured: tuple[Cost, ...]
+    policy: int
+    parameters: Parameters
+    policies: int
+    from_seq: int
+    until_seq: int
+    assumed: tuple[str, ...] = ()
+    retried: int = 0
+
+
+async def read(source: Source, name: str, begin: Moment, end: Moment, told: Told) -> Recording:
+    """Return the stretch of `source` from `begin` to `end`, each of which may be anywhere in it.
+
+    Raises NotInHistoryError where one of them is not in the history.
+    """
+    last = (await reach(source, end, told)).state.seq if end != Moment() else source.end
+    point = await _beginning(source, begin, told)
+    reading = _Reading(point.state, point.at_ns)
+    async with aclosing(source.read(point.state.seq, last)) as frames:
+        async for recorded in frames:
+            reading.take(recorded)
+            if recorded.seq % FRAMES_PER_WORD == 0:
+                told(f"Reading what happened: frame {recorded.seq} of {last}")
+    return reading.result(name)
+
+
+async def _beginning(source: Source, begin: Moment, told: Told) -> Point:
+    """Return the state to begin with; a history from its first frame on begins with nothing, when that was written."""
+    if begin != Moment():
+        return await reach(source, begin, told)
+    point = await reach(source, Moment(seq=source.first - 1), told)
+    if not point.state.header.now_ns and source.end >= source.first:
+        point.at_ns = await last_time(source, source.first)
+    return point
+
+
+class _Reading:
+    """Folds the stretch, and has everything that counts seen by those who need it."""
+
+    def __init__(self, state: State, begin_ns: int) -> None:
+        self.begin = decode_snapshot(encode_snapshot(state))
+        self.begin.header.now_ns = max(begin_ns, state.header.now_ns)
+        self.begin.touch("header")
+        self._begin_ns = self.begin.header.now_ns
+        self._state = state
+        self._from_seq = state.seq
+        self._witness = Witness(state, self._begin_ns)
+        self._meter = Meter()
+        self._facts: list[e.AnyEvent] = []
+        self._decided_by: Counter[tuple[int, tuple[tuple[str, int], ...]]] = Counter()
+        self._before: dict[str, bool] = {}
+        """Of nodes that join: whether they were there, and had something to do."""
+
+    def take(self, recorded: Recorded) -> None:
+        """Fold a frame."""
+        for event in recorded.frame.events:
+            if isinstance(event, e.NodeJoined):
+                known = self._state.nodes.get(event.node)
+                self._before[event.node] = (
+                    known is not None and known.status == "up" and self._running_on(event.node) > 0
+                )
+        evolve(self._state, recorded, self._saw)
+        self._witness.frame_over()
+
+    def _saw(self, event: e.AnyEvent) -> None:
+        self._witness.saw(event)
+        self._meter.saw(event)
+        if isinstance(event, REPLAYED):
+            self._facts.append(self._timed(event))
+        elif isinstance(event, e.NodeJoined):
+            self._joined(event)
+        elif isinstance(event, e.DecisionPass):
+            header = self._state.header
+            self._decided_by[header.policy, tuple(sorted(header.parameters.items()))] += event.decisions
+
+    def _joined(self, event: e.NodeJoined) -> None:
+        """Replay that a node joined; one that lost what ran there was away before, and where it was not, it is now."""
+        if self._before.pop(event.node, False) and not self._running_on(event.node):
+            silent = e.NodeUnreachable(
+                id=f"{event.id}-away", at_ns=event.at_ns, node=event.node, incarnation=event.incarnation
+            )
+            self._facts.append(self._timed(silent))
+        self._facts.append(self._timed(event))
+
+    def _running_on(self, node: str) -> int:
+        return sum(
+            member.active and member.status == "started" and member.node == node
+            for job in self._state.seats.on(node)
+            for member in job.members
+        )
+
+    def _timed(self, event: e.AnyEvent) -> e.AnyEvent:
+        return msgspec.structs.replace(event, at_ns=max(event.at_ns, self._begin_ns))
+
+    # ---- what comes of it ----
+
+    def result(self, name: str) -> Recording:
+        """Return the stretch, once all of it was taken."""
+        witness = self._witness
+        witness.close()
+        stories = list(witness.stories.values())
+        assumed = self._give_truths(stories)
+        costs, measured = self._meter.costs()
+        policy, parameters = self._decided_most()
+        arrivals = sorted((story.arrival for story in stories), key=lambda arrival: (arrival.at_ns, arrival.job))
+        return Recording(
+            workload=Workload(name, (), tuple(arrivals), tuple(sorted(self._facts, key=lambda fact: fact.at_ns))),
+            begin=self.begin,
+            happened=self._run(name, costs),
+            costs=costs,
+            measured=measured,
+            policy=policy,
+            parameters=parameters,
+            policies=len(self._decided_by),
+            from_seq=self._from_seq,
+            until_seq=self._state.seq,
+            assumed=assumed,
+            retried=sum(story.failed_before for story in stories),
+        )
+
+    def _run(self, name: str, costs: Costs) -> Run:
+        witness = self._witness
+        return Run(
+            workload=name,
+            rules="as it happened",
+            seed=0,
+            costs=costs,
+            jobs=witness.tally.runs(),
+            stays=tuple(witness.tally.stays),
+            samples=tuple(witness.tally.samples),
+            decided=tuple(witness.decided),
+            begin_ns=self._begin_ns,
+            end_ns=witness.now_ns,
+        )
+
+    def _decided_most(self) -> tuple[int, Parameters]:
+        header = self._state.header
+        now = (header.policy, tuple(sorted(header.parameters.items())))
+        (policy, values), _ = max(self._decided_by.items(), key=lambda item: item[1], default=(now, 0))
+        return policy, as_parameters(dict(values))
+
+    def _give_truths(self, stories: list[Story]) -> tuple[str, ...]:
+        """Put into each arrival what the job really did; return the jobs of which that had to be assumed."""
+        assumed = []
+        usual = _usual_seconds(stories)
+        for story in stories:
+            truth = _truth(story)
+            if not truth.spans:
+                assumed.append(story.arrival.job)
+                seconds = story.arrival.spec.expected_seconds or usual
+                truth = Truth((Span("default", max(1, seconds)),), censored=True)
+            story.arrival = msgspec.structs.replace(story.arrival, truth=truth)
+            self._witness.tally.records[story.arrival.job].arrival = story.arrival
+        return tuple(assumed)
+
+
+def _truth(story: Story) -> Truth:
+    """Return what the job did, as far as it was recorded. One that ran into its time limit would have gone on."""
+    spans, ended_by = story.effort.spans(), story.ended_by
+    every = story.effort.saves_every_seconds
+    own_fault = ended_by == "JobFailed" and bool({"JobError", "OutOfMemory"} & set(story.codes))
+    if own_fault and spans:
+        return Truth(spans, every, fails_after_seconds=sum(span.work_ms for span in spans) // 1000)
+    if ended_by == "JobFailed" and "TimeLimit" in story.codes and spans:
+        last = spans[-1]
+        spans = (*spans[:-1], msgspec.structs.replace(last, seconds=last.seconds + _longer(spans)))
+    return Truth(spans, every, censored=ended_by != "JobCompleted")
+
+
+def _longer(spans: tuple[Span, ...]) -> int:
+    """Return so many more seconds that the job runs into its limit by any rules."""
+    return 1 + sum(span.work_ms for span in spans) // 1000
+
+
+def _usual_seconds(stories: Iterable[Story]) -> int:
+    done = [story.effort.position_ns // SECOND_NS for story in stories if story.ended_by == "JobCompleted"]
+    return median_low(done) if done else WORK_SECONDS_ASSUMED
