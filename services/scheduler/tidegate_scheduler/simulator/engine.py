@@ -15,6 +15,7 @@ from tidegate_scheduler.decide import decide_by
 from tidegate_scheduler.policy.parameters import as_values
 from tidegate_scheduler.simulator.agenda import Agenda
 from tidegate_scheduler.simulator.costs import Costs
+from tidegate_scheduler.simulator.errors import SimulationError
 from tidegate_scheduler.simulator.nodes import Nodes
 from tidegate_scheduler.simulator.rules import Rules
 from tidegate_scheduler.simulator.run import Decided, Run
@@ -35,10 +36,6 @@ QUIET_ROUNDS_MAX = 10_000
 
 Told = Callable[[int, int], None]
 Watch = Callable[[State], None]
-
-
-class SimulationError(Exception):
-    """The simulation cannot be made; says why, and what would be accepted."""
 
 
 def simulate(

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tidegate_events.events import NodeJoined
 
+from tidegate_scheduler.simulator.errors import InputError
 from tidegate_scheduler.simulator.traces import muri, openb, philly, table
-from tidegate_scheduler.simulator.traces.errors import InputError
 from tidegate_scheduler.simulator.workload import Workload
 
 Reader = Callable[[Path, tuple[NodeJoined, ...]], Workload]

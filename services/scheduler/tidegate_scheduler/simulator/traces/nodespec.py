@@ -12,8 +12,8 @@ import msgspec
 from tidegate_events.events import NodeJoined
 from tidegate_events.resources import GpuDevice, Resources
 
+from tidegate_scheduler.simulator.errors import InputError
 from tidegate_scheduler.simulator.traces import table
-from tidegate_scheduler.simulator.traces.errors import InputError
 
 NODES_MAX = 20_000
 GPUS_MAX = 64

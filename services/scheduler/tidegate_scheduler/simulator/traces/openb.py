@@ -9,8 +9,8 @@ from tidegate_events.events import NodeJoined
 from tidegate_events.resources import Resources
 from tidegate_events.spec import DEFAULT_PHASE, Component, JobSpec, ResourceRange
 
+from tidegate_scheduler.simulator.errors import InputError
 from tidegate_scheduler.simulator.traces import table
-from tidegate_scheduler.simulator.traces.errors import InputError
 from tidegate_scheduler.simulator.traces.nodespec import GPUS_MAX
 from tidegate_scheduler.simulator.workload import Arrival, Workload, whole
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from tidegate_scheduler.simulator.traces.errors import InputError
+from tidegate_scheduler.simulator.errors import InputError
 
 ROWS_MAX = 2_000_000
 

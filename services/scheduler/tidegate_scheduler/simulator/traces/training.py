@@ -10,7 +10,7 @@ from tidegate_events.events import NodeJoined
 from tidegate_events.resources import Resources
 from tidegate_events.spec import DEFAULT_PHASE, Component, JobSpec, ResourceRange
 
-from tidegate_scheduler.simulator.traces.errors import InputError
+from tidegate_scheduler.simulator.errors import InputError
 from tidegate_scheduler.simulator.workload import Arrival, Span, Truth, Workload
 
 CPU_MILLIS = 1000
