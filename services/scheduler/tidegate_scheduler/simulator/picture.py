@@ -85,7 +85,7 @@ def _fill(figure: Figure, runs: Sequence[Run]) -> None:
         _used(used, run)
         _queue(queue, run)
         _gantt(gantt, run, lines, colours)
-    for axes in grid[0][1:]:
+    for axes in (each for row in grid for each in row[1:]):
         axes.set_ylabel("")
     _times(grid, runs)
     _legend(figure, runs, colours)

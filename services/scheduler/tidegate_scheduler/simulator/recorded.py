@@ -14,6 +14,7 @@ from statistics import median_low
 import msgspec
 from tidegate_events import events as e
 from tidegate_events.journal.base import Recorded
+from tidegate_events.spec import DEFAULT_PHASE
 
 from tidegate_scheduler.evolve import evolve
 from tidegate_scheduler.history.moment import Moment
@@ -29,6 +30,7 @@ from tidegate_scheduler.snapshot import decode_snapshot, encode_snapshot
 from tidegate_scheduler.state import State
 
 SECOND_NS = 1_000_000_000
+OWN_FAULTS = frozenset({"JobError", "OutOfMemory"})
 WORK_SECONDS_ASSUMED = 60
 """What a job works of which nothing is known, in a history of which nothing is known: no job of it ever ended."""
 
@@ -196,34 +198,54 @@ class _Reading:
     def _give_truths(self, stories: list[Story]) -> tuple[str, ...]:
         """Put into each arrival what the job really did; return the jobs of which that had to be assumed."""
         assumed = []
-        usual = _usual_seconds(stories)
+        usual, leaves_in_ms = _usual_seconds(stories), _usual_leave_ms(stories)
         for story in stories:
-            truth = _truth(story)
+            truth = _truth(story, leaves_in_ms)
             if not truth.spans:
                 assumed.append(story.arrival.job)
                 seconds = story.arrival.spec.expected_seconds or usual
-                truth = Truth((Span("default", max(1, seconds)),), censored=True)
+                truth = msgspec.structs.replace(truth, spans=(Span(DEFAULT_PHASE, max(1, seconds)),))
             story.arrival = msgspec.structs.replace(story.arrival, truth=truth)
             self._witness.tally.records[story.arrival.job].arrival = story.arrival
         return tuple(assumed)
 
 
-def _truth(story: Story) -> Truth:
+def _truth(story: Story, usual_leave_ms: int | None) -> Truth:
     """Return what the job did, as far as it was recorded. One that ran into its time limit would have gone on."""
     spans, ended_by = story.effort.spans(), story.ended_by
-    every = story.effort.saves_every_seconds
-    own_fault = ended_by == "JobFailed" and bool({"JobError", "OutOfMemory"} & set(story.codes))
-    if own_fault and spans:
-        return Truth(spans, every, fails_after_seconds=sum(span.work_ms for span in spans) // 1000)
-    if ended_by == "JobFailed" and "TimeLimit" in story.codes and spans:
+    fails_after_seconds = None
+    if ended_by == "JobFailed" and OWN_FAULTS & set(story.codes):
+        fails_after_seconds = _seconds(spans)
+    elif ended_by == "JobFailed" and "TimeLimit" in story.codes and spans:
         last = spans[-1]
-        spans = (*spans[:-1], msgspec.structs.replace(last, seconds=last.seconds + _longer(spans)))
-    return Truth(spans, every, censored=ended_by != "JobCompleted")
+        spans = (*spans[:-1], msgspec.structs.replace(last, seconds=last.seconds + 1 + _seconds(spans)))
+    return Truth(
+        spans,
+        story.effort.saves_every_seconds,
+        fails_after_seconds=fails_after_seconds,
+        censored=ended_by != "JobCompleted" and fails_after_seconds is None,
+        leaves_in_ms=_leaves_in_ms(story, usual_leave_ms),
+    )
 
 
-def _longer(spans: tuple[Span, ...]) -> int:
-    """Return so many more seconds that the job runs into its limit by any rules."""
-    return 1 + sum(span.work_ms for span in spans) // 1000
+def _seconds(spans: tuple[Span, ...]) -> int:
+    return sum(span.work_ms for span in spans) // 1000
+
+
+def _leaves_in_ms(story: Story, usual_ms: int | None) -> int | None:
+    """Return how long the job takes to leave without saving, None if it saves; as most did, where it was not asked."""
+    if story.saved_to_leave or (story.effort.own_saves_ns and not story.unsaved_ms):
+        return None
+    return median_low(story.unsaved_ms) if story.unsaved_ms else usual_ms
+
+
+def _usual_leave_ms(stories: Iterable[Story]) -> int | None:
+    """Return how long jobs take to leave that save nothing, None if most save, or nobody was asked to leave."""
+    saved, unsaved_ms = 0, []
+    for story in stories:
+        saved += story.saved_to_leave
+        unsaved_ms += story.unsaved_ms
+    return median_low(unsaved_ms) if len(unsaved_ms) > saved else None
 
 
 def _usual_seconds(stories: Iterable[Story]) -> int:

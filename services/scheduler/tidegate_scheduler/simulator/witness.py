@@ -12,7 +12,7 @@ import msgspec
 from tidegate_events import events as e
 from tidegate_events.spec import phase_need
 
-from tidegate_scheduler.simulator.effort import Effort, Pace, pace_of
+from tidegate_scheduler.simulator.effort import MILLI_NS, Effort, Pace, pace_of
 from tidegate_scheduler.simulator.run import Decided
 from tidegate_scheduler.simulator.tally import Tally
 from tidegate_scheduler.simulator.workload import Arrival, whole
@@ -27,7 +27,8 @@ class Story(msgspec.Struct, kw_only=True):
     """What was seen of one job. `seats` are the members that hold room, with what they hold; `pace` is None at rest.
 
     `asked` are the members that wait for a phase, since when. `left_ns` is when it was asked to leave, `left_pace` how
-    it worked then. `ended_by` is the decision that ended it, `codes` its reasons.
+    it worked then; `unsaved_ms` are how long it took to leave, each time that it saved nothing then. `ended_by` is the
+    decision that ended it, `codes` its reasons.
     """
 
     arrival: Arrival
@@ -41,6 +42,9 @@ class Story(msgspec.Struct, kw_only=True):
     pace: Pace | None = None
     left_ns: int = 0
     left_pace: Pace | None = None
+    left_saved: bool = False
+    saved_to_leave: bool = False
+    unsaved_ms: list[int] = []
     ended_by: str = ""
     codes: tuple[str, ...] = ()
     failed_before: int = 0
@@ -109,7 +113,7 @@ class Witness:
         self._look(story, event.at_ns)
 
     def _meet(self, arrival: Arrival, submitted_ns: int, now_ns: int) -> Story:
-        story = Story(arrival=arrival, effort=Effort(), now_ns=now_ns, seats={}, asked={})
+        story = Story(arrival=arrival, effort=Effort(), now_ns=now_ns, seats={}, asked={}, unsaved_ms=[])
         self.stories[arrival.job] = story
         self.tally.expect(arrival, submitted_ns)
         return story
@@ -117,7 +121,9 @@ class Witness:
     def _saved(self, story: Story, job: Job, event: e.CheckpointSaved, now_ns: int) -> None:
         if any(known.id == event.checkpoint.id for known in job.checkpoints):
             story.effort.works(story.pace, now_ns)
-            story.effort.save(event.checkpoint.id, asked=job.stage == "preempting")
+            leaving = job.stage == "preempting"
+            story.effort.save(event.checkpoint.id, asked=leaving)
+            story.left_saved = story.left_saved or leaving
 
     # ---- what the state became ----
 
@@ -130,7 +136,7 @@ class Witness:
         if story.stage == "ended":
             return
         if stage == "preempting" and story.stage != "preempting":
-            story.left_ns, story.left_pace = now_ns, story.pace
+            story.left_ns, story.left_pace, story.left_saved = now_ns, story.pace, False
         self._look_at_work(story, job, now_ns)
         self._look_at_seats(story, job, now_ns)
         if job is not None and job.preemptions > story.preemptions:
@@ -163,7 +169,12 @@ class Witness:
         if story.stage != "ended" or story.ended_by != "JobCompleted":
             self.tally.lost(name, story.effort.lost_ns)
         if story.left_ns and story.left_pace is not None:
-            self.tally.lost(name, max(0, now_ns - story.left_ns))
+            leaving_ns = max(0, now_ns - story.left_ns)
+            self.tally.lost(name, leaving_ns)
+            if story.left_saved:
+                story.saved_to_leave = True
+            else:
+                story.unsaved_ms.append(leaving_ns // MILLI_NS)
         story.left_ns, story.left_pace = 0, None
 
     def _look_at_seats(self, story: Story, job: Job | None, now_ns: int) -> None:
