@@ -16,6 +16,13 @@ if TYPE_CHECKING:
 
 SECOND_NS = 1_000_000_000
 SLOWEST_SHOWN = 5
+BAR_CHARS = 30
+
+
+def progress(name: str, done: int, jobs: int) -> str:
+    """Return how far a simulation is, as a bar of the jobs that have ended."""
+    filled = BAR_CHARS * done // max(1, jobs)
+    return f"Simulating {name} {'█' * filled}{'░' * (BAR_CHARS - filled)} {done} of {jobs} jobs have ended"
 
 
 def document(run: Run, nodes: int) -> dict[str, Any]:
