@@ -2,7 +2,7 @@
 
 Up to there the history is what it would have been under them, and each recorded pass is decided again by them on the
 state that it was decided on. Where the recording has no pass for a while, they are asked, too: what they would do there
-counts if the next recorded pass does not do it either.
+counts if the recorded policy would not do it, so nobody was merely late, and the next recorded pass does not either.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tidegate_events.frame import Frame, Writer
 from tidegate_events.journal.base import Recorded
 from tidegate_events.subjects import DECISION
 
-from tidegate_scheduler.decide import decide_by
+from tidegate_scheduler.decide import decide, decide_by
 from tidegate_scheduler.evolve import evolve
 from tidegate_scheduler.history.listing import document
 from tidegate_scheduler.history.point import FRAMES_PER_WORD, Told, time_of
@@ -81,6 +81,7 @@ class _Reading:
         self._own_queues = {queue.tenant for queue in rules.queues}
         self._waiting: deque[Recorded] = deque()
         self._last_ns = state.header.now_ns
+        self._recorded = (state.header.policy, dict(state.header.parameters))
         self._take_over()
         for queue in rules.queues:
             OPERATIONS[e.QueueChanged](state, queue, "")
@@ -116,7 +117,13 @@ class _Reading:
     def _quiet(self, now_ns: int) -> Divergence | None:
         """Ask the rules where the recording has nothing to say."""
         decided = decide_by(self._rules.fill, self._state, now_ns).events[1:]
-        return self._difference(None, now_ns, (), decided) if decided else None
+        if not decided:
+            return None
+        late = decode_snapshot(encode_snapshot(self._state))
+        late.header.policy, late.header.parameters = self._recorded
+        late.touch("header")
+        also = set(map(_essence, decide(late, now_ns).events[1:]))
+        return self._difference(None, now_ns, (), tuple(event for event in decided if _essence(event) not in also))
 
     def _difference(
         self, recorded: Recorded | None, now_ns: int, said: tuple[e.AnyEvent, ...], instead: tuple[e.AnyEvent, ...]
@@ -143,6 +150,7 @@ class _Reading:
     def _keep_rules(self, event: e.AnyEvent) -> None:
         """Have the recorded changes of the policy, and of the queues that the rules set, not change anything here."""
         if isinstance(event, e.PolicyChanged):
+            self._recorded = (event.policy, dict(event.parameters))
             self._take_over()
         elif isinstance(event, e.QueueChanged) and event.tenant in self._own_queues:
             for queue in self._rules.queues:

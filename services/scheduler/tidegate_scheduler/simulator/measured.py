@@ -11,8 +11,7 @@ from tidegate_scheduler.simulator.costs import Costs
 
 SECOND_NS = 1_000_000_000
 MILLI_NS = 1_000_000
-PASS_INTERVAL_MS = 20
-"""A service decides as soon as it hears of something; agents hold their facts back for up to 50 ms."""
+PASS_INTERVAL_MS_MAX = 1000
 
 
 class Cost(msgspec.Struct, frozen=True):
@@ -34,9 +33,15 @@ class Meter:
         self._pulls_ms: list[int] = []
         self._saves_ms: list[int] = []
         self._changes_ms: list[int] = []
+        self._reactions_ms: list[int] = []
+        self._newest_ns: int | None = None
 
     def saw(self, event: e.AnyEvent) -> None:
         """Take note of what begins something, and of what ends it."""
+        if isinstance(event, e.DecisionPass):
+            self._decided(event)
+        elif not isinstance(event, e.Decision):
+            self._newest_ns = max(event.at_ns, self._newest_ns or 0)
         if isinstance(event, e.JobPlaced):
             self._placed[event.job, event.attempt] = event.at_ns
         elif isinstance(event, e.SandboxStarted):
@@ -58,6 +63,13 @@ class Meter:
             if granted_ns is not None:
                 self._changes_ms.append(max(0, (event.at_ns - granted_ns) // MILLI_NS))
 
+    def _decided(self, event: e.DecisionPass) -> None:
+        """Note how long ago the newest of what a pass was decided for was seen."""
+        if self._newest_ns is not None:
+            reaction_ms = (event.now_ns - self._newest_ns) // MILLI_NS
+            self._reactions_ms.append(min(PASS_INTERVAL_MS_MAX, max(1, reaction_ms)))
+        self._newest_ns = None
+
     def costs(self) -> tuple[Costs, tuple[Cost, ...]]:
         """Return the costs, and how often each was seen.
 
@@ -69,12 +81,10 @@ class Meter:
             _middle("image_pull_seconds", self._pulls_ms, 1000, own.image_pull_seconds),
             _middle("checkpoint_seconds", self._saves_ms, 1000, own.checkpoint_seconds),
             _middle("phase_change_ms", self._changes_ms, 1, own.phase_change_ms),
+            _middle("pass_interval_ms", self._reactions_ms, 1, own.pass_interval_ms),
         )
         values = {cost.name: cost.value for cost in found}
-        costs = msgspec.convert(
-            {**values, "restart_seconds": 0, "pass_interval_ms": PASS_INTERVAL_MS, "node_failures_per_day_millis": 0},
-            Costs,
-        )
+        costs = msgspec.convert({**values, "restart_seconds": 0, "node_failures_per_day_millis": 0}, Costs)
         return costs, found
 
 
