@@ -69,7 +69,7 @@ async def read(source: Source, name: str, begin: Moment, end: Moment, told: Told
 
     Raises NotInHistoryError where one of them is not in the history.
     """
-    last = (await reach(source, end, told)).state.seq if end != Moment() else source.end
+    last, until_ns = await _ending(source, end, told)
     point = await _beginning(source, begin, told)
     reading = _Reading(point.state, point.at_ns)
     async with aclosing(source.read(point.state.seq, last)) as frames:
@@ -77,7 +77,16 @@ async def read(source: Source, name: str, begin: Moment, end: Moment, told: Told
             reading.take(recorded)
             if recorded.seq % FRAMES_PER_WORD == 0:
                 told(f"Reading what happened: frame {recorded.seq} of {last}")
-    return reading.result(name)
+    return reading.result(name, until_ns)
+
+
+async def _ending(source: Source, end: Moment, told: Told) -> tuple[int, int]:
+    """Return the last sequence, and until when what runs there goes on; what came after history's end is not known."""
+    if end == Moment():
+        return source.end, source.now_ns()
+    point = await reach(source, end, told)
+    known = point.state.seq < source.end
+    return point.state.seq, point.at_ns if known else min(point.at_ns, source.now_ns())
 
 
 async def _beginning(source: Source, begin: Moment, told: Told) -> Point:
@@ -150,9 +159,10 @@ class _Reading:
 
     # ---- what comes of it ----
 
-    def result(self, name: str) -> Recording:
-        """Return the stretch, once all of it was taken."""
+    def result(self, name: str, until_ns: int) -> Recording:
+        """Return the stretch, once all of it was taken; what ran at its end did so until then."""
         witness = self._witness
+        witness.now_ns = max(witness.now_ns, until_ns)
         witness.close()
         stories = list(witness.stories.values())
         assumed = self._give_truths(stories)

@@ -26,9 +26,9 @@ NOT_DECIDED = (e.DecisionPass, e.LeaderElected, e.PolicyChanged, e.NodeUnreachab
 class Story(msgspec.Struct, kw_only=True):
     """What was seen of one job. `seats` are the members that hold room, with what they hold; `pace` is None at rest.
 
-    `asked` are the members that wait for a phase, since when. `left_ns` is when it was asked to leave, `left_pace` how
-    it worked then; `unsaved_ms` are how long it took to leave, each time that it saved nothing then. `ended_by` is the
-    decision that ended it, `codes` its reasons.
+    `gone_ns` is when the last of them left. `asked` are the members that wait for a phase, since when. `left_ns` is
+    when it was asked to leave, `left_pace` how it worked then, and `unsaved_ms` how long it took to be gone each time
+    that it saved nothing. `ended_by` is the decision that ended it, `codes` its reasons.
     """
 
     arrival: Arrival
@@ -38,6 +38,7 @@ class Story(msgspec.Struct, kw_only=True):
     attempt: int = 0
     preemptions: int = 0
     seats: dict[int, tuple[Any, ...]] = {}
+    gone_ns: int = 0
     asked: dict[int, tuple[str, int]] = {}
     pace: Pace | None = None
     left_ns: int = 0
@@ -151,7 +152,7 @@ class Witness:
         story.stage = stage
         there, was_there = _there(stage), _there(before)
         if was_there and not there:
-            self._attempt_over(story, now_ns)
+            self._attempt_over(story)
         if stage == "ended":
             end = self._state.finished.get(name)
             self.tally.ended(name, now_ns, end.state if end is not None else "")
@@ -163,13 +164,13 @@ class Witness:
                 story.effort.go_back(job.resumed_from.id if job.resumed_from is not None else "")
             self.tally.placed(name, now_ns)
 
-    def _attempt_over(self, story: Story, now_ns: int) -> None:
+    def _attempt_over(self, story: Story) -> None:
         """Count what came to nothing: work after the newest checkpoint, and the time in which it saved to leave."""
         name = story.arrival.job
         if story.stage != "ended" or story.ended_by != "JobCompleted":
             self.tally.lost(name, story.effort.lost_ns)
         if story.left_ns and story.left_pace is not None:
-            leaving_ns = max(0, now_ns - story.left_ns)
+            leaving_ns = max(0, story.gone_ns - story.left_ns)
             self.tally.lost(name, leaving_ns)
             if story.left_saved:
                 story.saved_to_leave = True
@@ -187,6 +188,7 @@ class Witness:
             if fresh or member is None or not member.active:
                 outcome = member.status if member is not None and not fresh else "lost"
                 self.tally.left(name, rank, now_ns, outcome)
+                story.gone_ns = now_ns
                 del story.seats[rank]
         for rank, member in members.items():
             holds = (member.node, member.quotas, member.gpu_indices)
