@@ -51,7 +51,7 @@ def simulate(
     """Return what becomes of the workload under these rules.
 
     It begins with a copy of `begin`, else with nothing. `told(done, jobs)` is called as jobs end, `watch(state)` after
-    each round of passes. Raises SimulationError for a workload that does not fit the state, or rules that never rest.
+    each pass. Raises SimulationError for a workload that does not fit the state, or rules that never rest.
     """
     return Engine(workload, rules, costs, seed, begin).run(told, watch)
 
@@ -84,10 +84,8 @@ class Engine:
             for act in self._agenda.due(self._now_ns):
                 act(self._now_ns)
             if self._round_due():
-                decided = self._round()
+                decided = self._round(watch)
                 quiet = 0 if decided or self._agenda.pending else quiet + 1
-                if watch is not None:
-                    watch(self.state)
             self._tally.sample(self._now_ns)
             if told is not None and jobs - self._tally.open != done:
                 done = jobs - self._tally.open
@@ -128,8 +126,8 @@ class Engine:
         for arrival in self._workload.arrivals:
             self._expect(arrival)
         self._adopt()
-        for fact in self._workload.facts:
-            self._agenda.at(max(fact.at_ns, now_ns), self._happening(fact))
+        for index, fact in enumerate(self._workload.facts):
+            self._agenda.at(max(fact.at_ns, now_ns), self._happening(index, fact))
 
     def _expect(self, arrival: Arrival) -> None:
         if arrival.job in self._tally.records or arrival.job in self.state.finished:
@@ -167,25 +165,34 @@ class Engine:
                 self._tally.waits(job.id, self._now_ns)
             else:
                 self._world.adopt(job, self._now_ns)
-        for name, node in self.state.nodes.items():
+        for name, node in list(self.state.nodes.items()):
             if node.status == "up":
                 self._nodes.bury(name, self._now_ns)
+            elif not self._comes_back(-1, name):
+                self._nodes.die(name, self._now_ns)
         self._scribe.news = True
 
-    def _happening(self, fact: e.AnyEvent) -> Callable[[int], None]:
+    def _happening(self, index: int, fact: e.AnyEvent) -> Callable[[int], None]:
         """Return what happens when the workload says that this fact does."""
 
         def happens(now_ns: int) -> None:
             if isinstance(fact, e.NodeJoined):
                 self._nodes.joined(fact, self._world.held_on(fact.node), now_ns)
             elif isinstance(fact, e.NodeUnreachable):
-                self._nodes.unreachable(fact, now_ns)
+                self._nodes.unreachable(fact, now_ns, dead=not self._comes_back(index, fact.node))
             elif isinstance(fact, e.NodeReachable):
                 self._nodes.reachable(fact, now_ns)
             else:
                 self._scribe.recorded(fact)
 
         return happens
+
+    def _comes_back(self, index: int, node: str) -> bool:
+        """Say whether a node that falls silent is back with what runs there: by what is heard of it next."""
+        for fact in self._workload.facts[index + 1 :]:
+            if isinstance(fact, e.NodeReachable | e.NodeJoined) and fact.node == node:
+                return isinstance(fact, e.NodeReachable) or bool(fact.sandboxes)
+        return False
 
     # ---- it goes on ----
 
@@ -205,13 +212,15 @@ class Engine:
         due_ns = self._round_ns()
         return due_ns is not None and due_ns <= self._now_ns
 
-    def _round(self) -> int:
+    def _round(self, watch: Watch | None) -> int:
         """Make passes until the rules have nothing more to say; return how much was decided."""
         self._scribe.news = False
         self._last_round_ns = self._now_ns
         before = len(self._decided)
         for _ in range(PASSES_MAX):
             found = decide_by(self._rules.fill, self.state, self._now_ns)
+            if watch is not None:
+                watch(self.state)
             if not found.events:
                 if found.wake_at_ns is not None and found.wake_at_ns <= self._now_ns:
                     raise SimulationError(f"{self._rules.name} decides nothing, and asks for the next pass at once")

@@ -94,10 +94,7 @@ class Nodes:
     def fail(self, node: str, now_ns: int) -> None:
         """A node is gone, with all that runs there; nobody knows before it has been silent for a while."""
         model = self.by_name[node]
-        model.alive = False
-        model.unheard.clear()
-        self._count(model, -1)
-        self.crashes(node, now_ns)
+        self.die(node, now_ns)
 
         def silent(at_ns: int) -> None:
             known = self.scribe.state.nodes.get(node)
@@ -105,6 +102,13 @@ class Nodes:
                 self._away(node, at_ns)
 
         self._agenda.at(now_ns + self._costs.node_silence_seconds * SECOND_NS, silent)
+
+    def die(self, node: str, now_ns: int) -> None:
+        """A node is gone, with all that runs there; whoever knows of it knows already."""
+        model = self.by_name[node]
+        model.alive = False
+        self._count(model, -1)
+        self.crashes(node, now_ns)
 
     def repair(self, node: str, now_ns: int) -> None:
         """A node that failed is back, and holds nothing."""
@@ -115,38 +119,34 @@ class Nodes:
 
     # ---- what a recording says of them ----
 
-    def unreachable(self, event: e.NodeUnreachable, now_ns: int) -> None:
-        """A node is not heard any more; what runs there goes on."""
+    def unreachable(self, event: e.NodeUnreachable, now_ns: int, *, dead: bool) -> None:
+        """A node is not heard any more; what runs there goes on, unless it is dead."""
         model = self.by_name.get(event.node)
-        if model is not None and model.heard:
-            model.heard = False
-            self._away(event.node, now_ns)
+        if model is None or not model.takes_orders:
+            return
+        model.heard = False
+        self._away(event.node, now_ns)
+        if dead:
+            self.die(event.node, now_ns)
 
     def reachable(self, event: e.NodeReachable, now_ns: int) -> None:
         """A node is heard again, and what it said meanwhile."""
         model = self.by_name.get(event.node)
         known = self.scribe.state.nodes.get(event.node)
-        if model is None or known is None or model.heard:
+        if model is None or known is None or model.heard or not model.alive:
             return
         said = msgspec.structs.replace(event, at_ns=now_ns, incarnation=known.incarnation)
         self.scribe.recorded(said)
         self._heard(model, now_ns)
 
     def joined(self, event: e.NodeJoined, held: tuple[e.HeldSandbox, ...], now_ns: int) -> None:
-        """A node's agent joins, perhaps again: who was not heard and names no sandboxes has lost what ran there.
-
-        `held` is what runs there in the simulation.
-        """
+        """A node's agent joins, perhaps again; `held` is what runs there in the simulation."""
         model = self.by_name.get(event.node)
         if model is None:
             self.join(event)
             return
         self._count(model, -1 if model.alive else 0)
         model.joined, model.images = event, dict(event.images)
-        if held and not model.heard and not event.sandboxes:
-            self.crashes(event.node, now_ns)
-            held = ()
-        model.alive = False
         self._rejoin(model, held, now_ns)
 
     def _rejoin(self, model: NodeModel, held: tuple[e.HeldSandbox, ...], now_ns: int) -> None:
