@@ -30,7 +30,7 @@ from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.state import LEAVING_STAGES, Job, Member
 
-PASSED_NS = 60 * SECOND_NS
+PASSED_NS = 300 * SECOND_NS
 """How long others, who need less, may be granted phases before one that asked earlier."""
 
 HELD_UP_NS = 600 * SECOND_NS
@@ -86,6 +86,9 @@ class Lending:
         self._index = trial.index
         self._recalls = Recalls(draft, trial)
         self._ledgers: dict[int, _Ledger] = {}
+        self._coming_free: set[int] = set()
+        """The rows on which somebody is left without something that was its own: the next pass finds that free."""
+
         self._decided = placed
 
     def run(self, rows: list[int]) -> Lending:
@@ -110,7 +113,9 @@ class Lending:
             if job.stage in LEAVING_STAGES or job.id in self._draft.leaving:
                 self.terms[job.id, member.rank] = as_they_are(spec, member)
                 continue
-            self.terms[job.id, member.rank] = settled(spec, floor, member)
+            terms = self.terms[job.id, member.rank] = settled(spec, floor, member)
+            if terms.extra != member.extra:
+                self._coming_free.add(row)
             if phase := wish(spec, member):
                 self.restless[row] = None
                 asks.append(_Ask(job, member, phase, row))
@@ -137,6 +142,8 @@ class Lending:
             wanted = Wanted(short_mib, tuple(set(member.lent_gpus) - set(here)), missing - len(here))
             self._recalls.recall(ask.row, job.id, wanted)
             return
+        if terms.extra != member.extra:
+            self._coming_free.add(row)
         back, kept = devices.floor + here, tuple(each for each in terms.gpu_indices if each not in devices.floor)
         ledger.spare_mib -= more_mib
         ledger.spare_millis -= need.cpu_millis - need_of(spec, member.phase, member.granted).cpu_millis
@@ -175,6 +182,8 @@ class Lending:
         due_ns = max(self._rests_until(ask) for ask in asks)
         if any(each.active and each.hand_back_ns for each in job.members) or not self._all_ask(asks):
             return
+        if any(ask.row in self._coming_free for ask in asks):
+            return  # now it would be leased, though it is nobody's; this pass decides something, so another one follows
         if draft.now_ns < due_ns:
             draft.wake_by(due_ns)
             return
@@ -296,7 +305,8 @@ class Lending:
         more_mib = self._more_mib(ask)
         if (
             more_mib > ledger.spare_mib - self._kept_mib(ask.row)
-            or millis - own_millis > ledger.spare_millis - free[CPU]
+            or millis > ledger.spare_millis
+            or millis - own_millis > max(0, ledger.spare_millis - free[CPU])
         ):
             return None
         devices = self._devices(ask, ledger, need.gpus, need.gpu_memory_mib)
