@@ -103,8 +103,8 @@ def spread(times_ns: Sequence[int]) -> Spread:
 def area(samples: Sequence[Sample], value: Callable[[Sample], int], begin_ns: int, end_ns: int) -> int:
     """Return the value times how long it held, over the time between: value-nanoseconds, exactly."""
     found = 0
-    for sample, later in zip(samples, [*samples[1:], None], strict=True):
-        until_ns = end_ns if later is None else min(later.at_ns, end_ns)
+    ends = [min(later.at_ns, end_ns) for later in samples[1:]] + [end_ns]
+    for sample, until_ns in zip(samples, ends, strict=False):
         since_ns = max(sample.at_ns, begin_ns)
         if until_ns > since_ns:
             found += value(sample) * (until_ns - since_ns)
