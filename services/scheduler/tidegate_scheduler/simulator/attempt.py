@@ -123,7 +123,7 @@ class Attempt:
         self._ground.tally.rests(self.job, now_ns)
 
     def _reached(self, now_ns: int) -> None:
-        """A span ends, or the job saves or fails, by the work alone."""
+        """A span ends, or the job saves or fails, by the work alone; or only its pace changes."""
         self._rest(now_ns)
         if self.work.fails:
             self._fail(now_ns)
@@ -173,7 +173,7 @@ class Attempt:
             sandbox.entering = self._ground.agenda.at(in_ns, lambda at_ns: self._granted(sandbox, granted, at_ns))
         span = self.work.span
         if self.work.running and span is not None and span.cpu_bound:
-            self._go(now_ns)
+            self._plan(now_ns, self._reached)  # at another pace
 
     def _apply(self, sandbox: Sandbox, quotas: tuple[e.Quota, ...], now_ns: int) -> None:
         if sandbox.there and sandbox.quotas == quotas:
@@ -196,7 +196,7 @@ class Attempt:
             sandbox.leaving = None
         elif sandbox.leaving is None:
             in_it_ns = now_ns if sandbox.entering is None else sandbox.entering.at_ns
-            leaves_ns = min(max(deadline_ns, now_ns), in_it_ns + self._ground.costs.phase_change_ms * MILLI_NS)
+            leaves_ns = min(max(deadline_ns, in_it_ns), in_it_ns + self._ground.costs.phase_change_ms * MILLI_NS)
             sandbox.leaving = self._ground.agenda.at(leaves_ns, lambda at_ns: self._hand_back(sandbox, at_ns))
 
     def _hand_back(self, sandbox: Sandbox, now_ns: int) -> None:
@@ -212,21 +212,19 @@ class Attempt:
 
     def leave(self, deadline_ns: int, now_ns: int) -> None:
         """Save and leave by the deadline; whoever has nothing to save leaves at once, and some never save."""
+        hangs = self._broken
         self._halt(now_ns)
         saved_ns = now_ns + self._ground.costs.checkpoint_seconds * SECOND_NS
         unsaved_ms = self.work.truth.leaves_in_ms
-        if unsaved_ms is not None:
-            self._overhead_ns = now_ns
-            gone_ns = min(deadline_ns, now_ns + unsaved_ms * MILLI_NS)
-            self._plan(max(now_ns, gone_ns), lambda at_ns: self._exit(self._there(), "stopped", at_ns))
-        elif not self.work.lost_ns:
+        if not hangs and unsaved_ms is None and not self.work.lost_ns:
             self._plan(now_ns, lambda at_ns: self._exit(self._there(), "suspended", at_ns))
-        elif saved_ns <= deadline_ns:
-            self._overhead_ns = now_ns
+            return
+        self._overhead_ns = now_ns
+        if not hangs and unsaved_ms is None and saved_ns <= deadline_ns:
             self._plan(saved_ns, self._leave_saved)
-        else:
-            self._overhead_ns = now_ns
-            self._plan(deadline_ns, lambda at_ns: self._exit(self._there(), "stopped", at_ns))
+            return
+        gone_ns = deadline_ns if hangs or unsaved_ms is None else min(deadline_ns, now_ns + unsaved_ms * MILLI_NS)
+        self._plan(max(now_ns, gone_ns), lambda at_ns: self._exit(self._there(), "stopped", at_ns))
 
     def _leave_saved(self, now_ns: int) -> None:
         self._save(now_ns)
@@ -275,7 +273,7 @@ class Attempt:
             self._say(sandbox, said)
             self._close_if_empty()
 
-        self._ground.agenda.at(now_ns, refused)
+        sandbox.starting = self._ground.agenda.at(now_ns, refused)
 
     def _complete(self, now_ns: int) -> None:
         self.work.keep()

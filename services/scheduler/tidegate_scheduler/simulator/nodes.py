@@ -74,7 +74,8 @@ class Nodes:
         self.by_name[event.node] = model
         self._count(model, 1)
         if rate := self._costs.node_failures_per_day_millis:
-            self._fail_next(model, Random(f"{self._seed}/{event.node}"), event.at_ns, rate)
+            from_ns = max(event.at_ns, self.scribe.state.header.now_ns)
+            self._fail_next(model, Random(f"{self._seed}/{event.node}"), from_ns, rate)
 
     def _count(self, model: NodeModel, sign: int) -> None:
         self._tally.gpus_total_millis += sign * len(model.joined.gpus) * WHOLE_MILLIS
