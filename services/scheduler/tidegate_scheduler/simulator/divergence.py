@@ -1,8 +1,11 @@
 """The first decision that other rules take otherwise: on the recorded states, so no model has a part in it.
 
-Up to there the history is what it would have been under them, and each recorded pass is decided again by them on the
-state that it was decided on. Where the recording has no pass for a while, they are asked, too: what they would do there
-counts if the recorded policy would not do it, so nobody was merely late, and the next recorded pass does not either.
+Up to there the history is what it would have been under them, but for limits, and each recorded pass is decided again
+by them on the state that it was decided on. Where the recording has no pass for a while, they are asked, too: what they
+would do there counts if the recorded policy would not do it, so nobody was merely late.
+
+Other limits for the same members are noted, but they are no end of the comparison: they come and go with every phase,
+and what an operator asks is who runs where, who leaves, and who is kept room.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from tidegate_scheduler.history.point import FRAMES_PER_WORD, Told, time_of
 from tidegate_scheduler.history.source import Source
 from tidegate_scheduler.operations import RULES as OPERATIONS
 from tidegate_scheduler.policy.parameters import as_values
+from tidegate_scheduler.simulator.recorded import Recording
 from tidegate_scheduler.simulator.rules import Rules
 from tidegate_scheduler.snapshot import decode_snapshot, encode_snapshot
 from tidegate_scheduler.state import State
@@ -31,9 +35,12 @@ from tidegate_scheduler.strict import keep_models
 
 QUIET_NS = 1_000_000_000
 """A scheduler that has said nothing for so long had nothing to say: it decides within milliseconds."""
+WAKES_MAX = 100
+"""So often the rules are asked in one quiet time, when they want to be; then once more at its end."""
 SHOWN_MAX = 5
 _SAID = frozenset({"id", "at_ns", "v", "cause", "traceparent", "revision", "reasons", "tenant", "start_by_ns"})
 """How a decision is told, or why; not what it is."""
+_LIMITS = (e.QuotaChanged, e.ImagePrefetchHinted)
 
 
 class Divergence(msgspec.Struct, frozen=True):
@@ -48,23 +55,25 @@ class Divergence(msgspec.Struct, frozen=True):
 
 
 class Compared(msgspec.Struct, frozen=True):
-    """What was found, and after how many passes that are the same."""
+    """What was found in so many passes; `limits_since` is the first pass that sets other limits (0: none does)."""
 
     passes: int
     first: Divergence | None
+    limits_since: int
 
 
-async def first_divergence(source: Source, begin: State, until: int, rules: Rules, told: Told) -> Compared:
-    """Return where `rules` would have decided otherwise first, between the state `begin` and the sequence `until`."""
+async def first_divergence(source: Source, recording: Recording, rules: Rules, told: Told) -> Compared:
+    """Return where `rules` would have decided otherwise first in what was recorded."""
+    begin, until, end_ns = recording.begin, recording.until_seq, recording.happened.end_ns
     reading = _Reading(decode_snapshot(encode_snapshot(begin)), rules)
     async with aclosing(source.read(begin.seq, until)) as frames:
         async for recorded in frames:
             found = reading.take(recorded)
             if found is not None:
-                return Compared(reading.passes, found)
+                return Compared(reading.passes, found, reading.limits_since)
             if recorded.seq % FRAMES_PER_WORD == 0:
                 told(f"Deciding as {rules.name}: frame {recorded.seq} of {until}")
-    return Compared(reading.passes, reading.earlier)
+    return Compared(reading.passes, reading.over(end_ns), reading.limits_since)
 
 
 class _Reading:
@@ -72,9 +81,7 @@ class _Reading:
 
     def __init__(self, state: State, rules: Rules) -> None:
         self.passes = 0
-        self.earlier: Divergence | None = None
-        """What the rules would have done where the recording had nothing to say."""
-
+        self.limits_since = 0
         self._state = state
         self._rules = rules
         self._values = as_values(rules.parameters)
@@ -82,6 +89,7 @@ class _Reading:
         self._waiting: deque[Recorded] = deque()
         self._last_ns = state.header.now_ns
         self._recorded = (state.header.policy, dict(state.header.parameters))
+        self._recorded_queues = {tenant: state.queues.get(tenant) for tenant in self._own_queues}
         self._take_over()
         for queue in rules.queues:
             OPERATIONS[e.QueueChanged](state, queue, "")
@@ -90,19 +98,11 @@ class _Reading:
         """Take the next frame; return what differs before it or in it."""
         head, found = recorded.frame.events[0], None
         if recorded.subject == DECISION and isinstance(head, e.DecisionPass):
-            found = self._earliest(self._compare(recorded, head))
-        elif time_of(recorded) - self._last_ns >= QUIET_NS and self.earlier is None:
-            self._fold(recorded.seq - 1)
-            self.earlier = self._quiet(time_of(recorded) - 1)
+            found = self._compare(recorded, head)
+        elif time_of(recorded) - self._last_ns >= QUIET_NS:
+            found = self._quiet(recorded.seq - 1, time_of(recorded))
         self._last_ns = max(self._last_ns, time_of(recorded))
         self._waiting.append(recorded)
-        return found
-
-    def _earliest(self, found: Divergence | None) -> Divergence | None:
-        """Return what differs first; who led late, or not at all for a while, decides the same later."""
-        earlier, self.earlier = self.earlier, None
-        if found is not None and earlier is not None and set(earlier.instead) & set(found.instead):
-            return earlier
         return found
 
     def _compare(self, recorded: Recorded, head: e.DecisionPass) -> Divergence | None:
@@ -114,24 +114,47 @@ class _Reading:
         decided = decide_by(self._rules.fill, self._state, head.now_ns).events[1:]
         return self._difference(recorded, head.now_ns, recorded.frame.events[1:], decided)
 
-    def _quiet(self, now_ns: int) -> Divergence | None:
-        """Ask the rules where the recording has nothing to say."""
-        decided = decide_by(self._rules.fill, self._state, now_ns).events[1:]
-        if not decided:
+    def over(self, end_ns: int) -> Divergence | None:
+        """Return what differs after the last frame."""
+        if not self._waiting or end_ns - self._last_ns < QUIET_NS:
             return None
+        return self._quiet(self._waiting[-1].seq, end_ns)
+
+    def _quiet(self, seq: int, until_ns: int) -> Divergence | None:
+        """Ask the rules where the recording has nothing to say: at once, and whenever they want to be asked."""
+        self._fold(seq)
+        now_ns = max(self._last_ns, self._state.header.now_ns)
+        for _ in range(WAKES_MAX):
+            decided = decide_by(self._rules.fill, self._state, now_ns)
+            if decided.events:
+                return self._not_late(now_ns, decided.events[1:])
+            wake_ns = decided.wake_at_ns
+            if now_ns == until_ns - 1 or wake_ns is None or wake_ns >= until_ns:
+                return None
+            now_ns = max(wake_ns, now_ns + 1)
+        return self._not_late(until_ns - 1, decide_by(self._rules.fill, self._state, until_ns - 1).events[1:])
+
+    def _not_late(self, now_ns: int, decided: tuple[e.AnyEvent, ...]) -> Divergence | None:
+        """Return what the recorded policy would not have decided there, too."""
         late = decode_snapshot(encode_snapshot(self._state))
         late.header.policy, late.header.parameters = self._recorded
         late.touch("header")
+        for tenant, queue in self._recorded_queues.items():
+            if queue is None:
+                late.queues.pop(tenant, None)
+            else:
+                late.queues[tenant] = queue
+            late.touch(f"queue/{tenant}")
         also = set(map(_essence, decide(late, now_ns).events[1:]))
         return self._difference(None, now_ns, (), tuple(event for event in decided if _essence(event) not in also))
 
     def _difference(
         self, recorded: Recorded | None, now_ns: int, said: tuple[e.AnyEvent, ...], instead: tuple[e.AnyEvent, ...]
     ) -> Divergence | None:
-        known, other = Counter(map(_essence, said)), Counter(map(_essence, instead))
-        only_said = [event for event in said if _essence(event) in known - other]
-        only_instead = [event for event in instead if _essence(event) in other - known]
+        only_said, only_instead = _apart(said, instead)
         if not only_said and not only_instead:
+            if recorded is not None and not self.limits_since and any(_apart(said, instead, limits=True)):
+                self.limits_since = recorded.seq
             return None
         jobs = dict.fromkeys(getattr(event, "job", "") for event in (*only_said, *only_instead))
         return Divergence(
@@ -153,6 +176,7 @@ class _Reading:
             self._recorded = (event.policy, dict(event.parameters))
             self._take_over()
         elif isinstance(event, e.QueueChanged) and event.tenant in self._own_queues:
+            self._recorded_queues[event.tenant] = self._state.queues.get(event.tenant)
             for queue in self._rules.queues:
                 OPERATIONS[e.QueueChanged](self._state, queue, "")
 
@@ -163,10 +187,28 @@ class _Reading:
         keep_models(self._state)
 
 
-def _essence(event: e.AnyEvent) -> bytes:
-    """Return what a decision is, whoever takes it and however it is told."""
-    fields: dict[str, Any] = msgspec.to_builtins(event)
-    return msgspec.json.encode({name: value for name, value in fields.items() if name not in _SAID}, order="sorted")
+def _apart(
+    one: tuple[e.AnyEvent, ...], other: tuple[e.AnyEvent, ...], *, limits: bool = False
+) -> tuple[list[e.AnyEvent], list[e.AnyEvent]]:
+    """Return what only one of two passes decides, and what only the other does, in whichever order each does it."""
+    first, second = _by_essence(one, limits), _by_essence(other, limits)
+    known, there = Counter(essence for essence, _ in first), Counter(essence for essence, _ in second)
+    return (
+        [event for essence, event in first if essence in known - there],
+        [event for essence, event in second if essence in there - known],
+    )
+
+
+def _by_essence(events: tuple[e.AnyEvent, ...], limits: bool) -> list[tuple[bytes, e.AnyEvent]]:
+    return [(_essence(event, limits), event) for event in events if limits or not isinstance(event, _LIMITS)]
+
+
+def _essence(event: e.AnyEvent, limits: bool = False) -> bytes:
+    """Return what a decision is, whoever takes it and however it is told; with the limits that it sets, or without."""
+    fields: dict[str, Any] = {name: value for name, value in msgspec.to_builtins(event).items() if name not in _SAID}
+    if not limits and isinstance(event, e.JobPlaced):
+        fields["members"] = [{**member, "quotas": ()} for member in fields["members"]]
+    return msgspec.json.encode(fields, order="sorted")
 
 
 def _words(events: list[e.AnyEvent]) -> tuple[str, ...]:

@@ -156,7 +156,7 @@ def _gantt(axes: Axes, run: Run, lines: Rows, colours: dict[str, str]) -> None:
             PolyCollection(corners_of, facecolor=colour, edgecolor="white", linewidth=0.4, hatch=hatch or None)
         )
     axes.set_yticks(range(len(lines.names)), lines.names, fontsize="small")
-    axes.set_ylim(len(lines.names) - 0.5, -0.5)
+    axes.set_ylim(max(1, len(lines.names)) - 0.5, -0.5)
     axes.set_ylabel("nodes" if lines.nodes == len(lines.names) else f"{len(lines.names)} of {lines.nodes} nodes")
 
 

@@ -17,6 +17,7 @@ from tidegate_events.journal.base import Recorded
 from tidegate_events.spec import DEFAULT_PHASE
 
 from tidegate_scheduler.evolve import evolve
+from tidegate_scheduler.history.errors import NotInHistoryError
 from tidegate_scheduler.history.moment import Moment
 from tidegate_scheduler.history.point import FRAMES_PER_WORD, Point, Told, last_time, reach
 from tidegate_scheduler.history.source import Source
@@ -71,6 +72,10 @@ async def read(source: Source, name: str, begin: Moment, end: Moment, told: Told
     """
     last, until_ns = await _ending(source, end, told)
     point = await _beginning(source, begin, told)
+    if point.state.seq > last:
+        raise NotInHistoryError(
+            f"After {point.state.seq} and up to {last} there is no history: --to lies before --from."
+        )
     reading = _Reading(point.state, point.at_ns)
     async with aclosing(source.read(point.state.seq, last)) as frames:
         async for recorded in frames:

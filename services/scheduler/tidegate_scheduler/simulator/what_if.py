@@ -28,7 +28,7 @@ SECOND_NS = 1_000_000_000
 NOT_MODELLED = (
     "how far jobs say that they are (ProgressReported), and step rates that fall or recover",
     "nodes that refuse a member, and starts that time out",
-    "how long a sandbox that was given up takes to end",
+    "times without a leader, and how long a sandbox that was given up takes to end",
     "that a job works faster or slower on another node",
 )
 
@@ -92,7 +92,7 @@ async def what_if(source: Source, recording: Recording, choice: Choice, told: To
     mine, theirs = recorded_rules(recording), other_rules(recording, choice)
     same = _simulated(recording, recording.workload, mine, told)
     other = _simulated(recording, _without_queues(recording.workload, theirs), theirs, told)
-    compared = await first_divergence(source, recording.begin, recording.until_seq, theirs, told)
+    compared = await first_divergence(source, recording, theirs, told)
     changes = _changes(recording, same, other)
     counted = {job.job for job in changes if all(job.outcomes) and not job.censored}
     answer = WhatIf(
@@ -203,11 +203,11 @@ def _notes(recording: Recording) -> tuple[str, ...]:
     notes = []
     cut_off = sum(arrival.truth.censored for arrival in recording.workload.arrivals) - len(recording.assumed)
     if cut_off > 0:
-        notes.append(f"{cut_off} jobs were cut off (the recording ended, or they were cancelled): they may take longer")
+        notes.append(f"cut off (the recording ended, or somebody cancelled): {cut_off} jobs, which may take longer")
     if recording.assumed:
-        notes.append(f"{len(recording.assumed)} jobs never worked in the recording: how long they take is assumed")
+        notes.append(f"never worked in the recording, so how long they take is assumed: {len(recording.assumed)} jobs")
     if recording.retried:
-        notes.append(f"{recording.retried} attempts failed and were tried again: that is not repeated")
+        notes.append(f"failed and were tried again, which is not repeated: {recording.retried} attempts")
     if recording.policies > 1:
         notes.append(f"{recording.policies} policies decided the recording: calibrated is the one that decided most")
     if any(span.cpu_bound for arrival in recording.workload.arrivals for span in arrival.truth.spans):

@@ -125,7 +125,7 @@ def _calibrated(found: Calibration) -> list[Any]:
         f"  placements  the first {found.placements_alike} of {found.placements} are the same",
     ]
     if found.otherwise:
-        lines.append(f"  {len(found.otherwise)} jobs end in another way: {', '.join(found.otherwise[:JOBS_SHOWN])}")
+        lines.append(f"  in another way end {len(found.otherwise)}: {', '.join(found.otherwise[:JOBS_SHOWN])}")
     return [plain(lines[0], "bold"), *map(plain, lines[1:])]
 
 
@@ -136,19 +136,24 @@ def _error(real: float, model: float) -> str:
 
 def _first(found: Compared) -> list[Any]:
     first = found.first
+    limits = [plain(f"  limits of members differ from pass {found.limits_since} on")] if found.limits_since else []
     if first is None:
-        return [plain(f"none: in all {found.passes} recorded passes it decides the same")]
+        return [plain(f"  none: it decides the same in all of the {found.passes} recorded passes"), *limits]
     where = f"in pass {first.seq}" if first.seq else "where the recording has no pass"
+    when = (
+        f"  {where}, {moments.stamp(first.at_ns)}, on the state after {first.at_seq} ({found.passes} passes compared)"
+    )
     return [
-        plain(f"{where}, {moments.stamp(first.at_ns)}, on the state after {first.at_seq}; {found.passes} passes read"),
+        plain(when),
         *(plain(f"  recorded  {words}") for words in first.recorded or ("nothing",)),
         *(plain(f"  what if   {words}") for words in first.instead or ("nothing",)),
+        *limits,
     ]
 
 
 def _counted(found: WhatIf) -> str:
     return (
-        f"{found.whole.recorded.jobs} jobs that end in both simulations, {len(found.left_out)} left out; "
+        f"of jobs that end in both simulations ({found.whole.recorded.jobs}; {len(found.left_out)} left out); "
         "~ is not more than the model's own error"
     )
 
