@@ -218,13 +218,16 @@ async def test_attempts_that_end_otherwise(tmp_path: Path) -> None:
     cluster.exit(flaky, "completed")
     recording = await reading(open_file(write(tmp_path / "ends.tgj", cluster.frames)))
     found = truths(recording)
-    assert recording.retried == 1
+    assert found[flaky].stumbles_ms == (3000,)
     assert found[flaky].spans == (Span("default", 4),)
     assert found[last].spans == (Span("default", 9),)
     assert found[limited].work_seconds > 4
     assert found[limited].censored
     again = simulate(recording.workload, recorded_rules(recording), recording.costs, begin=recording.begin)
     assert {each.job: each.outcome for each in again.jobs}[limited] == "failed"
+    failed = [stay.until_ns for stay in again.stays if (stay.job, stay.ended) == (flaky, "failed")]
+    assert len(failed) == 1
+    assert {each.job: each.lost_ms for each in again.jobs}[flaky] == 3000
 
 
 async def test_a_history_of_nothing_is_an_empty_workload(tmp_path: Path) -> None:

@@ -282,6 +282,7 @@ class Attempt:
     def _fail(self, now_ns: int) -> None:
         """The first member fails by its own fault; the others hang until they are told to end."""
         self._halt(now_ns)
+        self.work.failed()
         first = min(self._there(), key=lambda sandbox: sandbox.rank)
         self._exit([first], "failed", now_ns)
 

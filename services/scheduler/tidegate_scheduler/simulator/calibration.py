@@ -19,11 +19,15 @@ PLACES = 3
 
 
 class Numbers(msgspec.Struct, frozen=True):
-    """What became of some jobs together: means in seconds, sums of what was lost."""
+    """What became of some jobs together: means in seconds, sums of what was lost.
+
+    `waiting_s` is in the queue, `asked_s` what members waited to enter phases.
+    """
 
     jobs: int
     completion_s: float
     waiting_s: float
+    asked_s: float
     preemptions: int
     lost_gpu_s: float
     lost_s: float
@@ -75,6 +79,7 @@ def numbers(jobs: Sequence[JobRun]) -> Numbers:
         jobs=len(jobs),
         completion_s=measures.spread(taken_ns).avg_s,
         waiting_s=measures.spread([job.waited_ns for job in jobs]).avg_s,
+        asked_s=measures.spread([job.asked_ns for job in jobs]).avg_s,
         preemptions=sum(job.preemptions for job in jobs),
         lost_gpu_s=round(sum(job.lost_gpu_ms for job in jobs) / 1000, PLACES),
         lost_s=round(sum(job.lost_ms for job in jobs) / 1000, PLACES),

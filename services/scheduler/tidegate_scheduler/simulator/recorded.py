@@ -47,8 +47,7 @@ class Recording(msgspec.Struct, frozen=True):
     """A stretch from after `from_seq` to `until_seq`; `happened` is what really happened.
 
     `policy` and `parameters` are those that decided most of it, of `policies` different ones. `assumed` are jobs that
-    never worked, so that nobody knows for how long they would; `retried` counts attempts that failed and were followed
-    by another, which no simulation repeats.
+    never worked, so that nobody knows for how long they would.
     """
 
     workload: Workload
@@ -62,7 +61,6 @@ class Recording(msgspec.Struct, frozen=True):
     from_seq: int
     until_seq: int
     assumed: tuple[str, ...] = ()
-    retried: int = 0
 
 
 async def read(source: Source, name: str, begin: Moment, end: Moment, told: Told) -> Recording:
@@ -186,7 +184,6 @@ class _Reading:
             from_seq=self._from_seq,
             until_seq=self._state.seq,
             assumed=assumed,
-            retried=sum(story.failed_before for story in stories),
         )
 
     def _run(self, name: str, costs: Costs) -> Run:
@@ -240,6 +237,7 @@ def _truth(story: Story, usual_leave_ms: int | None) -> Truth:
         fails_after_seconds=fails_after_seconds,
         censored=ended_by != "JobCompleted" and fails_after_seconds is None,
         leaves_in_ms=_leaves_in_ms(story, usual_leave_ms),
+        stumbles_ms=tuple(story.stumbles_ms),
     )
 
 

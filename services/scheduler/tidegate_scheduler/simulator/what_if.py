@@ -44,6 +44,7 @@ class Change(msgspec.Struct, frozen=True):
 class JobChange(msgspec.Struct, frozen=True):
     """One job by the recorded policy (first) and by the other one: seconds, None where it did not end.
 
+    `asked_s` is what its members waited to enter phases, in all, while they were placed.
     `censored`: the recording ended before the job did, or somebody cancelled it, so it may take longer. `assumed`: it
     never worked in the recording, so its work is a guess.
     """
@@ -53,6 +54,7 @@ class JobChange(msgspec.Struct, frozen=True):
     outcomes: tuple[str, str]
     waiting_s: tuple[float, float]
     completion_s: tuple[float | None, float | None]
+    asked_s: tuple[float, float]
     preemptions: tuple[int, int]
     lost_gpu_s: tuple[float, float]
     lost_s: tuple[float, float]
@@ -173,6 +175,7 @@ def _job_change(one: JobRun, two: JobRun, assumed: bool) -> JobChange:
         outcomes=(one.outcome, two.outcome),
         waiting_s=(_seconds(one.waited_ns), _seconds(two.waited_ns)),
         completion_s=(_completion_s(one), _completion_s(two)),
+        asked_s=(_seconds(one.asked_ns), _seconds(two.asked_ns)),
         preemptions=(one.preemptions, two.preemptions),
         lost_gpu_s=(one.lost_gpu_ms / 1000, two.lost_gpu_ms / 1000),
         lost_s=(one.lost_ms / 1000, two.lost_ms / 1000),
@@ -206,8 +209,6 @@ def _notes(recording: Recording) -> tuple[str, ...]:
         notes.append(f"cut off (the recording ended, or somebody cancelled): {cut_off} jobs, which may take longer")
     if recording.assumed:
         notes.append(f"never worked in the recording, so how long they take is assumed: {len(recording.assumed)} jobs")
-    if recording.retried:
-        notes.append(f"failed and were tried again, which is not repeated: {recording.retried} attempts")
     if recording.policies > 1:
         notes.append(f"{recording.policies} policies decided the recording: calibrated is the one that decided most")
     if any(span.cpu_bound for arrival in recording.workload.arrivals for span in arrival.truth.spans):

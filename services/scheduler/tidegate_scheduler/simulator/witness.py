@@ -28,7 +28,8 @@ class Story(msgspec.Struct, kw_only=True):
 
     `gone_ns` is when the last of them left. `asked` are the members that wait for a phase, since when. `left_ns` is
     when it was asked to leave, `left_pace` how it worked then, and `unsaved_ms` how long it took to be gone each time
-    that it saved nothing. `ended_by` is the decision that ended it, `codes` its reasons.
+    that it saved nothing. `stumbles_ms` is how far it was each time that it failed and was tried again. `ended_by` is
+    the decision that ended it, `codes` its reasons.
     """
 
     arrival: Arrival
@@ -48,7 +49,7 @@ class Story(msgspec.Struct, kw_only=True):
     unsaved_ms: list[int] = []
     ended_by: str = ""
     codes: tuple[str, ...] = ()
-    failed_before: int = 0
+    stumbles_ms: list[int] = []
 
 
 class Witness:
@@ -108,13 +109,15 @@ class Witness:
             story.effort.works(None, now_ns)
             story.left_pace = None
         elif isinstance(event, e.JobRequeued) and event.outcome == "failed":
-            story.failed_before += 1
+            story.stumbles_ms.append(max(1, story.effort.position_ns // MILLI_NS))
         elif isinstance(event, e.JobCompleted | e.JobFailed | e.JobCancelled | e.JobRejected) and job is None:
             story.ended_by, story.codes = type(event).__name__, tuple(reason.code for reason in event.reasons)
         self._look(story, event.at_ns)
 
     def _meet(self, arrival: Arrival, submitted_ns: int, now_ns: int) -> Story:
-        story = Story(arrival=arrival, effort=Effort(), now_ns=now_ns, seats={}, asked={}, unsaved_ms=[])
+        story = Story(
+            arrival=arrival, effort=Effort(), now_ns=now_ns, seats={}, asked={}, unsaved_ms=[], stumbles_ms=[]
+        )
         self.stories[arrival.job] = story
         self.tally.expect(arrival, submitted_ns)
         return story

@@ -35,6 +35,7 @@ class Work:
         self._since_ns: int | None = None
         after = truth.fails_after_seconds
         self._fails_ns = None if after is None else after * SECOND_NS
+        self._stumbles_ns = [each * MILLI_NS for each in reversed(truth.stumbles_ms)]
 
     @property
     def span(self) -> Span | None:
@@ -55,7 +56,8 @@ class Work:
     @property
     def fails(self) -> bool:
         """Say whether it is where it fails by its own fault."""
-        return self._fails_ns is not None and self.done_ns >= self._fails_ns
+        fails_ns = self._next_failure_ns
+        return fails_ns is not None and self.done_ns >= fails_ns
 
     @property
     def saves(self) -> bool:
@@ -95,6 +97,11 @@ class Work:
         """Be where the newest checkpoint is: what came after it is lost."""
         self.done_ns = self.saved_ns
 
+    def failed(self) -> None:
+        """Get by the next time, where it does not fail each time."""
+        if self._stumbles_ns:
+            self._stumbles_ns.pop()
+
     def keep(self) -> None:
         """Lose nothing any more: it is finished."""
         self.saved_ns = self.done_ns
@@ -103,6 +110,12 @@ class Work:
         """Begin from a checkpoint (empty: from nothing); one of before the simulation is where that began."""
         self.done_ns = self.saved_ns = self._saved.get(checkpoint, 0)
         self._since_ns = None
+        while self._stumbles_ns and self._stumbles_ns[-1] <= self.done_ns:
+            self._stumbles_ns.pop()
+
+    @property
+    def _next_failure_ns(self) -> int | None:
+        return self._stumbles_ns[-1] if self._stumbles_ns else self._fails_ns
 
     @property
     def _next_save_ns(self) -> int:
@@ -113,8 +126,9 @@ class Work:
     def _next_ns(self) -> int:
         index = bisect_right(self._ends, self.done_ns)
         end_ns = self._ends[min(index, len(self._ends) - 1)]
-        if self._fails_ns is not None:
-            end_ns = min(end_ns, self._fails_ns)
+        fails_ns = self._next_failure_ns
+        if fails_ns is not None:
+            end_ns = min(end_ns, fails_ns)
         return max(self.done_ns, min(end_ns, self._next_save_ns))
 
 

@@ -16,7 +16,7 @@ from tidegate_scheduler.history.errors import NotInHistoryError, UsageError
 from tidegate_scheduler.history.point import Told
 from tidegate_scheduler.history.source import FileSource, Source
 from tidegate_scheduler.simulator import choice, picture, recorded
-from tidegate_scheduler.simulator.calibration import Calibration, Numbers
+from tidegate_scheduler.simulator.calibration import Calibration
 from tidegate_scheduler.simulator.divergence import Compared
 from tidegate_scheduler.simulator.errors import InputError, SimulationError
 from tidegate_scheduler.simulator.what_if import NOT_MODELLED, Change, JobChange, Runs, WhatIf, what_if
@@ -119,7 +119,8 @@ def _calibrated(found: Calibration) -> list[Any]:
         f"calibration (the recorded policy, simulated, against what happened; {found.jobs} jobs that ended)",
         f"  completion  {_error(real.completion_s, model.completion_s)}; half of the jobs within "
         f"{text.span(found.completion_off_s)}, {found.worst} is farthest off: {text.span(found.worst_off_s)}",
-        f"  waiting     {_error(real.waiting_s, model.waiting_s)}",
+        f"  waiting     {_error(real.waiting_s, model.waiting_s)}"
+        + (f"; for phases {_error(real.asked_s, model.asked_s)}" if real.asked_s or model.asked_s else ""),
         f"  preemptions {real.preemptions} real, {model.preemptions} simulated; work lost "
         f"{text.span(real.lost_s)} real, {text.span(model.lost_s)} simulated",
         f"  placements  the first {found.placements_alike} of {found.placements} are the same",
@@ -161,7 +162,7 @@ def _counted(found: WhatIf) -> str:
 def _changes(found: WhatIf) -> Any:
     groups = [found.whole, *(found.tenants if len(found.tenants) > 1 else ())]
     return rows(
-        ("TENANT", "JOBS", "COMPLETION", "WAITING", "PREEMPTIONS", "GPU-HOURS LOST", "WORK LOST"),
+        ("TENANT", "JOBS", "COMPLETION", "IN THE QUEUE", "FOR PHASES", "PREEMPTIONS", "GPU-HOURS LOST", "WORK LOST"),
         (_change(group, found.calibration) for group in groups if group.recorded.jobs),
     )
 
@@ -174,8 +175,9 @@ def _change(group: Change, calibration: Calibration) -> tuple[str, ...]:
         str(one.jobs),
         _seconds(one.completion_s, two.completion_s, abs(model.completion_s - real.completion_s)),
         _seconds(one.waiting_s, two.waiting_s, abs(model.waiting_s - real.waiting_s)),
+        _seconds(one.asked_s, two.asked_s, abs(model.asked_s - real.asked_s)),
         _whole(one.preemptions, two.preemptions),
-        _hours(one, two),
+        _hours(one.lost_gpu_s, two.lost_gpu_s),
         _seconds(one.lost_s, two.lost_s, abs(model.lost_s - real.lost_s)),
     )
 
@@ -193,9 +195,9 @@ def _whole(before: int, after: int) -> str:
     return str(before) if before == after else f"{before} -> {after}"
 
 
-def _hours(one: Numbers, two: Numbers) -> str:
-    before, after = one.lost_gpu_s / 3600, two.lost_gpu_s / 3600
-    return f"{before:.2f}" if f"{before:.2f}" == f"{after:.2f}" else f"{before:.2f} -> {after:.2f}"
+def _hours(before_s: float, after_s: float) -> str:
+    before, after = f"{before_s / 3600:.2f}", f"{after_s / 3600:.2f}"
+    return before if before == after else f"{before} -> {after}"
 
 
 def _jobs(found: WhatIf) -> list[Any]:
@@ -203,14 +205,16 @@ def _jobs(found: WhatIf) -> list[Any]:
     if not differ:
         return [plain("no job differs by more than 0.1s", "bold")]
     shown = rows(
-        ("JOB", "TENANT", "COMPLETION", "WAITING", "PREEMPTIONS", "WORK LOST", ""),
+        ("JOB", "TENANT", "COMPLETION", "IN THE QUEUE", "FOR PHASES", "PREEMPTIONS", "GPU-HOURS LOST", "WORK LOST", ""),
         (
             (
                 job.job,
                 job.tenant,
                 _ends(job),
                 _seconds(*job.waiting_s, 0.0),
+                _seconds(*job.asked_s, 0.0),
                 _whole(*job.preemptions),
+                _hours(*job.lost_gpu_s),
                 _seconds(*job.lost_s, 0.0),
                 "assumed" if job.assumed else "cut off" if job.censored else "",
             )
@@ -224,7 +228,7 @@ def _jobs(found: WhatIf) -> list[Any]:
 def _differs(job: JobChange) -> bool:
     before, after = job.completion_s
     ended = before is not None and after is not None and abs(after - before) >= SAME_SECONDS
-    waited = abs(job.waiting_s[1] - job.waiting_s[0]) >= SAME_SECONDS
+    waited = any(abs(after - before) >= SAME_SECONDS for before, after in (job.waiting_s, job.asked_s))
     return ended or waited or job.outcomes[0] != job.outcomes[1] or job.preemptions[0] != job.preemptions[1]
 
 
