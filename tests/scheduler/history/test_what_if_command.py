@@ -59,6 +59,7 @@ def test_first_comes_how_far_it_can_be_believed(what_if: Run, tmp_path: Path) ->
         "j-high0",
         "4 -> 0",
         "in pass 22",
+        "start 0.5s (11 times seen)",
         "what if   ",
     ):
         assert part in out, part
@@ -74,6 +75,8 @@ def test_for_programs_it_is_one_document(what_if: Run, tmp_path: Path) -> None:
     assert [group["name"] for group in answer["tenants"]] == ["lab-a"]
     assert {"job", "completion_s", "waiting_s", "preemptions", "lost_gpu_s", "censored"} <= set(answer["jobs"][0])
     assert answer["not_modelled"]
+    assert {cost["name"]: cost["seen"] for cost in answer["measured"]}["start_ms"] == 11
+    assert answer["costs"]["start_ms"] == answer["measured"][0]["value"]
     assert what_if("--file", STORM, "--policy", policy(tmp_path), "--json")[1] == out
 
 

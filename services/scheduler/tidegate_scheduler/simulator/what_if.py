@@ -17,8 +17,10 @@ from tidegate_scheduler.policy import registry
 from tidegate_scheduler.policy.parameters import Parameters, as_parameters, as_values
 from tidegate_scheduler.simulator.calibration import Calibration, Numbers, calibrate, numbers
 from tidegate_scheduler.simulator.choice import Choice, rules_for
+from tidegate_scheduler.simulator.costs import Costs
 from tidegate_scheduler.simulator.divergence import Compared, first_divergence
 from tidegate_scheduler.simulator.engine import simulate
+from tidegate_scheduler.simulator.measured import Cost
 from tidegate_scheduler.simulator.recorded import Recording
 from tidegate_scheduler.simulator.rules import Rules
 from tidegate_scheduler.simulator.run import JobRun, Run
@@ -79,6 +81,8 @@ class WhatIf(msgspec.Struct, frozen=True):
     jobs: tuple[JobChange, ...]
     left_out: tuple[str, ...]
     notes: tuple[str, ...]
+    costs: Costs
+    measured: tuple[Cost, ...]
 
 
 class Runs(msgspec.Struct, frozen=True):
@@ -115,6 +119,8 @@ async def what_if(source: Source, recording: Recording, choice: Choice, told: To
         jobs=changes,
         left_out=tuple(job.job for job in changes if job.job not in counted),
         notes=_notes(recording),
+        costs=recording.costs,
+        measured=recording.measured,
     )
     return answer, Runs(recording.happened, same, other)
 

@@ -19,6 +19,7 @@ from tidegate_scheduler.simulator import choice, picture, recorded
 from tidegate_scheduler.simulator.calibration import Calibration
 from tidegate_scheduler.simulator.divergence import Compared
 from tidegate_scheduler.simulator.errors import InputError, SimulationError
+from tidegate_scheduler.simulator.measured import Cost
 from tidegate_scheduler.simulator.what_if import NOT_MODELLED, Change, JobChange, Runs, WhatIf, what_if
 
 JOBS_SHOWN = 10
@@ -99,7 +100,7 @@ def _show(found: WhatIf) -> None:
     output.show("", plain("first decision that differs", "bold"), *_first(found.compared))
     output.show("", plain("what it comes to", "bold"), plain(_counted(found)), _changes(found))
     output.show("", *_jobs(found))
-    notes = [*found.notes, f"not modelled: {'; '.join(NOT_MODELLED)}"]
+    notes = [*found.notes, _costs(found.measured), f"not modelled: {'; '.join(NOT_MODELLED)}"]
     output.show("", *(plain(f"- {note}") for note in notes))
 
 
@@ -109,6 +110,16 @@ def _stretch(found: WhatIf) -> str:
         f"{found.workload}, sequences {found.from_seq + 1} to {found.until_seq}, {moments.stamp(found.begin_ns)}, "
         f"{lasted}, {len(found.jobs)} jobs"
     )
+
+
+def _costs(measured: tuple[Cost, ...]) -> str:
+    """Return what things take in the model: the middle of what was seen, or what the model has by itself."""
+    said = []
+    for cost in measured:
+        seconds = cost.value / 1000 if cost.name.endswith("_ms") else cost.value
+        name = cost.name.removesuffix("_ms").removesuffix("_seconds").replace("_", " ")
+        said.append(f"{name} {text.span(seconds)} ({f'{cost.seen} times' if cost.seen else 'never'} seen)")
+    return f"what things take: {', '.join(said)}"
 
 
 def _calibrated(found: Calibration) -> list[Any]:
