@@ -32,7 +32,7 @@ PASSES_MAX = 10_000
 """Passes of one round: rules that have more to say at one time never come to rest."""
 
 QUIET_ROUNDS_MAX = 10_000
-"""Rounds that decide nothing while nothing but time goes by: whoever waits still waits for ever."""
+"""Rounds that decide nothing about a job while nothing but time goes by and nodes fail: who waits waits for ever."""
 
 Told = Callable[[int, int], None]
 Watch = Callable[[State], None]
@@ -213,10 +213,10 @@ class Engine:
         return due_ns is not None and due_ns <= self._now_ns
 
     def _round(self, watch: Watch | None) -> int:
-        """Make passes until the rules have nothing more to say; return how much was decided."""
+        """Make passes until the rules have nothing more to say; return how much was decided about jobs."""
         self._scribe.news = False
         self._last_round_ns = self._now_ns
-        before = len(self._decided)
+        about_jobs = 0
         for _ in range(PASSES_MAX):
             found = decide_by(self._rules.fill, self.state, self._now_ns)
             if watch is not None:
@@ -225,10 +225,11 @@ class Engine:
                 if found.wake_at_ns is not None and found.wake_at_ns <= self._now_ns:
                     raise SimulationError(f"{self._rules.name} decides nothing, and asks for the next pass at once")
                 self._wake_at_ns = found.wake_at_ns
-                return len(self._decided) - before
+                return about_jobs
             self._scribe.scheduler_says(*found.events)
             for event in found.events[1:]:
                 self._decided.append(self._described(event))
+                about_jobs += isinstance(event, e.Decision)
                 self._world.decided(event, self._now_ns)
         raise SimulationError(f"{self._rules.name} does not come to rest: {PASSES_MAX} passes at {self._now_ns} ns")
 

@@ -87,7 +87,7 @@ class Nodes:
             if model.alive:
                 self.fail(model.joined.node, now_ns)
                 back_ns = now_ns + self._costs.node_repair_seconds * SECOND_NS
-                self._agenda.at(back_ns, lambda at_ns: self.repair(model.joined.node, at_ns))
+                self._agenda.at(back_ns, lambda at_ns: self.repair(model.joined.node, at_ns), background=True)
             self._fail_next(model, random, now_ns + self._costs.node_repair_seconds * SECOND_NS, rate_millis)
 
         self._agenda.at(from_ns + after_ms * MILLI_NS, fail, background=True)
@@ -102,7 +102,7 @@ class Nodes:
             if not model.alive and known is not None:
                 self._away(node, at_ns)
 
-        self._agenda.at(now_ns + self._costs.node_silence_seconds * SECOND_NS, silent)
+        self._agenda.at(now_ns + self._costs.node_silence_seconds * SECOND_NS, silent, background=True)
 
     def die(self, node: str, now_ns: int) -> None:
         """A node is gone, with all that runs there; whoever knows of it knows already."""
