@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 from tidegate_events.process import log_as
 
-from tidegate_scheduler.history.commands import carrying, looking, proving, telling
+from tidegate_scheduler.history.commands import carrying, comparing, looking, proving, telling
 from tidegate_scheduler.history.commands.asking import HistoryGroup
 
 history = typer.Typer(
@@ -35,6 +35,7 @@ history.command("show")(looking.show)
 history.command("state")(telling.state)
 history.command("why")(telling.why_command)
 history.command("verify")(proving.verify_command)
+history.command("what-if")(comparing.what_if_command)
 history.command("export")(carrying.export_command)
 history.command("import")(carrying.import_command)
 history.command("bundle")(carrying.bundle_command)

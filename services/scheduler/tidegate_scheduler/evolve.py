@@ -20,8 +20,11 @@ from tidegate_scheduler.state import HINTS_KEPT, Node, State
 from tidegate_scheduler.strict import keep_model, keep_models
 
 
-def evolve(state: State, recorded: Recorded) -> None:
-    """Change `state` by the frame at `recorded.seq`, which must be the one after `state.seq`."""
+def evolve(state: State, recorded: Recorded, told: Callable[[e.AnyEvent], None] | None = None) -> None:
+    """Change `state` by the frame at `recorded.seq`, which must be the one after `state.seq`.
+
+    `told` hears of each event that counts right after it was folded, before the next one is.
+    """
     if recorded.seq != state.seq + 1:
         raise ValueError(f"frame {recorded.seq} cannot follow {state.seq}: history has no gaps")
     state.seq = recorded.seq
@@ -41,6 +44,8 @@ def evolve(state: State, recorded: Recorded) -> None:
     for index, event in enumerate(recorded.frame.events):
         if may_say(writer, event):
             _RULES[type(event)](state, event, f"{recorded.seq}.{index}")
+            if told is not None:
+                told(event)
     if len(state.seats.changed) > UNSEATED_MAX:
         state.seats.tidy()
 

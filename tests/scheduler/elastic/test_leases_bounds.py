@@ -357,7 +357,7 @@ def test_what_gathers_for_one_that_needs_more_does_not_idle_for_ever() -> None:
         run(cluster, name, borrower(high=Resources(500, 600, gpus)))
     go(cluster, "first", "learning")
     ask(cluster, "large", "learning")
-    cluster.advance(60)
+    cluster.advance(300)
     assert not granted(ask(cluster, "second", "learning")), "it was passed by for long enough"
     assert not granted(cluster.advance(599))
     assert cluster.wake_at == cluster.now + SECOND

@@ -349,7 +349,7 @@ def test_who_needs_more_is_passed_by_only_for_a_while() -> None:
     assert granted(ask(cluster, "b", "learning")) == {"b": "learning"}, "nobody who could have it waits for it yet"
     enter(cluster, "b")
     go(cluster, "a", "sampling")
-    cluster.advance(60)
+    cluster.advance(300)
     assert not granted(ask(cluster, "a", "learning")), "both would wait for ever"
     assert granted(go(cluster, "b", "sampling"))["both"] == "learning"
 
@@ -365,7 +365,8 @@ def test_simulators_leave_for_a_phase_that_needs_but_their_memory() -> None:
 
 
 def test_simulators_stay_where_that_would_not_help() -> None:
-    cluster = lending(gpus=0, cpu=8000, memory=4600)
+    cluster = lending(gpus=1, cpu=8000, memory=4700)
+    run(cluster, "holder", spec(500, memory=100, gpus=1))
     run(cluster, "borrower", borrower(high=Resources(500, 2000, 1)))
     run(cluster, "sampler", sampler(2, 6, memory=400))
     ask(cluster, "borrower", "learning")

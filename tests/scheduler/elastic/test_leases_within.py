@@ -35,7 +35,7 @@ def with_a_floor() -> JobSpec:
     resources = {
         "default": ResourceRange(minimum=Resources(500, 1500, 1)),
         "sampling": ResourceRange(minimum=Resources(500, 500)),
-        "learning": ResourceRange(minimum=Resources(500, 2500, 2)),
+        "learning": ResourceRange(minimum=Resources(500, 2500, 1)),
     }
     fields: dict[str, Any] = {"name": "j", "tenant": "t", "submitter": "u", "phase_entry": "asked", "borrows": True}
     component = Component(name="main", command=("true",), resources=resources)

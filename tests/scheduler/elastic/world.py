@@ -14,6 +14,8 @@ from tidegate_scheduler.evolve import evolve
 from tidegate_scheduler.policy.elastic.devices import Devices
 from tidegate_scheduler.policy.elastic.held import Held
 from tidegate_scheduler.policy.elastic.index import Index
+from tidegate_scheduler.policy.elastic.peaks import NONE as NO_PEAK
+from tidegate_scheduler.policy.elastic.peaks import Peak
 from tidegate_scheduler.policy.elastic.queue import NONE, Share
 from tidegate_scheduler.policy.elastic.sites import Domain
 from tidegate_scheduler.policy.elastic.table import NodeTable
@@ -172,11 +174,18 @@ def assert_balanced(cluster: Cluster) -> None:
     assert all(share.used == NONE for share in index.shares.values()), index.shares
     assert (index.lines, index.held, index.reserving, index.on_row) == ({}, {}, {}, {row: {} for row in index.on_row})
     assert not index.backfilling
+    assert not peaks_of(index)
     for name, row in index.table.rows.items():
         capacity = cluster.state.nodes[name].capacity
         whole = [capacity.cpu_millis, capacity.memory_mib, len(cluster.state.nodes[name].gpus)]
         assert index.table.free[:3, row].tolist() == whole, name
         assert index.table.later[:3, row].tolist() == whole, name
+
+
+def peaks_of(index: Index) -> dict[str, Peak]:
+    """Return what borrowers may ask for yet, by node."""
+    table = index.table
+    return {name: found for name, row in sorted(table.rows.items()) if (found := table.peaks.on(row)) != NO_PEAK}
 
 
 def tables(index: Index) -> dict[str, object]:
@@ -201,6 +210,7 @@ def tables(index: Index) -> dict[str, object]:
         "lines": lines,
         "asking": {name: sorted(index.asking.on_row[row]) for name, row in rows.items() if row in index.asking.on_row},
         "recalled": sorted(index.asking.recalled),
+        "peaks": peaks_of(index),
         "on": {name: sorted(index.on_row[row]) for name, row in rows.items() if index.on_row.get(row)},
         "left": {name: index.left[row] for name, row in rows.items() if index.left.get(row)},
         "total": index.total,

@@ -21,6 +21,7 @@ SERVER_COMMANDS = {
     "up": "Start the local stack, and say when it is ready.",
     "down": "Stop the local stack; its data stays.",
     "history": "Look into the journal, explain it, prove it, carry it away.",
+    "simulate": "Run a recorded workload in virtual time, under this policy or another.",
     "deadletter": "List, retry or drop what a service could not process.",
     "projections": "Say how far the read models are, and make them anew.",
 }

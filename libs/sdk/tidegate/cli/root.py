@@ -27,7 +27,7 @@ ORDER = (
         "cancel",
     ),
     *("hold", "release", "suspend", "resume", "requeue", "checkpoint"),
-    *("events", "trace", "timeline", "history"),
+    *("events", "trace", "timeline", "history", "simulate"),
 )
 
 

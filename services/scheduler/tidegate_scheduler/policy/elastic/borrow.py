@@ -19,7 +19,7 @@ from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.state import Job
 
-PASSED_NS = 60 * SECOND_NS
+PASSED_NS = 300 * SECOND_NS
 """How long others, who need less, may be granted phases before one that asked earlier."""
 
 HELD_UP_NS = 600 * SECOND_NS
@@ -41,6 +41,8 @@ class Borrowing:
         due_ns = max(self._rests_until(ask) for ask in asks)
         if any(each.active and each.hand_back_ns for each in job.members) or not self._all_ask(asks):
             return
+        if any(ask.row in self._grants.coming_free for ask in asks):
+            return  # now it would be leased, though it is nobody's; this pass decides something, so another one follows
         if draft.now_ns < due_ns:
             draft.wake_by(due_ns)
             return
@@ -113,7 +115,8 @@ class Borrowing:
         more_mib = self._grants.more_mib(ask)
         if (
             more_mib > ledger.spare_mib - self._grants.kept_mib(ask.row)
-            or millis - own_millis > ledger.spare_millis - free[CPU]
+            or millis > ledger.spare_millis
+            or millis - own_millis > max(0, ledger.spare_millis - free[CPU])
         ):
             return None
         devices = self._devices(ask, ledger, need.gpus, need.gpu_memory_mib)

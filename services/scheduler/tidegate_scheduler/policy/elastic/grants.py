@@ -62,6 +62,9 @@ class Grants:
         self.decided = placed
         """How many decisions this pass has made that must fit a frame."""
 
+        self.coming_free: set[int] = set()
+        """The rows on which somebody is left without something that was its own: the next pass finds that free."""
+
         self._index = index
         self._now_ns = now_ns
         self._ledgers: dict[int, Ledger] = {}

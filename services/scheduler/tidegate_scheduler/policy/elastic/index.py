@@ -56,7 +56,7 @@ class Index:
         self.scaled: dict[int, dict[str, None]] = {}
         """By row the jobs that have more simulators there than they are guaranteed, or had."""
 
-        self.asking = Asking()
+        self.asking = Asking(state)
         self.overfull: dict[int, None] = {}
         self.reserving: dict[str, None] = {}
         self.backfilling: dict[str, None] = {}

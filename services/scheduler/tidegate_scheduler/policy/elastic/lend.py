@@ -68,7 +68,9 @@ class Lending:
             if job.stage in LEAVING_STAGES or job.id in self._draft.leaving:
                 self.terms[job.id, member.rank] = as_they_are(spec, member)
                 continue
-            self.terms[job.id, member.rank] = settled(spec, floor, member)
+            terms = self.terms[job.id, member.rank] = settled(spec, floor, member)
+            if terms.extra != member.extra:
+                self._grants.coming_free.add(row)
             if phase := wish(spec, member):
                 self.restless[row] = None
                 asks.append(Ask(job, member, phase, row))
@@ -95,6 +97,8 @@ class Lending:
             wanted = Wanted(short_mib, tuple(set(member.lent_gpus) - set(here)), missing - len(here))
             self._recalls.recall(ask.row, job.id, wanted)
             return
+        if terms.extra != member.extra:
+            self._grants.coming_free.add(row)
         back, kept = devices.floor + here, tuple(each for each in terms.gpu_indices if each not in devices.floor)
         ledger.spare_mib -= more_mib
         ledger.spare_millis -= need.cpu_millis - need_of(spec, member.phase, member.granted).cpu_millis

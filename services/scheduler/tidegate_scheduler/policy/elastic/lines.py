@@ -5,6 +5,7 @@ from __future__ import annotations
 from tidegate_events.resources import Resources
 from tidegate_events.spec import JobSpec
 
+from tidegate_scheduler.policy.elastic.peaks import phases_of
 from tidegate_scheduler.policy.elastic.queue import LineKey
 from tidegate_scheduler.policy.elastic.shapes import Shape
 from tidegate_scheduler.policy.limits import time_limit_seconds
@@ -26,6 +27,7 @@ def line_key(job: Job, spec: JobSpec, need: Resources) -> LineKey:
         cpu_model=job.cpu_model,
         alike=spec.determinism == "strict" and spec.gang_size > 1 and not job.cpu_model,
         rack_wide=spec.communication == "intensive" and spec.gang_size > 1 and spec.widest_domain == "rack",
+        phases=phases_of(spec),
     )
     alone = job.id if job.excluded_nodes or job.reserved_nodes else ""
     limit = time_limit_seconds(job, spec)

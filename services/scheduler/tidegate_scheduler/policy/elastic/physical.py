@@ -39,8 +39,23 @@ class Need(msgspec.Struct, frozen=True):
         )
 
 
+NEEDS_KNOWN_MAX = 1 << 16
+_known: dict[tuple[int, str, str], tuple[JobSpec, Need]] = {}
+"""By specification, which is one object while its job lives, and phases: who waits is looked at in each pass."""
+
+
 def need_of(spec: JobSpec, phase: str, entering: str = "") -> Need:
     """Return what a member needs in `phase`, and while it is `entering` another one."""
+    key = (id(spec), phase, entering)
+    known = _known.get(key)
+    if known is None or known[0] is not spec:
+        if len(_known) >= NEEDS_KNOWN_MAX:
+            _known.clear()
+        known = _known[key] = (spec, _need_of(spec, phase, entering))
+    return known[1]
+
+
+def _need_of(spec: JobSpec, phase: str, entering: str) -> Need:
     phases = (phase, entering) if entering else (phase,)
     needs = [phase_need(spec, each) for each in phases]
     limits = tuple(max(each.range_in(name).minimum.memory_mib for name in phases) for each in spec.components)

@@ -55,6 +55,7 @@ def decide(draft: Draft) -> None:
         trial.leave_placed()
     finally:
         trial.undo()
+        index.table.peaks.end_pass()
     for due_ns in (index.next_ns, elastic.victims.spared_until_ns):
         if due_ns is not None:
             draft.wake_by(due_ns)
@@ -171,6 +172,7 @@ class _Pass:
             if rows is not None:
                 seats = fit.seats(self._index, line.fit, rows)
                 self._trial.place(job, seats)
+                self._table.peaks.expect(draft.state.specs[job.id], line.fit.shape.need, seats)
                 self._placements.append(Placement(job, seats))
             return True
         go_on = self._block(job, turn, reserved, barred)

@@ -7,6 +7,7 @@ import numpy as np
 from tidegate_events.resources import GpuDevice, Resources
 
 from tidegate_scheduler.policy.elastic.devices import accepts
+from tidegate_scheduler.policy.elastic.peaks import Peak, peak_of, tightness
 from tidegate_scheduler.policy.elastic.sites import Domain
 from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY, SHARE, Flags, Ints, Kind, NodeTable
 
@@ -26,7 +27,8 @@ class Shape(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
     """All that decides where a job fits; jobs of one shape are alike to the nodes.
 
     An `intensive` gang stays below one switch; where it is `rack_wide`, in one rack. `alike`: a strict gang that has no
-    CPU model yet, all of whose members go to nodes of one, whichever that is.
+    CPU model yet, all of whose members go to nodes of one, whichever that is. `phases` are the needs of a borrower
+    beside that of its default phase: a node must have each of them, though they are not held.
     """
 
     isolation: str
@@ -38,6 +40,7 @@ class Shape(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
     cpu_model: str = ""
     alike: bool = False
     rack_wide: bool = False
+    phases: tuple[Resources, ...] = ()
 
 
 class Fit:
@@ -47,6 +50,7 @@ class Fit:
         self.shape = shape
         needs = (shape.need.cpu_millis, shape.need.memory_mib, shape.need.gpus)
         self._least = tuple(each or NOT_NEEDED for each in needs)
+        self._peak = peak_of((shape.need, *shape.phases)) if shape.phases else None
         self.table = table
         self._score: Ints = np.zeros(0, np.int64)
         self._seen = -1
@@ -121,8 +125,8 @@ class Fit:
         least_cpu, least_memory, least_gpus = self._least
         now_on = self.table.now_on
         for row in looked_at:
-            room = now_on(row)  # most have been taken since: that is seen at a glance
-            if room[GPUS] < least_gpus or room[CPU] < least_cpu or room[MEMORY] < least_memory:
+            left = now_on(row)  # most have been taken since: that is seen at a glance
+            if left[GPUS] < least_gpus or left[CPU] < least_cpu or left[MEMORY] < least_memory:
                 continue
             if self._score_of(row) != NOWHERE:
                 return False
@@ -171,9 +175,19 @@ class Fit:
             broken = 1
         if row in table.mixed and (need.gpus or need.gpu_millis) and self._mixed_members(row, table.now) <= 0:
             return NOWHERE
+        if self._peak is not None:
+            return self._peaked(row, self._peak, broken)
         packed = (broken << GPU_BITS) | min(gpus_left, (1 << GPU_BITS) - 1)
         packed = (packed << CPU_BITS) | min(cpu_left, (1 << CPU_BITS) - 1)
         return (packed << PLACE_BITS) | int(table.place[row])
+
+    def _peaked(self, row: int, peak: Peak, broken: int) -> int:
+        """Return the score of a row that a borrower fits on, by what will be asked for there."""
+        table, devices = self.table, len(self.table.devices[row].all)
+        room = [have - more for have, more in zip(table.now_on(row), table.peaks.on(row), strict=False)]
+        whole = (table.kinds[row].cpu_millis, table.kinds[row].memory_mib, devices)
+        suits = tightness(room, peak, whole, GPU_BITS, CPU_BITS)
+        return (((broken << (GPU_BITS + CPU_BITS + 1)) | suits) << PLACE_BITS) | int(table.place[row])
 
     def _holds_kind(self, kind: int) -> int:
         if kind >= len(self._kinds) or self._renumbered != self.table.renumbered:
@@ -251,6 +265,8 @@ class Fit:
             for amount, each in ((CPU, need.cpu_millis), (MEMORY, need.memory_mib), (GPUS, need.gpus)):
                 if each:
                     count = np.minimum(count, there[amount] // each)
+            if self.shape.phases:
+                count = np.minimum(count, self._holds(rows))
         if need.gpu_millis:
             parts = there[SHARE] // need.gpu_millis
             count = np.minimum(count, parts + np.maximum(there[GPUS], 0) * (1000 // need.gpu_millis))
@@ -260,6 +276,8 @@ class Fit:
         return count
 
     def _scored(self, rows: Ints) -> Ints:
+        if self._peak is not None:
+            return np.array([self._score_of(row) for row in rows.tolist()], np.int64)
         table, need = self.table, self.shape.need
         room = table.now
         cpu_left = room[CPU, rows] - need.cpu_millis
@@ -299,13 +317,17 @@ class Fit:
 
 
 def _holds_of_kind(shape: Shape, kind: Kind) -> int:
-    """Return how many members an empty node of the kind holds; more than the gang has is not counted."""
-    need = shape.need
+    """Return how many members an empty node of the kind holds, in any of their phases; no more than the gang has."""
     known = {name for name, _ in kind.images} | {digest for _, digest in kind.images}
     if shape.isolation not in kind.levels or shape.image not in known:
         return 0
     if shape.cpu_model and kind.cpu_model != shape.cpu_model:
         return 0
+    return min(_holds_needs(shape, kind, need) for need in (shape.need, *shape.phases))
+
+
+def _holds_needs(shape: Shape, kind: Kind, need: Resources) -> int:
+    """Return how many members that need so much the kind has room for."""
     fits = [shape.gang_size]
     if need.cpu_millis:
         fits.append(kind.cpu_millis // need.cpu_millis)

@@ -19,6 +19,7 @@ from tidegate_events.resources import GpuDevice, Resources
 from tidegate_scheduler.policy.elastic.changes import Changes
 from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS, Devices, accepts, use
 from tidegate_scheduler.policy.elastic.numbering import Numbering
+from tidegate_scheduler.policy.elastic.peaks import Peaks
 from tidegate_scheduler.policy.elastic.sites import NUMBERS_SPARE, Sites
 
 Ints = npt.NDArray[np.int64]
@@ -82,6 +83,7 @@ class NodeTable:
         self.open: Flags = np.zeros(ROWS_FIRST, np.bool_)
         self.kind: Ints = np.zeros(ROWS_FIRST, np.int64)
         self.sites = Sites(ROWS_FIRST)
+        self.peaks = Peaks()
         self.place: Ints = np.zeros(ROWS_FIRST, np.int64)
         self.renumbered = 0
         """How often kinds were given other numbers: who keeps something by their numbers works it out anew."""

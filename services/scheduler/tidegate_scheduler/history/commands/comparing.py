@@ -1,0 +1,256 @@
+"""`tidegate history what-if`: a recorded stretch under another policy, and first how far that can be believed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from tidegate.cli import exits, moments, output, text
+from tidegate.cli.exits import CommandError
+
+from tidegate_scheduler.history.commands.asking import FileOption, HomeOption, ask, moment
+from tidegate_scheduler.history.commands.looks import facts, plain, rows
+from tidegate_scheduler.history.errors import NotInHistoryError, UsageError
+from tidegate_scheduler.history.point import Told
+from tidegate_scheduler.history.source import FileSource, Source
+from tidegate_scheduler.simulator import choice, picture, recorded
+from tidegate_scheduler.simulator.calibration import Calibration
+from tidegate_scheduler.simulator.divergence import Compared
+from tidegate_scheduler.simulator.errors import InputError, SimulationError
+from tidegate_scheduler.simulator.measured import Cost
+from tidegate_scheduler.simulator.what_if import NOT_MODELLED, Change, JobChange, Runs, WhatIf, what_if
+
+JOBS_SHOWN = 10
+SAME_SECONDS = 0.1
+"""Who differs by less is not shown."""
+
+
+def what_if_command(  # noqa: PLR0917 - typer calls it by name, one argument for each option
+    policy: Annotated[str, typer.Option("--policy", metavar="FILE|NAME", help="The other policy, as for simulate.")],
+    path: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The same as --file FILE.")] = None,
+    begin: Annotated[str | None, typer.Option("--from", metavar="WHEN", help="From then on.")] = None,
+    end: Annotated[str | None, typer.Option("--to", metavar="WHEN", help="Up to then.")] = None,
+    picture_file: Annotated[
+        Path | None, typer.Option("--picture", metavar="FILE", help="Draw all three runs: .png or .svg.")
+    ] = None,
+    file: FileOption = None,
+    home: HomeOption = None,
+    as_json: output.JsonFlag = False,
+) -> None:
+    """Say what would have been under another policy: who would have waited, ended and been preempted otherwise.
+
+    What came and how long it worked is as it was recorded; the rest is simulated, from the recorded state on. First it
+    says how far the simulation can be believed: the recorded policy, simulated, against what really happened. Then the
+    first decision that differs, on the recorded states; then the differences between the two simulations.
+
+    Where the policy's file says nothing of a parameter, it is as it was recorded. Nothing is changed.
+
+    Exit code 1: it cannot be simulated. 2: the policy or the picture's name cannot be used. 4: --from or --to is not in
+    this history, or nothing happened between them.
+
+    \b
+    Examples:
+      tidegate history what-if incident.tgj --policy elastic
+      tidegate history what-if --from -2h --policy patient.json --picture patient.png
+      tidegate history what-if --from 40000 --to 48211 --policy fifo --json | jq '.jobs[0]'
+    """
+    if path is not None and file is not None:
+        raise UsageError("The file is given twice.", "Accepted is FILE or --file FILE.")
+    if picture_file is not None:
+        picture.check(picture_file)
+    chosen = _chosen(policy)
+
+    async def question(source: Source, told: Told) -> tuple[WhatIf, Runs]:
+        first, last = await moment(source, begin, "--from"), await moment(source, end, "--to")
+        name = source.path.name if isinstance(source, FileSource) else "journal"
+        recording = await recorded.read(source, name, first, last, told)
+        if not recording.workload.arrivals:
+            raise NotInHistoryError(f"No job was there from {recording.from_seq + 1} to {recording.until_seq}.")
+        try:
+            return await what_if(source, recording, chosen, told)
+        except InputError as error:
+            raise UsageError(f"{error}.") from error
+        except SimulationError as error:
+            raise CommandError(f"{error}.", exit_code=exits.FAILED) from error
+
+    answer, runs = ask(path or file, home, "Reading what happened", question)
+    if picture_file is not None:
+        picture.draw([runs.happened, runs.recorded, runs.other], picture_file)
+    if as_json:
+        output.print_document({**msgspec.to_builtins(answer), "not_modelled": list(NOT_MODELLED)})
+    else:
+        _show(answer)
+
+
+def _chosen(policy: str) -> choice.Choice:
+    try:
+        return choice.choose(policy)
+    except InputError as error:
+        raise UsageError(f"{error}.") from error
+
+
+# ---- for people: what can be believed, what differs, who it means, and what is not in it ----
+
+
+def _show(found: WhatIf) -> None:
+    output.show(facts({"stretch": _stretch(found), "recorded": found.recorded, "what if": found.other}))
+    output.show("", *_calibrated(found.calibration))
+    output.show("", plain("first decision that differs", "bold"), *_first(found.compared))
+    output.show("", plain("what it comes to", "bold"), plain(_counted(found)), _changes(found))
+    output.show("", *_jobs(found))
+    notes = [*found.notes, _costs(found.measured), f"not modelled: {'; '.join(NOT_MODELLED)}"]
+    output.show("", *(plain(f"- {note}") for note in notes))
+
+
+def _stretch(found: WhatIf) -> str:
+    lasted = text.span((found.end_ns - found.begin_ns) / text.NS_PER_SECOND)
+    return (
+        f"{found.workload}, sequences {found.from_seq + 1} to {found.until_seq}, {moments.stamp(found.begin_ns)}, "
+        f"{lasted}, {len(found.jobs)} jobs"
+    )
+
+
+def _costs(measured: tuple[Cost, ...]) -> str:
+    """Return what things take in the model: the middle of what was seen, or what the model has by itself."""
+    said = []
+    for cost in measured:
+        seconds = cost.value / 1000 if cost.name.endswith("_ms") else cost.value
+        name = cost.name.removesuffix("_ms").removesuffix("_seconds").replace("_", " ")
+        said.append(f"{name} {text.span(seconds)} ({f'{cost.seen} times' if cost.seen else 'never'} seen)")
+    return f"what things take: {', '.join(said)}"
+
+
+def _calibrated(found: Calibration) -> list[Any]:
+    if not found.jobs:
+        return [plain("calibration: no job of the recording ended, so nothing says how good the model is", "bold")]
+    real, model = found.happened, found.simulated
+    lines = [
+        f"calibration (the recorded policy, simulated, against what happened; {found.jobs} jobs that ended)",
+        f"  completion  {_error(real.completion_s, model.completion_s)}; half of the jobs within "
+        f"{text.span(found.completion_off_s)}, {found.worst} is farthest off: {text.span(found.worst_off_s)}",
+        f"  waiting     {_error(real.waiting_s, model.waiting_s)}"
+        + (f"; for phases {_error(real.asked_s, model.asked_s)}" if real.asked_s or model.asked_s else ""),
+        f"  preemptions {real.preemptions} real, {model.preemptions} simulated; work lost "
+        f"{text.span(real.lost_s)} real, {text.span(model.lost_s)} simulated",
+        f"  placements  the first {found.placements_alike} of {found.placements} are the same",
+    ]
+    if found.otherwise:
+        lines.append(f"  in another way end {len(found.otherwise)}: {', '.join(found.otherwise[:JOBS_SHOWN])}")
+    return [plain(lines[0], "bold"), *map(plain, lines[1:])]
+
+
+def _error(real: float, model: float) -> str:
+    error = f", error {(model - real) / real:+.1%}" if abs(model - real) >= SAME_SECONDS and real else ""
+    return f"{text.span(real)} real, {text.span(model)} simulated{error}"
+
+
+def _first(found: Compared) -> list[Any]:
+    first = found.first
+    limits = [plain(f"  limits of members differ from pass {found.limits_since} on")] if found.limits_since else []
+    if first is None:
+        return [plain(f"  none: it decides the same in all of the {found.passes} recorded passes"), *limits]
+    where = f"in pass {first.seq}" if first.seq else "where the recording has no pass"
+    when = (
+        f"  {where}, {moments.stamp(first.at_ns)}, on the state after {first.at_seq} ({found.passes} passes compared)"
+    )
+    return [
+        plain(when),
+        *(plain(f"  recorded  {words}") for words in first.recorded or ("nothing",)),
+        *(plain(f"  what if   {words}") for words in first.instead or ("nothing",)),
+        *limits,
+    ]
+
+
+def _counted(found: WhatIf) -> str:
+    return (
+        f"of jobs that end in both simulations ({found.whole.recorded.jobs}; {len(found.left_out)} left out); "
+        "~ is not more than the model's own error"
+    )
+
+
+def _changes(found: WhatIf) -> Any:
+    groups = [found.whole, *(found.tenants if len(found.tenants) > 1 else ())]
+    return rows(
+        ("TENANT", "JOBS", "COMPLETION", "IN THE QUEUE", "FOR PHASES", "PREEMPTIONS", "GPU-HOURS LOST", "WORK LOST"),
+        (_change(group, found.calibration) for group in groups if group.recorded.jobs),
+    )
+
+
+def _change(group: Change, calibration: Calibration) -> tuple[str, ...]:
+    one, two = group.recorded, group.other
+    real, model = calibration.happened, calibration.simulated
+    return (
+        group.name,
+        str(one.jobs),
+        _seconds(one.completion_s, two.completion_s, abs(model.completion_s - real.completion_s)),
+        _seconds(one.waiting_s, two.waiting_s, abs(model.waiting_s - real.waiting_s)),
+        _seconds(one.asked_s, two.asked_s, abs(model.asked_s - real.asked_s)),
+        _whole(one.preemptions, two.preemptions),
+        _hours(one.lost_gpu_s, two.lost_gpu_s),
+        _seconds(one.lost_s, two.lost_s, abs(model.lost_s - real.lost_s)),
+    )
+
+
+def _seconds(before: float, after: float, error: float) -> str:
+    """Return both and by how much they differ; `~` before a difference that the model's error may have made."""
+    change = after - before
+    if abs(change) < SAME_SECONDS:
+        return f"{text.span(before)}, the same"
+    mark = "~" if abs(change) <= error else ""
+    return f"{text.span(before)} -> {text.span(after)} ({mark}{'+' if change > 0 else '-'}{text.span(abs(change))})"
+
+
+def _whole(before: int, after: int) -> str:
+    return str(before) if before == after else f"{before} -> {after}"
+
+
+def _hours(before_s: float, after_s: float) -> str:
+    before, after = f"{before_s / 3600:.2f}", f"{after_s / 3600:.2f}"
+    return before if before == after else f"{before} -> {after}"
+
+
+def _jobs(found: WhatIf) -> list[Any]:
+    differ = [job for job in found.jobs if _differs(job)]
+    if not differ:
+        return [plain("no job differs by more than 0.1s", "bold")]
+    shown = rows(
+        ("JOB", "TENANT", "COMPLETION", "IN THE QUEUE", "FOR PHASES", "PREEMPTIONS", "GPU-HOURS LOST", "WORK LOST", ""),
+        (
+            (
+                job.job,
+                job.tenant,
+                _ends(job),
+                _seconds(*job.waiting_s, 0.0),
+                _seconds(*job.asked_s, 0.0),
+                _whole(*job.preemptions),
+                _hours(*job.lost_gpu_s),
+                _seconds(*job.lost_s, 0.0),
+                "assumed" if job.assumed else "cut off" if job.censored else "",
+            )
+            for job in differ[:JOBS_SHOWN]
+        ),
+    )
+    title = f"jobs that differ most ({len(differ)} of {len(found.jobs)} differ)"
+    return [plain(title, "bold"), shown]
+
+
+def _differs(job: JobChange) -> bool:
+    before, after = job.completion_s
+    ended = before is not None and after is not None and abs(after - before) >= SAME_SECONDS
+    waited = any(abs(after - before) >= SAME_SECONDS for before, after in (job.waiting_s, job.asked_s))
+    return ended or waited or job.outcomes[0] != job.outcomes[1] or job.preemptions[0] != job.preemptions[1]
+
+
+def _ends(job: JobChange) -> str:
+    """Return when it ends under both; one that was cut off takes at least so long."""
+    before, after = job.completion_s
+    at_least = ">= " if job.censored else ""
+    if job.outcomes[0] == job.outcomes[1] and before is not None and after is not None:
+        return at_least + _seconds(before, after, 0.0)
+    ends = [
+        f"{outcome or 'no end'}{'' if seconds is None else f' after {text.span(seconds)}'}"
+        for outcome, seconds in zip(job.outcomes, job.completion_s, strict=True)
+    ]
+    return at_least + " -> ".join(ends)

@@ -1,0 +1,6 @@
+"""Other policies, one small module each, for comparison on the same input: they place and preempt, the rest is core.
+
+Each has `rules(workload)`. What several of them do alike is in `room` (one node), `cluster` (all of them, kept up with
+the state), `seating` (where a gang goes), `in_turn` (who is asked in which order, and nobody leaves) and `ranked` (who
+ranks lower leaves). They hold what a job needs at most for as long as it runs; they lend nothing.
+"""

@@ -1,0 +1,207 @@
+"""What the baselines see of the state: rooms, who waits in which order, who runs; kept up with it by what changed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from heapq import heappop, heappush
+
+import msgspec
+from sortedcontainers import SortedList
+from tidegate_events.resources import Resources
+from tidegate_events.spec import JobSpec
+
+from tidegate_scheduler.draft import Draft
+from tidegate_scheduler.policy.parameters import SECOND_NS
+from tidegate_scheduler.policy.settle import settle_job, settle_node
+from tidegate_scheduler.simulator.baselines.room import Room
+from tidegate_scheduler.state import LEAVING_STAGES, Job, Node, State
+
+Rank = Callable[[State, Job, int], tuple[int, ...]]
+"""Where a job stands at a time: smaller is asked first. It does not change while the job waits."""
+
+
+Alike = tuple[Resources, int, tuple[str, ...], str, str]
+"""What of a job decides where it fits."""
+
+
+class Seat(msgspec.Struct, frozen=True):
+    """A member's place: its node and the devices that it has there."""
+
+    node: str
+    gpu_indices: tuple[int, ...]
+
+
+class Cluster:
+    """The nodes that are open, by name, and the jobs. A pass may change rooms and takes that back."""
+
+    def __init__(self, state: State, rank: Rank) -> None:
+        self.state = state
+        self.rank = rank
+        self.now: dict[str, Room] = {}
+        """What nobody holds."""
+
+        self.later: dict[str, Room] = {}
+        """What nobody holds when all who are leaving have left."""
+
+        self.open: list[str] = []
+        self.running: dict[str, tuple[Seat, ...]] = {}
+        """Who holds room, and is not leaving."""
+
+        self.waiting: SortedList[tuple[tuple[int, ...], int, str]] = SortedList()
+        self.alike: Counter[Alike] = Counter()
+        """How many wait that are alike to every node."""
+
+        self._places: dict[str, tuple[tuple[int, ...], int, str]] = {}
+        self._kinds: dict[str, Alike] = {}
+        self._held: dict[str, tuple[Resources, tuple[Seat, ...], bool]] = {}
+        self._on_node: dict[str, dict[str, None]] = {}
+        self._unsettled: dict[str, None] = {}
+        self._due: list[tuple[int, str]] = []
+        self._unreachable: dict[str, None] = {}
+        self._changed: dict[str, None] = {f"node/{name}": None for name in state.nodes}
+        self._changed |= {f"job/{name}": None for name in state.jobs}
+        state.watch(self._changed)
+
+    def refresh(self, draft: Draft) -> None:
+        """Take in what changed since the last pass, and settle what was seen of running jobs."""
+        changed = list(self._changed)
+        self._changed.clear()
+        for key in changed:
+            kind, _, name = key.partition("/")
+            if kind == "node":
+                self._put_node(name)
+            elif kind == "job":
+                self._leave(name)
+                self._enter(name, draft.now_ns)
+                self._unsettled[name] = None
+        self._settle(draft)
+
+    # ---- nodes ----
+
+    def _put_node(self, name: str) -> None:
+        node = self.state.nodes.get(name)
+        if node is None or not _is_open(node):
+            self.now.pop(name, None)
+            self.later.pop(name, None)
+        else:
+            self.now[name], self.later[name] = Room(node), Room(node)
+            for job in self._on_node.get(name, {}):
+                need, seats, leaving = self._held[job]
+                self._occupy(need, [seat for seat in seats if seat.node == name], leaving=leaving, sign=1)
+        self.open = sorted(self.now)
+        if node is not None and node.status == "unreachable":
+            self._unreachable[name] = None
+        else:
+            self._unreachable.pop(name, None)
+
+    # ---- jobs ----
+
+    def _enter(self, name: str, now_ns: int) -> None:
+        job = self.state.jobs.get(name)
+        if job is None:
+            return
+        if job.waiting:
+            if not (job.held or job.cancel_requested):
+                place = self._places[name] = (self.rank(self.state, job, now_ns), job.submitted_seq, name)
+                self.waiting.add(place)
+                kind = self._kinds[name] = alike(self.state, name)
+                self.alike[kind] += 1
+            return
+        need, leaving = self.state.floors[name], job.stage in LEAVING_STAGES
+        seats = tuple([Seat(member.node, member.gpu_indices) for member in job.members if member.active])
+        self._held[name] = (need, seats, leaving)
+        for seat in seats:
+            self._on_node.setdefault(seat.node, {})[name] = None
+        if job.stage in ("placed", "running"):
+            self.running[name] = seats
+        self._occupy(need, seats, leaving=leaving, sign=1)
+
+    def _leave(self, name: str) -> None:
+        place = self._places.pop(name, None)
+        if place is not None:
+            self.waiting.remove(place)
+            self._count_out(place[2])
+        held = self._held.pop(name, None)
+        if held is not None:
+            need, seats, leaving = held
+            self.running.pop(name, None)
+            for seat in seats:
+                self._on_node[seat.node].pop(name, None)
+            self._occupy(need, seats, leaving=leaving, sign=-1)
+
+    def _count_out(self, name: str) -> None:
+        kind = self._kinds.pop(name)
+        self.alike[kind] -= 1
+        if not self.alike[kind]:
+            del self.alike[kind]
+
+    def _occupy(self, need: Resources, seats: Iterable[Seat], *, leaving: bool, sign: int) -> None:
+        for seat in seats:
+            if seat.node in self.now:
+                self.now[seat.node].occupy(need, seat.gpu_indices, sign)
+                if not leaving:
+                    self.later[seat.node].occupy(need, seat.gpu_indices, sign)
+
+    # ---- what was seen ----
+
+    def _settle(self, draft: Draft) -> None:
+        """Settle those to whom something happened, and those for whom enough time has passed."""
+        for name in sorted(self._unreachable):
+            settle_node(draft, self.state.nodes[name])
+        while self._due and self._due[0][0] <= draft.now_ns:
+            self._unsettled[heappop(self._due)[1]] = None
+        for name in list(self._unsettled):
+            if draft.full:
+                return
+            job = self.state.jobs.get(name)
+            earlier, draft.wake_at_ns, decided = draft.wake_at_ns, None, len(draft.events)
+            if job is not None:
+                settle_job(draft, job)
+            due_ns, draft.wake_at_ns = draft.wake_at_ns, earlier
+            if len(draft.events) == decided:
+                del self._unsettled[name]
+                if due_ns is not None:
+                    heappush(self._due, (due_ns, name))
+        if self._due:
+            draft.wake_by(self._due[0][0])
+
+
+def cluster_of(draft: Draft, rank: Rank) -> Cluster:
+    """Return what is seen of the draft's state, up to date."""
+    found = draft.state.derived
+    if not isinstance(found, Cluster) or found.rank is not rank:
+        found = draft.state.derived = Cluster(draft.state, rank)
+    found.refresh(draft)
+    return found
+
+
+def alike(state: State, job: str) -> Alike:
+    """Return what of the job decides where it fits."""
+    spec = state.specs[job]
+    return (state.floors[job], spec.gang_size, spec.gpu_models, spec.image, spec.isolation)
+
+
+def gpus_of(need: Resources, spec: JobSpec) -> int:
+    """Return the GPUs of all members in thousandths; a job without any counts as one of one thousandth a member."""
+    return max(1, need.gpus * 1000 + need.gpu_millis) * spec.gang_size
+
+
+def ran_seconds(job: Job, now_ns: int) -> int:
+    """Return how long a job ran until now, in all its attempts."""
+    running_ns = max(0, now_ns - job.started_ns) if job.started_ns else 0
+    return (job.ran_ns + running_ns) // SECOND_NS
+
+
+def rests(job: Job, draft: Draft) -> bool:
+    """Say whether a waiting job may not be placed yet, and ask to be woken when it may."""
+    if job.id in draft.leaving:
+        return True
+    if job.not_before_ns > draft.now_ns:
+        draft.wake_by(job.not_before_ns)
+        return True
+    return False
+
+
+def _is_open(node: Node) -> bool:
+    return node.status == "up" and not node.zombies and not node.cordoned and not node.drain_deadline_ns

@@ -1,0 +1,41 @@
+"""Jobs are asked in an order, each is placed if it fits, and nobody is asked to leave."""
+
+from __future__ import annotations
+
+from tidegate_scheduler.draft import Draft
+from tidegate_scheduler.simulator.baselines.cluster import Alike, Cluster, Rank, alike, cluster_of, rests
+from tidegate_scheduler.simulator.baselines.seating import Rooms, Tightness, place, tightest
+from tidegate_scheduler.simulator.rules import Fill
+
+
+def in_turn(rank: Rank, *, passing: bool, tightness: Tightness = tightest) -> Fill:
+    """Return rules by which those who are `passing` a blocked job may be placed, else everybody behind it waits."""
+
+    def fill(draft: Draft) -> None:
+        cluster = cluster_of(draft, rank)
+        rooms = Rooms(cluster.now, cluster.open)
+        try:
+            _fill(draft, cluster, rooms, passing, tightness)
+        finally:
+            rooms.undo()
+
+    return fill
+
+
+def _fill(draft: Draft, cluster: Cluster, rooms: Rooms, passing: bool, tightness: Tightness) -> None:
+    state, failed = draft.state, set[Alike]()
+    for *_, name in list(cluster.waiting) if passing else cluster.waiting:
+        job = state.jobs[name]
+        if draft.full or len(failed) == len(cluster.alike):
+            return
+        if rests(job, draft):
+            continue
+        spec, need = state.specs[name], state.floors[name]
+        kind = alike(state, name)
+        seats = None if kind in failed else rooms.seat(spec, need, tightness)
+        if seats is not None:
+            place(draft, job, seats)
+            continue
+        failed.add(kind)
+        if not passing:
+            return

@@ -1,0 +1,190 @@
+"""Jobs are asked in an order that changes while they run, and who ranks lower leaves for who ranks higher.
+
+A job that does not fit has the lowest of those below it leave, on the nodes where the best of those who leave ranks
+lowest. What they leave is kept for it, and whoever fits beside that is placed meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+from tidegate_events.resources import Resources
+from tidegate_events.spec import JobSpec
+
+from tidegate_scheduler.draft import Draft
+from tidegate_scheduler.simulator.baselines.cluster import Alike, Cluster, Rank, Seat, alike, cluster_of, rests
+from tidegate_scheduler.simulator.baselines.room import Room
+from tidegate_scheduler.simulator.baselines.seating import Rooms, ask_to_leave, place
+from tidegate_scheduler.simulator.rules import Fill
+from tidegate_scheduler.state import Job, State
+
+Falls = Callable[[State, Job, int], int | None]
+"""When a running job is next ranked otherwise by the time alone, so that others may come before it; None: never."""
+
+Standing = tuple[tuple[int, ...], int, str]
+"""The rank of a running job, its number in the order of submissions, and its name."""
+
+
+def ranked(rank: Rank, falls: Falls | None = None) -> Fill:
+    """Return rules by which whoever ranks higher runs."""
+
+    def fill(draft: Draft) -> None:
+        cluster = cluster_of(draft, rank)
+        if cluster.waiting:
+            with_ranks = _Pass(draft, cluster)
+            try:
+                with_ranks.ask_all()
+            finally:
+                with_ranks.undo()
+            if falls is not None:
+                _wake(draft, cluster, falls)
+
+    return fill
+
+
+def _wake(draft: Draft, cluster: Cluster, falls: Falls) -> None:
+    for name in cluster.running:
+        at_ns = falls(draft.state, draft.state.jobs[name], draft.now_ns)
+        if at_ns is not None:
+            draft.wake_by(at_ns)
+
+
+class _Victims(msgspec.Struct, frozen=True):
+    """Who leaves a node so that one member fits: the best of them, and all."""
+
+    best: Standing
+    node: str
+    jobs: tuple[str, ...]
+
+
+class _Pass:
+    """One pass: what is tried, and who could leave."""
+
+    def __init__(self, draft: Draft, cluster: Cluster) -> None:
+        self._draft = draft
+        self._state = draft.state
+        self._cluster = cluster
+        self._now = Rooms(cluster.now, cluster.open)
+        self._later = Rooms(cluster.later, cluster.open)
+        self._standing = {
+            name: (
+                cluster.rank(self._state, self._state.jobs[name], draft.now_ns),
+                self._state.jobs[name].submitted_seq,
+                name,
+            )
+            for name in cluster.running
+            if name not in draft.leaving
+        }
+        self._on_node: dict[str, list[Standing]] = {}
+        for name, standing in self._standing.items():
+            for node in dict.fromkeys(seat.node for seat in cluster.running[name]):
+                self._on_node.setdefault(node, []).append(standing)
+        for there in self._on_node.values():
+            there.sort(reverse=True)
+        self._gone: set[str] = set()
+        self._stuck: set[Alike] = set()
+        self._full: set[Alike] = set()
+
+    def undo(self) -> None:
+        """Take back what was tried."""
+        self._now.undo()
+        self._later.undo()
+
+    def ask_all(self) -> None:
+        """Ask the waiting jobs, the highest first."""
+        lowest = max(self._standing.values(), default=None)
+        for standing in self._cluster.waiting:
+            job = self._state.jobs[standing[2]]
+            if self._draft.full or len(self._stuck) == len(self._cluster.alike):
+                return
+            if rests(job, self._draft):
+                continue
+            spec, need = self._state.specs[job.id], self._state.floors[job.id]
+            kind = alike(self._state, job.id)
+            if kind not in self._full:
+                if self._place(job, spec, need):
+                    continue
+                self._full.add(kind)
+            may_ask = lowest is not None and standing < lowest and kind not in self._stuck
+            if not may_ask or not self._make_room(standing, job, spec):
+                self._stuck.add(kind)
+
+    def _place(self, job: Job, spec: JobSpec, need: Resources) -> bool:
+        """Place a job that fits now beside what is kept, or keep room for it that is being left; say whether it has."""
+        marks = self._now.mark, self._later.mark
+        seats = self._now.seat(spec, need, self._beside)
+        if seats is not None and all(self._free_later(seat, need) for seat in seats):
+            for seat in seats:
+                self._later.occupy(need, seat)
+            place(self._draft, job, seats)
+            return True
+        self._now.undo(marks[0])
+        self._later.undo(marks[1])
+        return self._later.seat(spec, need) is not None
+
+    def _beside(self, room: Room, need: Resources) -> tuple[int, ...]:
+        """Prefer nodes on which nothing is kept that the job would take, then the tightest."""
+        later = self._cluster.later[room.node.name]
+        return (not later.fits(need), later.gpu_millis, room.gpu_millis, room.cpu_millis)
+
+    def _free_later(self, seat: Seat, need: Resources) -> bool:
+        """Say whether nothing of the seat is kept for others."""
+        room = self._cluster.later[seat.node]
+        each = need.gpu_millis or 1000
+        enough = room.cpu_millis >= need.cpu_millis and room.memory_mib >= need.memory_mib
+        return enough and all(room.devices[index] >= each for index in seat.gpu_indices)
+
+    def _make_room(self, standing: Standing, job: Job, spec: JobSpec) -> bool:
+        """Have those leave who have to, and keep their room for the job; say whether that would do."""
+        need, mark = self._state.floors[job.id], self._later.mark
+        leaving: list[str] = []
+        for _ in range(spec.gang_size):
+            if self._later.seat_one(spec, need) is not None:
+                continue
+            victims = self._cheapest(standing, spec, need, leaving)
+            if victims is None:
+                self._later.undo(mark)
+                self._gone.difference_update(leaving)
+                return False
+            for name in victims.jobs:
+                self._let_go(name)
+                leaving.append(name)
+            seated = self._later.seat_one(spec, need)
+            assert seated is not None, "those who leave make enough room"
+        for name in leaving:
+            ask_to_leave(self._draft, self._state.jobs[name], job.id)
+        return True
+
+    def _let_go(self, name: str) -> None:
+        self._gone.add(name)
+        for seat in self._cluster.running[name]:
+            self._later.vacate(self._state.floors[name], seat)
+
+    def _cheapest(self, standing: Standing, spec: JobSpec, need: Resources, leaving: list[str]) -> _Victims | None:
+        """Return who leaves which node so that one member fits: there where the best of them ranks lowest."""
+        found: _Victims | None = None
+        for node, there in self._on_node.items():
+            if node not in self._cluster.later or not self._cluster.later[node].offers(spec):
+                continue
+            below = [each for each in there if each > standing and each[2] not in self._gone]
+            victims = self._enough(node, below, spec, need)
+            if victims is not None and (found is None or (victims.best, victims.node) > (found.best, found.node)):
+                found = victims
+        return found
+
+    def _enough(self, node: str, below: list[Standing], spec: JobSpec, need: Resources) -> _Victims | None:
+        """Return as few of those below, the lowest first, as one member needs to leave the node."""
+        mark = self._later.mark
+        taken: list[Standing] = []
+        room = self._cluster.later[node]
+        for each in below:
+            taken.append(each)
+            for seat in self._cluster.running[each[2]]:
+                if seat.node == node:
+                    self._later.vacate(self._state.floors[each[2]], seat)
+            if room.fits(need, spec.gpu_models):
+                self._later.undo(mark)
+                return _Victims(taken[-1], node, tuple(name for *_, name in taken))
+        self._later.undo(mark)
+        return None

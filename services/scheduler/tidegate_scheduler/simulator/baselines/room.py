@@ -1,0 +1,104 @@
+"""The room of one node, for the baselines: CPU, memory, and how much of each device is free."""
+
+from __future__ import annotations
+
+from tidegate_events.resources import Resources
+from tidegate_events.spec import JobSpec
+
+from tidegate_scheduler.state import Node
+
+WHOLE_MILLIS = 1000
+
+
+class Room:
+    """What is free on a node; `devices` by their index, in thousandths."""
+
+    def __init__(self, node: Node) -> None:
+        """Begin with the node as if nothing ran there."""
+        self.node = node
+        self.cpu_millis = node.capacity.cpu_millis
+        self.memory_mib = node.capacity.memory_mib
+        self.devices = {gpu.index: WHOLE_MILLIS for gpu in node.gpus}
+        self._models = {gpu.index: (gpu.model, gpu.memory_mib) for gpu in node.gpus}
+
+    @property
+    def gpu_millis(self) -> int:
+        """Return how much of all devices is free."""
+        return sum(self.devices.values())
+
+    def copy(self) -> Room:
+        """Return a room that is changed without this one."""
+        other = Room.__new__(Room)
+        other.node, other._models = self.node, self._models
+        other.cpu_millis, other.memory_mib, other.devices = self.cpu_millis, self.memory_mib, dict(self.devices)
+        return other
+
+    def offers(self, spec: JobSpec) -> bool:
+        """Say whether the node is one of those on which the job may run."""
+        node = self.node
+        return spec.isolation in node.levels and (spec.image in node.images or spec.image in node.images.values())
+
+    def fits(self, need: Resources, models: tuple[str, ...] = ()) -> bool:
+        """Say whether one member fits."""
+        if self.cpu_millis < need.cpu_millis or self.memory_mib < need.memory_mib:
+            return False
+        if need.gpus:
+            return len(self._whole(need, models)) >= need.gpus
+        return not need.gpu_millis or any(
+            free >= need.gpu_millis and self._accepted(index, need, models) for index, free in self.devices.items()
+        )
+
+    def members(self, need: Resources, models: tuple[str, ...] = ()) -> int:
+        """Return how many members fit that need something of what there is."""
+        fits = [have // each for have, each in self._amounts(need, models) if each]
+        return min(fits, default=0)
+
+    def _amounts(self, need: Resources, models: tuple[str, ...]) -> list[tuple[int, int]]:
+        whole = len(self._whole(need, models))
+        parts = [free for index, free in self.devices.items() if self._accepted(index, need, models)]
+        shares = sum(free // need.gpu_millis for free in parts) if need.gpu_millis else 0
+        return [
+            (self.cpu_millis, need.cpu_millis),
+            (self.memory_mib, need.memory_mib),
+            (whole, need.gpus),
+            (shares, int(bool(need.gpu_millis))),
+        ]
+
+    def close(self) -> None:
+        """Let nothing be free."""
+        self.cpu_millis = self.memory_mib = 0
+        self.devices = dict.fromkeys(self.devices, 0)
+
+    def take(self, need: Resources, models: tuple[str, ...] = ()) -> tuple[int, ...]:
+        """Return the devices of one more member, which fits: a part is cut from the device that has least."""
+        if need.gpus:
+            return tuple(self._whole(need, models)[: need.gpus])
+        if not need.gpu_millis:
+            return ()
+        return (
+            min(
+                (free, index)
+                for index, free in self.devices.items()
+                if free >= need.gpu_millis and self._accepted(index, need, models)
+            )[1],
+        )
+
+    def occupy(self, need: Resources, indices: tuple[int, ...], sign: int = 1) -> None:
+        """Let a member have its room; with `sign` -1 it gives it back."""
+        self.cpu_millis -= sign * need.cpu_millis
+        self.memory_mib -= sign * need.memory_mib
+        each = sign * (need.gpu_millis or WHOLE_MILLIS)
+        for index in indices:
+            if index in self.devices:
+                self.devices[index] -= each
+
+    def _whole(self, need: Resources, models: tuple[str, ...]) -> list[int]:
+        return [
+            index
+            for index, free in self.devices.items()
+            if free == WHOLE_MILLIS and self._accepted(index, need, models)
+        ]
+
+    def _accepted(self, index: int, need: Resources, models: tuple[str, ...]) -> bool:
+        model, memory_mib = self._models[index]
+        return memory_mib >= need.gpu_memory_mib and (not models or model in models)

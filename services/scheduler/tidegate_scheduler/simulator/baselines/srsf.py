@@ -1,0 +1,20 @@
+"""SRSF: the shortest remaining service first, which is time times GPUs. It knows how long every job takes."""
+
+from __future__ import annotations
+
+from tidegate_scheduler.simulator.baselines.cluster import gpus_of, ran_seconds
+from tidegate_scheduler.simulator.baselines.ranked import ranked
+from tidegate_scheduler.simulator.rules import Rules
+from tidegate_scheduler.simulator.workload import Workload
+from tidegate_scheduler.state import Job, State
+
+
+def rules(workload: Workload) -> Rules:
+    """Return the rules for this workload, whose truth they look at."""
+    work = {arrival.job: arrival.truth.work_seconds for arrival in workload.arrivals}
+
+    def rank(state: State, job: Job, now_ns: int) -> tuple[int, ...]:
+        left = max(0, work[job.id] - ran_seconds(job, now_ns))
+        return (left * gpus_of(state.floors[job.id], state.specs[job.id]),)
+
+    return Rules(name="srsf", fill=ranked(rank), knows_durations=True)

@@ -1,0 +1,119 @@
+"""How a simulation is told: one table for people, one document for programs; both state what was modelled."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from tidegate.cli import text
+
+from tidegate_scheduler.simulator import measures
+from tidegate_scheduler.simulator.measures import Measures, Spread
+from tidegate_scheduler.simulator.run import JobRun, Run
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+SECOND_NS = 1_000_000_000
+SLOWEST_SHOWN = 5
+BAR_CHARS = 30
+
+
+def progress(name: str, done: int, jobs: int) -> str:
+    """Return how far a simulation is, as a bar of the jobs that have ended."""
+    filled = BAR_CHARS * done // max(1, jobs)
+    return f"Simulating {name} {'█' * filled}{'░' * (BAR_CHARS - filled)} {done} of {jobs} jobs have ended"
+
+
+def document(run: Run, nodes: int) -> dict[str, Any]:
+    """Return the run as a document: what it was made of, its measures, and each job."""
+    return {
+        "workload": run.workload,
+        "policy": run.rules,
+        "seed": run.seed,
+        "nodes": nodes,
+        "costs": msgspec.to_builtins(run.costs),
+        "measures": msgspec.to_builtins(measures.of(run)),
+        "jobs": [_job(job) for job in run.jobs],
+    }
+
+
+def _job(job: JobRun) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.to_builtins(job)
+    return {name: value for name, value in found.items() if value not in (None, "")}
+
+
+def lines(run: Run, nodes: int) -> list[RenderableType]:
+    """Return what people read: what was simulated, the measures, and who waited longest."""
+    from tidegate.cli.output import table  # noqa: PLC0415 - rich is loaded when something is shown
+
+    found = measures.of(run)
+    head = table()
+    for _ in range(2):
+        head.add_column()
+    head.show_header = False
+    for name, value in {**_inputs(run, nodes), **_outcome(found)}.items():
+        head.add_row(name, value)
+    shown: list[RenderableType] = [head]
+    slowest = sorted((job for job in run.jobs if job.waited_ns), key=lambda job: (-job.waited_ns, job.job))
+    if slowest:
+        waits = table()
+        for name in ("waited longest", "tenant", "GPUs", "in the queue", "work", "ended"):
+            waits.add_column(name, justify="left" if name in ("waited longest", "tenant", "ended") else "right")
+        for job in slowest[:SLOWEST_SHOWN]:
+            waits.add_row(
+                job.job,
+                job.tenant,
+                text.cpus(job.gpus * 1000 + job.gpu_millis),
+                text.span(job.waited_ns / SECOND_NS),
+                text.span(job.work_seconds),
+                job.outcome or "not yet",
+            )
+        shown += ["", waits]
+    return shown
+
+
+def _inputs(run: Run, nodes: int) -> dict[str, str]:
+    costs = run.costs
+    stated = (
+        f"start {text.span(costs.start_ms / 1000)}, checkpoint {text.span(costs.checkpoint_seconds)}, restart "
+        f"{text.span(costs.restart_seconds)}, phase {text.span(costs.phase_change_ms / 1000)}, image "
+        f"{text.span(costs.image_pull_seconds)}, pass every {text.span(costs.pass_interval_ms / 1000)}"
+    )
+    if costs.node_failures_per_day_millis:
+        stated += (
+            f", {costs.node_failures_per_day_millis / 1000:g} failures a node and day, "
+            f"back after {text.span(costs.node_repair_seconds)}"
+        )
+    return {
+        "workload": f"{run.workload}, {len(run.jobs)} jobs on {nodes} nodes",
+        "policy": f"{run.rules}, seed {run.seed}",
+        "costs": stated,
+    }
+
+
+def _outcome(found: Measures) -> dict[str, str]:
+    counts = {
+        "completed": found.completed,
+        "failed": found.failed,
+        "rejected": found.rejected,
+        "cancelled": found.cancelled,
+        "not ended": found.unfinished,
+        "cut off by the recording": found.censored,
+    }
+    return {
+        "jobs": ", ".join(f"{count} {name}" for name, count in counts.items() if count),
+        "completion": _spread(found.completion),
+        "in the queue": _spread(found.waiting),
+        "makespan": f"{text.span(found.makespan_s)} ({found.makespan_s:.0f} s)",
+        "GPUs": f"{found.gpu_utilization:.1%} used, {found.gpu_allocation:.1%} given to jobs",
+        "jobs at once": f"{found.jobs_at_once:.1f} on average",
+        "preemptions": f"{found.preemptions}, {text.span(found.lost_gpu_s)} of GPU time lost",
+    }
+
+
+def _spread(found: Spread) -> str:
+    return (
+        f"{text.span(found.avg_s)} on average ({found.avg_s:.0f} s), median {text.span(found.p50_s)}, "
+        f"99 of 100 within {text.span(found.p99_s)}"
+    )

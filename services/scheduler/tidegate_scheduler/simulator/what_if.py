@@ -1,0 +1,222 @@
+"""What would have been: a recorded stretch under other rules, beside the recorded policy in the same model.
+
+Both are simulations from the same state, so they differ by their decisions alone. How far the model is from reality is
+told by the calibration, and a difference that is not larger than its error is marked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import msgspec
+from tidegate_events import events as e
+
+from tidegate_scheduler.history.point import Told
+from tidegate_scheduler.history.source import Source
+from tidegate_scheduler.policy import registry
+from tidegate_scheduler.policy.parameters import Parameters, as_parameters, as_values
+from tidegate_scheduler.simulator.calibration import Calibration, Numbers, calibrate, numbers
+from tidegate_scheduler.simulator.choice import Choice, rules_for
+from tidegate_scheduler.simulator.costs import Costs
+from tidegate_scheduler.simulator.divergence import Compared, first_divergence
+from tidegate_scheduler.simulator.engine import simulate
+from tidegate_scheduler.simulator.measured import Cost
+from tidegate_scheduler.simulator.recorded import Recording
+from tidegate_scheduler.simulator.rules import Rules
+from tidegate_scheduler.simulator.run import JobRun, Run
+from tidegate_scheduler.simulator.workload import Workload
+
+SECOND_NS = 1_000_000_000
+NOT_MODELLED = (
+    "how far jobs say that they are (ProgressReported), and step rates that fall or recover",
+    "nodes that refuse a member, and starts that time out",
+    "times without a leader, and how long a sandbox that was given up takes to end",
+    "that a job works faster or slower on another node",
+)
+
+
+class Change(msgspec.Struct, frozen=True):
+    """The numbers of a group of jobs by the recorded policy and by the other one, both simulated."""
+
+    name: str
+    recorded: Numbers
+    other: Numbers
+
+
+class JobChange(msgspec.Struct, frozen=True):
+    """One job by the recorded policy (first) and by the other one: seconds, None where it did not end.
+
+    `asked_s` is what its members waited to enter phases, in all, while they were placed.
+    `censored`: the recording ended before the job did, or somebody cancelled it, so it may take longer. `assumed`: it
+    never worked in the recording, so its work is a guess.
+    """
+
+    job: str
+    tenant: str
+    outcomes: tuple[str, str]
+    waiting_s: tuple[float, float]
+    completion_s: tuple[float | None, float | None]
+    asked_s: tuple[float, float]
+    preemptions: tuple[int, int]
+    lost_gpu_s: tuple[float, float]
+    lost_s: tuple[float, float]
+    censored: bool
+    assumed: bool
+
+
+class WhatIf(msgspec.Struct, frozen=True):
+    """The whole answer. Numbers of groups are of jobs that ended under both policies and were not cut off."""
+
+    workload: str
+    from_seq: int
+    until_seq: int
+    begin_ns: int
+    end_ns: int
+    recorded: str
+    other: str
+    calibration: Calibration
+    compared: Compared
+    whole: Change
+    tenants: tuple[Change, ...]
+    jobs: tuple[JobChange, ...]
+    left_out: tuple[str, ...]
+    notes: tuple[str, ...]
+    costs: Costs
+    measured: tuple[Cost, ...]
+
+
+class Runs(msgspec.Struct, frozen=True):
+    """What happened, and what the model makes of it under the recorded policy and under the other one."""
+
+    happened: Run
+    recorded: Run
+    other: Run
+
+
+async def what_if(source: Source, recording: Recording, choice: Choice, told: Told) -> tuple[WhatIf, Runs]:
+    """Return what would have been under the chosen rules, and the runs that say so."""
+    mine, theirs = recorded_rules(recording), other_rules(recording, choice)
+    same = _simulated(recording, recording.workload, mine, told)
+    other = _simulated(recording, _without_queues(recording.workload, theirs), theirs, told)
+    compared = await first_divergence(source, recording, theirs, told)
+    changes = _changes(recording, same, other)
+    counted = {job.job for job in changes if all(job.outcomes) and not job.censored}
+    answer = WhatIf(
+        workload=recording.workload.name,
+        from_seq=recording.from_seq,
+        until_seq=recording.until_seq,
+        begin_ns=recording.happened.begin_ns,
+        end_ns=recording.happened.end_ns,
+        recorded=mine.name,
+        other=theirs.name,
+        calibration=calibrate(recording.happened, same),
+        compared=compared,
+        whole=_change("all", same.jobs, other.jobs, lambda job: job.job in counted),
+        tenants=tuple(
+            _change(tenant, same.jobs, other.jobs, lambda job, of=tenant: job.tenant == of and job.job in counted)  # type: ignore[misc]
+            for tenant in sorted({job.tenant for job in same.jobs})
+        ),
+        jobs=changes,
+        left_out=tuple(job.job for job in changes if job.job not in counted),
+        notes=_notes(recording),
+        costs=recording.costs,
+        measured=recording.measured,
+    )
+    return answer, Runs(recording.happened, same, other)
+
+
+def recorded_rules(recording: Recording) -> Rules:
+    """Return the policy that decided the recording. Raises UnknownPolicyError."""
+    return Rules(
+        name=f"policy {recording.policy} as recorded",
+        fill=registry.find(recording.policy).decide,
+        parameters=recording.parameters,
+        knows_durations=True,
+        policy=recording.policy,
+    )
+
+
+def other_rules(recording: Recording, choice: Choice) -> Rules:
+    """Return the chosen rules. What they do not say themselves is as it was recorded: parameters, and estimates."""
+    rules = rules_for(choice, recording.workload)
+    own, usual = as_values(rules.parameters), as_values(Parameters())
+    said = {name: value for name, value in own.items() if value != usual[name]} | choice.parameters
+    return msgspec.structs.replace(
+        rules,
+        parameters=as_parameters(as_values(recording.parameters) | said),
+        knows_durations=choice.estimates is not False,
+    )
+
+
+def _without_queues(workload: Workload, rules: Rules) -> Workload:
+    """Return the workload without the recorded changes of queues that the rules set themselves."""
+    own = {queue.tenant for queue in rules.queues}
+    facts = tuple(fact for fact in workload.facts if not (isinstance(fact, e.QueueChanged) and fact.tenant in own))
+    return msgspec.structs.replace(workload, facts=facts)
+
+
+def _simulated(recording: Recording, workload: Workload, rules: Rules, told: Told) -> Run:
+    def progress(done: int, jobs: int) -> None:
+        told(f"Simulating {rules.name}: {done} of {jobs} jobs have ended")
+
+    return simulate(workload, rules, recording.costs, begin=recording.begin, told=progress)
+
+
+def _change(name: str, same: Iterable[JobRun], other: Iterable[JobRun], takes: Callable[[JobRun], bool]) -> Change:
+    return Change(name, numbers([job for job in same if takes(job)]), numbers([job for job in other if takes(job)]))
+
+
+def _changes(recording: Recording, same: Run, other: Run) -> tuple[JobChange, ...]:
+    """Return every job, those first that differ most."""
+    by_other = {job.job: job for job in other.jobs}
+    assumed = set(recording.assumed)
+    found = [_job_change(job, by_other[job.job], job.job in assumed) for job in same.jobs]
+    return tuple(sorted(found, key=lambda job: (-_difference(job), job.job)))
+
+
+def _job_change(one: JobRun, two: JobRun, assumed: bool) -> JobChange:
+    return JobChange(
+        job=one.job,
+        tenant=one.tenant,
+        outcomes=(one.outcome, two.outcome),
+        waiting_s=(_seconds(one.waited_ns), _seconds(two.waited_ns)),
+        completion_s=(_completion_s(one), _completion_s(two)),
+        asked_s=(_seconds(one.asked_ns), _seconds(two.asked_ns)),
+        preemptions=(one.preemptions, two.preemptions),
+        lost_gpu_s=(one.lost_gpu_ms / 1000, two.lost_gpu_ms / 1000),
+        lost_s=(one.lost_ms / 1000, two.lost_ms / 1000),
+        censored=one.censored,
+        assumed=assumed,
+    )
+
+
+def _completion_s(job: JobRun) -> float | None:
+    return None if job.ended_ns is None else _seconds(job.ended_ns - job.submitted_ns)
+
+
+def _difference(job: JobChange) -> float:
+    """Return by how much a job differs, in seconds; one that ends under one policy only differs most."""
+    if job.outcomes[0] != job.outcomes[1]:
+        return float("inf")
+    before, after = job.completion_s
+    ended = abs(after - before) if before is not None and after is not None else 0.0
+    return max(ended, abs(job.waiting_s[1] - job.waiting_s[0]))
+
+
+def _seconds(time_ns: int) -> float:
+    return round(time_ns / SECOND_NS, 3)
+
+
+def _notes(recording: Recording) -> tuple[str, ...]:
+    """Return what is to be known of this recording before its simulation is believed."""
+    notes = []
+    cut_off = sum(arrival.truth.censored for arrival in recording.workload.arrivals) - len(recording.assumed)
+    if cut_off > 0:
+        notes.append(f"cut off (the recording ended, or somebody cancelled): {cut_off} jobs, which may take longer")
+    if recording.assumed:
+        notes.append(f"never worked in the recording, so how long they take is assumed: {len(recording.assumed)} jobs")
+    if recording.policies > 1:
+        notes.append(f"{recording.policies} policies decided the recording: calibrated is the one that decided most")
+    if any(span.cpu_bound for arrival in recording.workload.arrivals for span in arrival.truth.spans):
+        notes.append("phases that may have more CPU than they need at least are taken to go as much faster with it")
+    return tuple(notes)

@@ -1,0 +1,95 @@
+"""Policies and costs by name or by file, and what is said of those that cannot be used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from tidegate_events.resources import Resources
+from tidegate_scheduler.policy.parameters import Parameters
+from tidegate_scheduler.simulator import choice
+from tidegate_scheduler.simulator.costs import Costs
+from tidegate_scheduler.simulator.errors import InputError
+
+from tests.scheduler.simulator.small import arrival, ends, node, run, workload
+from tests.support.cluster import spec
+
+SMALL = workload([node("n1")], arrival("a", 0, spec(gpus=1), 10))
+
+
+def written(tmp_path: Path, document: object) -> str:
+    path = tmp_path / "policy.json"
+    path.write_bytes(msgspec.json.encode(document))
+    return str(path)
+
+
+def test_a_bare_name_is_a_policy_as_it_is_by_itself() -> None:
+    rules = choice.rules_for(choice.choose("elastic"), SMALL)
+    assert (rules.name, rules.parameters, rules.knows_durations, rules.queues) == ("elastic", Parameters(), False, ())
+    assert ends(run(SMALL, rules=rules)) == {"a": 11}
+
+
+def test_a_file_says_what_differs(tmp_path: Path) -> None:
+    document = {
+        "rules": "elastic",
+        "parameters": {"ageing_seconds": 0, "preemptions_max": 3},
+        "estimates": True,
+        "queues": [{"tenant": "a", "weight": 2, "guaranteed": {"gpus": 4}}],
+    }
+    rules = choice.rules_for(choice.choose(written(tmp_path, document)), SMALL)
+    assert rules.parameters == Parameters(ageing_seconds=0, preemptions_max=3)
+    assert (rules.knows_durations, rules.name) == (True, "elastic with estimates")
+    assert [(each.tenant, each.weight, each.guaranteed) for each in rules.queues] == [("a", 2, Resources(gpus=4))]
+
+
+def test_a_queue_bounds_what_its_tenant_has(tmp_path: Path) -> None:
+    work = workload([node("n1")], arrival("a", 0, spec(gpus=2), 10), arrival("b", 1, spec(gpus=2), 10))
+    document = {"rules": "elastic", "queues": [{"tenant": "t", "ceiling": {"gpus": 2}}]}
+    rules = choice.rules_for(choice.choose(written(tmp_path, document)), work)
+    assert ends(run(work)) == {"a": 11, "b": 12}
+    assert ends(run(work, rules=rules)) == {"a": 11, "b": 22}
+
+
+def test_a_stopped_queue_is_stopped_from_the_beginning(tmp_path: Path) -> None:
+    document = {"rules": "elastic", "queues": [{"tenant": "t", "stopped": True}]}
+    rules = choice.rules_for(choice.choose(written(tmp_path, document)), SMALL)
+    assert ends(run(SMALL, rules=rules)) == {"a": None}
+
+
+@pytest.mark.parametrize(
+    ("document", "why"),
+    [
+        ({"rules": "magic"}, "there are no rules 'magic'; accepted are elastic, fifo"),
+        ({}, "missing required field `rules`"),
+        ([], "Expected `object`"),
+        ({"rules": "elastic", "parameter": {}}, "unknown field `parameter`"),
+        ({"rules": "elastic", "parameters": {"aging": 1}}, "there are no parameters aging; accepted are"),
+        ({"rules": "elastic", "parameters": {"ageing_seconds": -1}}, "the parameters are refused: Expected `int` >= 0"),
+        ({"rules": "elastic", "parameters": {"ageing_seconds": "1"}}, "Expected `int`, got `str`"),
+        ({"rules": "elastic", "queues": [{"tenant": "a", "weight": 0}]}, "the weight of the queue of a is less than 1"),
+        ({"rules": "elastic", "queues": [{"tenant": "a", "gpus": 0}]}, "unknown field `gpus`"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused(tmp_path: Path, document: object, why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        choice.choose(written(tmp_path, document))
+
+
+def test_what_is_neither_a_name_nor_a_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="there is no policy 'elastc': accepted are elastic, fifo"):
+        choice.choose("elastc")
+    with pytest.raises(InputError, match="No such file or directory; accepted is a JSON object with rules, parameters"):
+        choice.choose(str(tmp_path / "none.json"))
+    (tmp_path / "broken.json").write_text("{")
+    with pytest.raises(InputError, match="is refused: Input data was truncated"):
+        choice.choose(str(tmp_path / "broken.json"))
+
+
+def test_costs_are_stated_in_a_file(tmp_path: Path) -> None:
+    found = choice.costs_in(Path(written(tmp_path, {"start_ms": 5000, "checkpoint_seconds": 60})))
+    assert found == Costs(start_ms=5000, checkpoint_seconds=60)
+    with pytest.raises(InputError, match="Expected `int` >= 1"):
+        choice.costs_in(Path(written(tmp_path, {"pass_interval_ms": 0})))
+    with pytest.raises(InputError, match="unknown field `start`"):
+        choice.costs_in(Path(written(tmp_path, {"start": 5000})))

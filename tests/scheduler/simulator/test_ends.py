@@ -1,0 +1,84 @@
+"""How a simulation ends: with its last job, when nothing more can happen, or with an error."""
+
+from __future__ import annotations
+
+import pytest
+from tidegate_events import events as e
+from tidegate_scheduler.draft import Draft
+from tidegate_scheduler.policy.settle import settle
+from tidegate_scheduler.simulator import engine
+from tidegate_scheduler.simulator.costs import Costs
+from tidegate_scheduler.simulator.errors import SimulationError
+from tidegate_scheduler.simulator.rules import Rules
+from tidegate_scheduler.simulator.workload import Workload
+
+from tests.scheduler.simulator.small import SECOND, arrival, by_name, ends, node, run, workload
+from tests.support.cluster import spec
+
+ONE = workload([node("n1")], arrival("a", 0, spec(gpus=1), 10))
+
+
+def test_nothing_to_do_ends_at_once() -> None:
+    result = run(Workload("nothing", (node("n1"),), ()))
+    assert (result.jobs, result.end_ns, result.stays) == ((), 0, ())
+
+
+def test_jobs_without_a_cluster_wait_for_ever() -> None:
+    result = run(Workload("no nodes", (), ONE.arrivals))
+    assert by_name(result)["a"].outcome == ""
+
+
+def test_a_node_may_come_later() -> None:
+    late = node("n1")
+    joins = e.NodeJoined(**{**{name: getattr(late, name) for name in late.__struct_fields__}, "at_ns": 100 * SECOND})
+    assert ends(run(Workload("late", (), ONE.arrivals, (joins,)))) == {"a": 111}
+
+
+def test_who_can_never_run_does_not_keep_it_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes fail and come back for ever, and passes are due for ever: that alone brings nobody on."""
+    monkeypatch.setattr(engine, "QUIET_ROUNDS_MAX", 50)
+    held = e.HoldRequested(id="h", at_ns=0, tenant="t", job="b", actor="ada")
+    work = workload([node("n1")], arrival("a", 0, spec(gpus=1), 10), arrival("b", 0, spec(gpus=1), 10), facts=(held,))
+    result = run(work, Costs(node_failures_per_day_millis=24_000))
+    assert {job.job: job.outcome for job in result.jobs} == {"a": "completed", "b": ""}
+
+
+def test_rules_that_decide_for_ever_at_one_time_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "PASSES_MAX", 20)
+
+    def restless(draft: Draft) -> None:
+        settle(draft)
+        for job in draft.state.jobs.values():
+            draft.add(e.RoomReserved, job, nodes=("n1",))
+
+    with pytest.raises(SimulationError, match="restless does not come to rest: 20 passes at 0 ns"):
+        run(ONE, rules=Rules(name="restless", fill=restless))
+
+
+def test_rules_that_ask_for_the_next_pass_at_once_are_refused() -> None:
+    def spins(draft: Draft) -> None:
+        draft.wake_by(draft.now_ns)
+
+    with pytest.raises(SimulationError, match="spins decides nothing, and asks for the next pass at once"):
+        run(ONE, rules=Rules(name="spins", fill=spins))
+
+
+def test_rules_may_ask_to_be_woken_when_nothing_happens() -> None:
+    seen: list[int] = []
+
+    def waits(draft: Draft) -> None:
+        settle(draft)
+        seen.append(draft.now_ns // SECOND)
+        if draft.now_ns < 100 * SECOND:
+            draft.wake_by(draft.now_ns + 30 * SECOND)
+
+    run(ONE, rules=Rules(name="waits", fill=waits))
+    assert seen == [0, 30, 60, 90, 120]
+
+
+def test_what_users_do_meanwhile_happens_at_its_time() -> None:
+    cancel = e.CancelRequested(id="c", at_ns=5 * SECOND, tenant="t", job="a", actor="ada")
+    result = run(workload([node("n1")], arrival("a", 0, spec(gpus=1), 10), facts=(cancel,)))
+    job = by_name(result)["a"]
+    assert job.outcome == "cancelled"
+    assert ends(result) == {"a": 6}  # it is told to stop at 5 s, has ended then, and that is seen a second later

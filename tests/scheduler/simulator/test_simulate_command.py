@@ -1,0 +1,102 @@
+"""`tidegate simulate` as people and programs call it: a table, a document, a picture, and errors."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TRACE = """job_id,user,num_gpu,submit_time,duration
+0,a,8,0,100
+1,b,2,5,50
+2,b,16,6,30
+"""
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    path = tmp_path / "small.csv"
+    path.write_text(TRACE)
+    return str(path)
+
+
+def tidegate(*arguments: str, hash_seed: str = "0") -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    return subprocess.run(
+        [str(Path(sys.executable).parent / "tidegate"), "simulate", *arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_people_read_a_table_that_states_what_was_modelled(trace: str) -> None:
+    ran = tidegate("--trace", trace, "--nodes", "2x8", "--seed", "3")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    for told in ("small, 3 jobs on 2 nodes", "elastic, seed 3", "checkpoint 10s", "3 completed", "philly-000002"):
+        assert told in ran.stdout
+
+
+def test_programs_read_one_document_which_is_the_same_every_time(trace: str) -> None:
+    ran = [tidegate("--trace", trace, "--nodes", "2x8", "--json", hash_seed=seed) for seed in ("1", "2")]
+    assert ran[0].stdout == ran[1].stdout
+    found = json.loads(ran[0].stdout)
+    assert (found["policy"], found["seed"], found["nodes"], found["costs"]["start_ms"]) == ("elastic", 0, 2, 1000)
+    # the second is let in beside the first; the gang of two nodes comes when both have ended
+    assert {job["job"]: job["ended_ns"] / 1e9 for job in found["jobs"]} == {
+        "philly-000000": 101,
+        "philly-000001": 56,
+        "philly-000002": 132,
+    }
+    assert found["measures"]["completion"]["avg_s"] == pytest.approx((101 + 51 + 126) / 3, abs=0.001)
+
+
+def test_costs_and_a_policy_come_from_files(trace: str, tmp_path: Path) -> None:
+    (tmp_path / "costs.json").write_text('{"start_ms": 30000}')
+    (tmp_path / "policy.json").write_text('{"rules": "elastic", "estimates": true}')
+    files = ("--costs", str(tmp_path / "costs.json"), "--policy", str(tmp_path / "policy.json"))
+    found = json.loads(tidegate("--trace", trace, "--nodes", "2x8", "--json", *files).stdout)
+    assert found["policy"] == "elastic with estimates"
+    assert found["jobs"][0]["ended_ns"] == 130 * 10**9
+
+
+def test_a_picture_is_drawn_where_it_is_asked_for(trace: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    digests = []
+    for name in ("one.svg", "two.svg"):
+        ran = tidegate("--trace", trace, "--nodes", "2x8", "--picture", str(tmp_path / name))
+        assert ran.returncode == 0, ran.stderr
+        digests.append(hashlib.sha256((tmp_path / name).read_bytes()).hexdigest())
+    assert digests[0] == digests[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--nodes", "8y8"), "the nodes '8y8' are not understood; accepted is COUNTxGPUS"),
+        (("--nodes", "2x8", "--policy", "nope"), "there is no policy 'nope': accepted are elastic"),
+        (("--nodes", "2x8", "--costs", "none.json"), "none.json cannot be read"),
+        (("--nodes", "2x8", "--picture", "run.gif"), "Accepted are .png and .svg"),
+        (("--nodes", "2x8", "--seed", "-1"), "--seed"),
+    ],
+)
+def test_what_cannot_be_used_is_said_before_anything_is_simulated(
+    trace: str, arguments: tuple[str, ...], told: str
+) -> None:
+    ran = tidegate("--trace", trace, *arguments)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert told in ran.stderr.replace("\n", " ")
+
+
+def test_an_error_is_a_document_too(trace: str) -> None:
+    ran = tidegate("--trace", trace, "--nodes", "8y8", "--json")
+    found = json.loads(ran.stdout)
+    assert (ran.returncode, found["exit_code"]) == (2, 2)
+    assert "accepted is COUNTxGPUS" in found["message"]
