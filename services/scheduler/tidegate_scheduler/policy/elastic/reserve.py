@@ -12,10 +12,11 @@ from bisect import bisect_left
 import msgspec
 import numpy as np
 
+from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS, Devices
 from tidegate_scheduler.policy.elastic.emptiest import emptiest
 from tidegate_scheduler.policy.elastic.fit import Rows, rows_in
 from tidegate_scheduler.policy.elastic.shapes import Fit
-from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY, Ints
+from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY, SHARE, Ints
 from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.limits import ends_by_ns
 from tidegate_scheduler.policy.parameters import SECOND_NS
@@ -69,7 +70,7 @@ def _first(trial: Trial, now_ns: int, job: Job, fit: Fit, candidates: list[int])
     there = {name for row in candidates for name in index.on_row.get(row, ())}
     ends = {name: max(now_ns, _end(trial, now_ns, name, job)) for name in there}
     moments = [0, *sorted(set(ends.values()))]
-    held = _held(trial, ends, set(candidates))
+    held, parts = _held(trial, ends, set(candidates)), _parts(trial, ends, candidates)
     later = index.table.later
     room = np.empty_like(later)  # nobody looks at other rows
 
@@ -79,6 +80,8 @@ def _first(trial: Trial, now_ns: int, job: Job, fit: Fit, candidates: list[int])
         counts = (held.ends_ns <= moment).astype(np.int64) - held.goes
         for amount in (CPU, MEMORY, GPUS):
             np.add.at(room[amount], held.rows, counts * held.amounts[amount])
+        for row, there in parts.items():
+            room[GPUS, row], room[SHARE, row] = _devices_then(index.table.devices[row], there, moment)
         return rows_in(fit, room, among=candidates)
 
     # The more have left, the more fits: the first moment at which it does is found by halving.
@@ -130,3 +133,31 @@ def _held(trial: Trial, ends: dict[str, int], among: set[int]) -> _Held:
                 found.append((need.cpu_millis, need.memory_mib, gpus, seat.row, end_ns, goes))
     columns = np.array(found, np.int64).reshape(-1, 6).T
     return _Held(columns[3], columns[: GPUS + 1], columns[4], columns[5])
+
+
+_Part = tuple[int, int, int]
+"""A device, how much of it somebody holds, and until when."""
+
+
+def _parts(trial: Trial, ends: dict[str, int], candidates: list[int]) -> dict[int, list[_Part]]:
+    """Return who holds what of devices on the rows on which parts of them were given away."""
+    index, found = trial.index, dict[int, list[_Part]]()
+    for row in candidates:
+        if index.table.devices[row].parted:
+            found[row] = []
+            for name in index.on_row.get(row, ()):
+                for seat in index.seats_of(name):
+                    need = seat.holds(index.state.floors[name])
+                    millis = WHOLE_MILLIS if need.gpus else need.gpu_millis
+                    found[row] += [(each, millis, ends[name]) for each in seat.gpu_indices if seat.row == row]
+    return found
+
+
+def _devices_then(devices: Devices, parts: list[_Part], moment: int) -> tuple[int, int]:
+    """Return how many devices are free as a whole then, and the largest part of another: several may share one."""
+    used: dict[int, int] = {}
+    for device, millis, end_ns in parts:
+        if end_ns > moment and millis and device in devices.all:
+            used[device] = used.get(device, 0) + millis
+    whole = len(devices.all) - len(used) - devices.promised
+    return whole, max((WHOLE_MILLIS - each for each in used.values()), default=0)
