@@ -51,4 +51,4 @@ class Held:
 
 def has_more(member: Member) -> bool:
     """Say whether the member has more simulators than it is guaranteed."""
-    return any([quota.replicas is not None for quota in member.quotas])
+    return any(quota.replicas is not None for quota in member.quotas)
