@@ -262,3 +262,18 @@ def test_whoever_ages_beyond_others_has_its_room_when_that_is_due_and_not_when_s
     assert decide(cluster.state, cluster.wake_at - 1).events == ()
     cluster.advance(50)
     assert (cluster.job("old").reserved_nodes, cluster.job("new").reserved_nodes) == (("n1",), ())
+
+
+def test_several_that_share_a_device_are_in_the_way_of_one_only() -> None:
+    cluster = elastic()
+    for node in ("n1", "n2"):
+        cluster.node(node, 4000, gpus=2)
+    for number in range(4):
+        run(cluster, f"part{number}", spec(100, gpu_millis=250, time_limit_seconds=100))
+    shared = cluster.members("part0")[0].node
+    run(cluster, "whole", spec(100, gpus=2, time_limit_seconds=1000))
+    assert nodes_of(cluster, "whole") != [shared]
+    cluster.submit(spec(100, gpus=2, gang=2), "gang")
+    cluster.settle()
+    assert sorted(cluster.job("gang").reserved_nodes) == ["n1", "n2"], "one has two devices, whoever leaves it"
+    assert cluster.job("gang").reserved_start_ns == cluster.now + 1000 * SECOND

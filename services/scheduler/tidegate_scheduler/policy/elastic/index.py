@@ -218,17 +218,17 @@ class Index:
 
     def _renew(self, names: dict[str, None]) -> None:
         """Enter what became of jobs; of most there is nothing new in the tables, though they changed."""
-        entries = {name: self._entry_of(name) for name in names}
-        differ = {name: entry for name, entry in entries.items() if entry != self._entries.get(name)}
+        renewed = [(name, self._entry_of(name)) for name in names]
+        differ = [each for each in renewed if each[1] != self._entries.get(each[0])]
         for name in names:
             self._standing.leave(name)
             self.asking.leave(name, self.table)
-        for name in differ:
+        for name, _ in differ:
             self._take_out(name)
-        for name, entry in differ.items():
+        for name, entry in differ:
             if entry is not None:
                 self._put_in(name, entry)
-        for name, entry in entries.items():
+        for name, entry in renewed:
             if entry is not None:
                 self._look_again(self.state.jobs[name], entry)
             else:
@@ -246,25 +246,33 @@ class Index:
             return Entry(
                 job.tenant, job.priority, floor, is_elastic, promised=promised, reserves=bool(job.reserved_nodes)
             )
-        here = [(rows[member.node], member) for member in job.members if member.active and member.node in rows]
+        seats, scaled = list[Seat](), list[int]()
+        for member in job.members:
+            row = rows.get(member.node)
+            if row is not None and member.active:
+                seats.append(seat_of(row, member))
+                if member.returns_mib or has_more(member):
+                    scaled.append(row)
         return Entry(
             job.tenant,
             job.priority,
             floor,
             is_elastic,
-            tuple([seat_of(row, member) for row, member in here]),
-            leaving=job.stage in LEAVING_STAGES,
-            scaled=tuple([row for row, member in here if member.returns_mib or has_more(member)]),
-            backfills=bool(job.backfills),
+            tuple(seats),
+            job.stage in LEAVING_STAGES,
+            tuple(scaled),
+            bool(job.backfills),
         )
 
     def _put_in(self, name: str, entry: Entry, *, is_held: bool = False) -> None:
         """Enter a job into the tables; its room `is_held` where a pass has occupied it already."""
-        self._entries[name] = entry
+        self._entries[name], on_row = entry, self.on_row
         for seat in entry.seats:
             if not is_held:
                 self.table.occupy(seat.row, seat.holds(entry.need), seat.gpu_indices, leaving=entry.leaving)
-            self.on_row.setdefault(seat.row, {})[name] = None
+            if seat.row not in on_row:
+                on_row[seat.row] = {}
+            on_row[seat.row][name] = None
         for row in entry.scaled:
             self.scaled.setdefault(row, {})[name] = None
         if entry.seats:
@@ -313,12 +321,11 @@ class Index:
 
     def _use(self, entry: Entry, sign: int, *, is_held: bool = False) -> None:
         """Count what the job holds for its tenant, unless it was, and that somebody of its priority holds something."""
-        share = self.share(entry.tenant)
-        whole = held_by(entry.need, entry.seats)
         if not is_held:
+            share, whole = self.share(entry.tenant), held_by(entry.need, entry.seats)
             share.used = plus(share.used, whole, sign)
-        if entry.leaving:
-            share.leaving = plus(share.leaving, whole, sign)
+            if entry.leaving:
+                share.leaving = plus(share.leaving, whole, sign)
         if entry.elastic:
             for seat in entry.seats:
                 self._elastic_on[seat.row] = self._elastic_on.get(seat.row, 0) + sign

@@ -27,6 +27,9 @@ Amounts = tuple[int, int, int]
 
 NONE: Amounts = (0, 0, 0)
 
+_Standing = tuple[bool, int]
+"""How far a tenant is below what it is due: who was guaranteed more is in front, then whose share is smaller."""
+
 AGEING_LOOKS = 60
 """How often within one period of ageing it is looked at who has aged: where all wait, passes are due no more often."""
 
@@ -102,19 +105,35 @@ class Share(msgspec.Struct):
         return all(not most or used + add <= most for used, add, most in zip(self.used, more, bound, strict=True))
 
 
+class Ageing:
+    """In which class jobs are at one time: they rise at the looks only, so that a pass can be due then."""
+
+    def __init__(self, now_ns: int, ageing_ns: int) -> None:
+        self._ageing_ns = ageing_ns
+        self._look_ns = max(1, ageing_ns // AGEING_LOOKS)
+        self._looked_ns = now_ns // self._look_ns * self._look_ns
+        self._rises_ns: int | None = None
+
+    def level(self, priority: int, since_ns: int) -> int:
+        """Return the class of a job that waits since then."""
+        if not self._ageing_ns:
+            return priority
+        waited_ns = self._looked_ns - since_ns
+        risen = waited_ns // self._ageing_ns if waited_ns > 0 else 0
+        rises_ns = since_ns + (risen + 1) * self._ageing_ns
+        if self._rises_ns is None or rises_ns < self._rises_ns:
+            self._rises_ns = rises_ns
+        return priority + risen
+
+    @property
+    def ages_ns(self) -> int | None:
+        """Return when the first of those whose class was asked for is in a higher one, None where nobody ages."""
+        return None if self._rises_ns is None else -(-self._rises_ns // self._look_ns) * self._look_ns
+
+
 def aged(priority: int, since_ns: int, now_ns: int, ageing_ns: int) -> int:
-    """Return the class of a job that waits since then: it rises at the looks only, so that a pass can be due then."""
-    if not ageing_ns:
-        return priority
-    look_ns = max(1, ageing_ns // AGEING_LOOKS)
-    waited_ns = now_ns // look_ns * look_ns - since_ns
-    return priority + waited_ns // ageing_ns if waited_ns > 0 else priority
-
-
-def ages_ns(priority: int, since_ns: int, level: int, ageing_ns: int) -> int:
-    """Return when a job that is in the class is first in a higher one."""
-    look_ns = max(1, ageing_ns // AGEING_LOOKS)
-    return -(-(since_ns + (level - priority + 1) * ageing_ns) // look_ns) * look_ns
+    """Return the class of a job that waits since then."""
+    return Ageing(now_ns, ageing_ns).level(priority, since_ns)
 
 
 def amounts(need: Resources, members: int = 1) -> Amounts:
@@ -146,17 +165,17 @@ class FairOrder:
         return max(cpu * per_cpu, memory * per_memory, gpus * per_gpu) * (self._weights // share.weight)
 
 
-class Turn(msgspec.Struct, frozen=True):
-    """The job that is asked next: the one at `position` in `line`, in this class of priority."""
+class Turn(msgspec.Struct, frozen=True, gc=False):
+    """The job that is asked next: the first one of `line` that was not, in this class; behind it stands the `rest`."""
 
     line: Line
-    position: int
+    rest: Iterator[Waiter]
     level: int
     job: str
 
 
 class Turns:
-    """Gives jobs in the order in which they are asked, while shares change as they are placed.
+    """Gives jobs in the order in which they are asked, while shares change as they are placed; lines stay as they are.
 
     Who takes a turn says what becomes of the line: `go_on` asks its next job when its turn comes; else it is over.
     """
@@ -164,40 +183,43 @@ class Turns:
     def __init__(self, shares: dict[str, Share], fair: FairOrder, now_ns: int, ageing_ns: int) -> None:
         self._shares = shares
         self._fair = fair
-        self._now_ns = now_ns
-        self._ageing_ns = ageing_ns
-        self._lines: dict[int, dict[str, list[tuple[int, int, int, str, int, Line]]]] = {}
-        self._tenants: dict[int, list[tuple[tuple[bool, int], str]]] = {}
+        self._ageing = Ageing(now_ns, ageing_ns)
+        self._lines: dict[int, dict[str, list[tuple[int, int, int, str, Iterator[Waiter], Line]]]] = {}
+        self._tenants: dict[int, list[tuple[_Standing, str]]] = {}
         self._levels: list[int] = []
-        self._stood: dict[str, tuple[Amounts, tuple[bool, int]]] = {}
-        """How tenants stood, and what they held then."""
+        self._stood: dict[str, tuple[Amounts, _Standing]] = {}
+        """Where each tenant stood, with what it used then."""
 
-        self.ages_ns: int | None = None
-        """When the first of those who were asked is in a higher class, None where nobody ages."""
+    @property
+    def ages_ns(self) -> int | None:
+        """Return when the first of those who were asked is in a higher class, None where nobody ages."""
+        return self._ageing.ages_ns
 
-    def enter(self, line: Line, position: int = 0) -> None:
-        """Let the job at `position` of the line be asked when its turn comes; nothing happens beyond the last."""
-        if position >= len(line.waiters):
-            return
-        key, first = line.key, line.waiters[position]
-        tenant = key.tenant
-        level = aged(key.priority, first.since_ns, self._now_ns, self._ageing_ns)
-        if self._ageing_ns:
-            due_ns = ages_ns(key.priority, first.since_ns, level, self._ageing_ns)
-            if self.ages_ns is None or due_ns < self.ages_ns:
-                self.ages_ns = due_ns
-        if level not in self._lines:
-            self._lines[level], self._tenants[level] = {}, []
-            heappush(self._levels, -level)
-        heap = self._lines[level].get(tenant)
-        if heap is None:
-            heap = self._lines[level][tenant] = []
-            heappush(self._tenants[level], (self._standing(tenant), tenant))
-        heappush(heap, (key.work, first.since_ns, first.submitted_seq, first.job, position, line))
+    def enter(self, line: Line) -> None:
+        """Let the jobs of the line be asked when their turn comes, as long as each says so."""
+        self._enter(line, iter(line.waiters))
 
     def go_on(self, turn: Turn) -> None:
         """Ask the line's next job too."""
-        self.enter(turn.line, turn.position + 1)
+        self._enter(turn.line, turn.rest)
+
+    def _enter(self, line: Line, rest: Iterator[Waiter]) -> None:
+        first = next(rest, None)
+        if first is None:
+            return
+        key = line.key
+        tenant = key.tenant
+        level = self._ageing.level(key.priority, first.since_ns)
+        lines = self._lines.get(level)
+        if lines is None:
+            lines = self._lines[level] = {}
+            self._tenants[level] = []
+            heappush(self._levels, -level)
+        heap = lines.get(tenant)
+        if heap is None:
+            heap = lines[tenant] = []
+            heappush(self._tenants[level], (self._standing(tenant), tenant))
+        heappush(heap, (key.work, first.since_ns, first.submitted_seq, first.job, rest, line))
 
     def __iter__(self) -> Iterator[Turn]:
         """Yield turns until no line is left."""
@@ -213,15 +235,14 @@ class Turns:
                 heapreplace(tenants, (actual, tenant))  # it was placed in another class since
                 continue
             heap = lines[tenant]
-            *_, job, position, line = heappop(heap)
+            *_, job, rest, line = heappop(heap)
             if not heap:
                 heappop(tenants)
                 del lines[tenant]
-            yield Turn(line, position, level, job)
+            yield Turn(line, rest, level, job)
 
-    def _standing(self, tenant: str) -> tuple[bool, int]:
-        share = self._shares[tenant]
-        known = self._stood.get(tenant)
-        if known is None or known[0] is not share.used:
-            known = self._stood[tenant] = (share.used, (not share.owed(), self._fair.of(share)))
-        return known[1]
+    def _standing(self, tenant: str) -> _Standing:
+        share, stood = self._shares[tenant], self._stood.get(tenant)
+        if stood is None or stood[0] is not share.used:
+            stood = self._stood[tenant] = (share.used, (not share.owed(), self._fair.of(share)))
+        return stood[1]

@@ -12,10 +12,11 @@ from bisect import bisect_left
 import msgspec
 import numpy as np
 
+from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS, Devices
 from tidegate_scheduler.policy.elastic.emptiest import emptiest
 from tidegate_scheduler.policy.elastic.fit import Rows, rows_in
 from tidegate_scheduler.policy.elastic.shapes import Fit
-from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY, Ints
+from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY, SHARE, Ints
 from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.limits import ends_by_ns
 from tidegate_scheduler.policy.parameters import SECOND_NS
@@ -29,6 +30,7 @@ SLIP_NS = 60 * SECOND_NS
 
 NEVER = 1 << 62
 AFTER_ALL = NEVER + 1
+DEVICES_ANY = 1 << 20
 
 
 class Reservation(msgspec.Struct, frozen=True):
@@ -67,7 +69,8 @@ def _first(trial: Trial, now_ns: int, job: Job, fit: Fit, candidates: list[int])
     yet waits does so for what nobody knows: at moment 0.
     """
     index = trial.index
-    held = _held(trial, now_ns, job, set(candidates))
+    ends = _ends(trial, now_ns, candidates, job)
+    held, parts = _held(trial, ends, set(candidates)), _parts(trial, ends, candidates)
     moments = [0, *np.unique(held.ends_ns).tolist()]
     later = index.table.later
     room = np.empty_like(later)  # nobody looks at other rows
@@ -78,11 +81,13 @@ def _first(trial: Trial, now_ns: int, job: Job, fit: Fit, candidates: list[int])
         counts = (held.ends_ns <= moment).astype(np.int64) - held.goes
         for amount in (CPU, MEMORY, GPUS):
             np.add.at(room[amount], held.rows, counts * held.amounts[amount])
+        for row, there in parts.items():
+            room[GPUS, row], room[SHARE, row] = _devices_then(index.table.devices[row], there, moment)
         return rows_in(fit, room, among=candidates)
 
     # The more have left, the more fits: the first moment at which it does is found by halving, unless it is the first
     # at which some row has enough for a member.
-    begin = bisect_left(moments, _first_for_one(fit, later, held, np.array(candidates, np.int64)))
+    begin = bisect_left(moments, _first_for_one(fit, later, held, np.array(candidates, np.int64), list(parts)))
     if begin == len(moments):
         return None
     found = rows_at(moments[begin])
@@ -95,13 +100,17 @@ def _first(trial: Trial, now_ns: int, job: Job, fit: Fit, candidates: list[int])
     return Reservation(found, 0 if moments[begin] >= NEVER else moments[begin])
 
 
-def _first_for_one(fit: Fit, later: Ints, held: _Held, rows: Ints) -> int:
-    """Return the first moment at which a row has enough for one member by whole amounts: before, none fits."""
+def _first_for_one(fit: Fit, later: Ints, held: _Held, rows: Ints, parted: list[int]) -> int:
+    """Return the first moment at which a row has enough for one member by whole amounts: before, none fits.
+
+    On rows on which parts of devices were given away, devices are not looked at.
+    """
     order = np.lexsort((held.ends_ns, held.rows))
     on_row, amounts, goes = held.rows[order], held.amounts[:, order], held.goes[order]
     without = later[: GPUS + 1].copy()  # as now: who goes is counted as gone in what is free later
     for amount in (CPU, MEMORY, GPUS):
         np.subtract.at(without[amount], on_row, amounts[amount] * goes)
+    without[GPUS, parted] = DEVICES_ANY
     if bool(fit.enough(without[:, rows]).any()):
         return 0
     gained = np.cumsum(amounts, axis=1)
@@ -109,6 +118,28 @@ def _first_for_one(fit: Fit, later: Ints, held: _Held, rows: Ints) -> int:
     gained -= gained[:, begins] - amounts[:, begins]
     able = fit.enough(without[:, on_row] + gained)
     return int(held.ends_ns[order][able].min(initial=AFTER_ALL))
+
+
+_Ends = dict[str, tuple[int, bool]]
+"""By job, when it has certainly left, and whether it is leaving now."""
+
+
+def _ends(trial: Trial, now_ns: int, rows: list[int], for_job: Job) -> _Ends:
+    """Return until when those hold room who are on the rows, which is not before now."""
+    index, found = trial.index, _Ends()
+    for name in {name for row in rows for name in index.on_row.get(row, ())}:
+        job, spec = index.state.jobs[name], index.state.specs[name]
+        if index.leaving(name):
+            found[name] = (max(now_ns, job.deadline_ns), True)
+        elif name in trial.asked:
+            found[name] = (now_ns + spec.preemption.grace_seconds * SECOND_NS, True)
+        else:
+            end_ns = ends_by_ns(job, spec)
+            end_ns = NEVER if end_ns is None else end_ns
+            if for_job.reserved_start_ns and for_job.id in job.backfills:
+                end_ns = min(end_ns, for_job.reserved_start_ns)  # whoever was let in until it comes leaves for it
+            found[name] = (max(now_ns, end_ns), False)
+    return found
 
 
 class _Held(msgspec.Struct, frozen=True):
@@ -120,35 +151,43 @@ class _Held(msgspec.Struct, frozen=True):
     goes: Ints
 
 
-def _held(trial: Trial, now_ns: int, for_job: Job, among: set[int]) -> _Held:
-    """Return what there is held on the rows, each until it has certainly left, which is not before now."""
-    index, found = trial.index, list[tuple[int, int, int, int, int, bool]]()
-    floors, on_row = index.state.floors, index.on_row
-    for name in {name for row in among for name in on_row.get(row, ())}:
-        goes = index.leaving(name) or name in trial.asked
-        end_ns = max(now_ns, _goes_by(trial, now_ns, name) if goes else _ends_by(trial, name, for_job))
+def _held(trial: Trial, ends: _Ends, among: set[int]) -> _Held:
+    """Return what these jobs hold on the rows."""
+    index, found = trial.index, list[tuple[int, int, int, int, int, int]]()
+    for name, (end_ns, goes) in ends.items():
+        floor = index.state.floors[name]
         for seat in index.seats_of(name):
             if seat.row in among:
-                need = seat.holds(floors[name])
+                need = seat.holds(floor)
                 gpus = need.gpus or (1 if need.gpu_millis else 0)
                 found.append((need.cpu_millis, need.memory_mib, gpus, seat.row, end_ns, goes))
     columns = np.array(found, np.int64).reshape(-1, 6).T
     return _Held(columns[3], columns[: GPUS + 1], columns[4], columns[5])
 
 
-def _goes_by(trial: Trial, now_ns: int, name: str) -> int:
-    """Return when one who is leaving, or is asked to in this pass, has left."""
-    index = trial.index
-    if index.leaving(name):
-        return index.state.jobs[name].deadline_ns
-    return now_ns + index.state.specs[name].preemption.grace_seconds * SECOND_NS
+_Part = tuple[int, int, int]
+"""A device, how much of it somebody holds, and until when."""
 
 
-def _ends_by(trial: Trial, name: str, for_job: Job) -> int:
-    """Return when one who stays has certainly ended; whoever was let in until the job comes leaves for it."""
-    job = trial.index.state.jobs[name]
-    found = ends_by_ns(job, trial.index.state.specs[name])
-    end_ns = NEVER if found is None else found
-    if for_job.reserved_start_ns and for_job.id in job.backfills:
-        return min(end_ns, for_job.reserved_start_ns)
-    return end_ns
+def _parts(trial: Trial, ends: _Ends, candidates: list[int]) -> dict[int, list[_Part]]:
+    """Return who holds what of devices on the rows on which parts of them were given away."""
+    index, found = trial.index, dict[int, list[_Part]]()
+    for row in candidates:
+        if index.table.devices[row].parted:
+            found[row] = []
+            for name in index.on_row.get(row, ()):
+                for seat in index.seats_of(name):
+                    need = seat.holds(index.state.floors[name])
+                    millis = WHOLE_MILLIS if need.gpus else need.gpu_millis
+                    found[row] += [(each, millis, ends[name][0]) for each in seat.gpu_indices if seat.row == row]
+    return found
+
+
+def _devices_then(devices: Devices, parts: list[_Part], moment: int) -> tuple[int, int]:
+    """Return how many devices are free as a whole then, and the largest part of another: several may share one."""
+    used: dict[int, int] = {}
+    for device, millis, end_ns in parts:
+        if end_ns > moment and millis and device in devices.all:
+            used[device] = used.get(device, 0) + millis
+    whole = len(devices.all) - len(used) - devices.promised
+    return whole, max((WHOLE_MILLIS - each for each in used.values()), default=0)
