@@ -50,6 +50,7 @@ class Parameters(msgspec.Struct, frozen=True):
     cordon_permille: Permille = 100
     node_forgotten_seconds: Seconds = 7 * 24 * 3600
     defragmentations_per_hour: Annotated[int, msgspec.Meta(ge=0, le=1_000)] = 6
+    cpu_beside_gpu_millis: Count = 0
 
 
 def as_parameters(values: dict[str, int]) -> Parameters:

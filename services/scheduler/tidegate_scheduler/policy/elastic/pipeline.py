@@ -6,7 +6,7 @@ import msgspec
 from tidegate_events import events as e
 
 from tidegate_scheduler.draft import Draft
-from tidegate_scheduler.policy.elastic import admission, backfill, fit, leave, recall, resize
+from tidegate_scheduler.policy.elastic import admission, backfill, fit, leave, recall, resize, stranded
 from tidegate_scheduler.policy.elastic.barred import Barred
 from tidegate_scheduler.policy.elastic.cordon import cordon
 from tidegate_scheduler.policy.elastic.entries import Seat
@@ -70,6 +70,7 @@ class _Pass:
         self._trial = trial
         self._index = trial.index
         self._table = trial.index.table
+        stranded.count_beside(self._table, draft.parameters.cpu_beside_gpu_millis)
         self.victims = Victims(trial.index, draft.now_ns, draft.parameters, draft.leaving)
         self._prefetch = Prefetch(draft, trial.index)
         self._barred = Barred(draft, trial.index.table)
