@@ -131,6 +131,24 @@ async def test_a_policy_that_acts_where_nobody_did_differs_there(
     assert found.first.at_ns == START + 10 * SECOND
 
 
+async def test_estimates_that_are_hidden_are_hidden_from_the_recorded_states_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrivals = (
+        job("now", 0, 30),
+        job("long", 1, 900, spec(1000, expected_seconds=900)),
+        job("short", 2, 5, spec(1000, expected_seconds=5)),
+    )
+    workload = Workload("estimates", (node("n1", 1000),), arrivals)
+    _, source = recorded_run(tmp_path, workload, monkeypatch, rules=elastic(estimates=True))
+    told_them, _ = await asked(source, Choice("elastic"))
+    assert told_them.compared.first is None
+    hidden, _ = await asked(source, Choice("elastic", estimates=False))
+    assert hidden.compared.first is not None
+    assert hidden.compared.first.recorded[0].startswith("short: room reserved on n1")
+    assert {each.job: each.waiting_s for each in hidden.jobs}["short"][1] > 900
+
+
 async def test_who_was_late_does_not_differ(tmp_path: Path) -> None:
     """Nobody leads for a while: what is decided afterwards is what the same policy decides."""
     cluster = Cluster()

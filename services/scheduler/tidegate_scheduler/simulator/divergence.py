@@ -171,7 +171,7 @@ class _Reading:
             evolve(self._state, self._waiting.popleft(), self._keep_rules)
 
     def _keep_rules(self, event: e.AnyEvent) -> None:
-        """Have the recorded changes of the policy, and of the queues that the rules set, not change anything here."""
+        """Have changes of the policy, and of queues that the rules set, not change anything; hide what they ignore."""
         if isinstance(event, e.PolicyChanged):
             self._recorded = (event.policy, dict(event.parameters))
             self._take_over()
@@ -179,6 +179,8 @@ class _Reading:
             self._recorded_queues[event.tenant] = self._state.queues.get(event.tenant)
             for queue in self._rules.queues:
                 OPERATIONS[e.QueueChanged](self._state, queue, "")
+        elif isinstance(event, e.JobSubmitted) and not self._rules.knows_durations and event.job in self._state.jobs:
+            self._state.specs[event.job] = msgspec.structs.replace(event.spec, expected_seconds=None)
 
     def _take_over(self) -> None:
         header = self._state.header
@@ -193,9 +195,10 @@ def _apart(
     """Return what only one of two passes decides, and what only the other does, in whichever order each does it."""
     first, second = _by_essence(one, limits), _by_essence(other, limits)
     known, there = Counter(essence for essence, _ in first), Counter(essence for essence, _ in second)
+    only_known, only_there = known - there, there - known
     return (
-        [event for essence, event in first if essence in known - there],
-        [event for essence, event in second if essence in there - known],
+        [event for essence, event in first if essence in only_known],
+        [event for essence, event in second if essence in only_there],
     )
 
 
