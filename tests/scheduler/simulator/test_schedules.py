@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tidegate_events import events as e
 from tidegate_events.resources import Resources
-from tidegate_events.spec import ResourceRange
+from tidegate_events.spec import Component, JobSpec, ResourceRange
 from tidegate_scheduler.simulator.costs import Costs
 from tidegate_scheduler.simulator.run import PhaseTime
 from tidegate_scheduler.simulator.workload import Span, Truth
@@ -128,6 +128,23 @@ def test_told_phases_share_the_cpu_of_their_node_and_take_longer_with_less() -> 
     assert ends(both)["a"] == 1 + 60 * 8 // 6
     done = 60 - 80 * 2 // 8
     assert ends(both)["b"] == 81 + done
+
+
+def test_simulators_that_are_added_make_a_phase_as_fast_as_it_can_be() -> None:
+    simulators = Component(
+        name="env",
+        kind="simulator",
+        command=("true",),
+        replicas=2,
+        replicas_max=4,
+        resources={"default": ResourceRange(minimum=Resources(1000, 512))},
+    )
+    job = JobSpec(name="job", tenant="t", submitter="u", components=(simulators,))
+    does = Truth((Span("default", 60, cpu_bound=True),))
+    alone = run(workload([node("n1", 8000, gpus=0)], arrival("a", 0, job, does)))
+    narrow = run(workload([node("n1", 2000, gpus=0)], arrival("a", 0, job, does)))
+    assert ends(narrow)["a"] == 1 + 2 * 60  # two of four simulators, for which alone there is CPU
+    assert 61 <= (ends(alone)["a"] or 0) <= 63  # four of them, as soon as it runs
 
 
 def test_asked_phases_take_turns_with_a_device_that_they_borrow() -> None:
