@@ -18,6 +18,7 @@ from tidegate_scheduler.policy.elastic.plans import Plans
 from tidegate_scheduler.policy.elastic.prefetch import Prefetch
 from tidegate_scheduler.policy.elastic.queue import FairOrder, Line, Turn, Turns
 from tidegate_scheduler.policy.elastic.reasons import Waiting
+from tidegate_scheduler.policy.elastic.rebalance import rebalance
 from tidegate_scheduler.policy.elastic.seek import Seek
 from tidegate_scheduler.policy.elastic.shrink import Shrinking
 from tidegate_scheduler.policy.elastic.trial import Trial
@@ -51,6 +52,7 @@ def decide(draft: Draft) -> None:
         elastic = _Pass(draft, trial)
         elastic.settle()
         placements = [] if cordon(draft, index) else elastic.place_waiting()
+        elastic.rebalance()
         resize.resize(draft, trial, [(each.job, each.seats) for each in placements])
     finally:
         trial.undo()
@@ -145,6 +147,10 @@ class _Pass:
         if turns.ages_ns is not None and self._trial.promises:
             draft.wake_by(turns.ages_ns)  # room that is kept for others may be for whoever is in front of them then
         return self._placements
+
+    def rebalance(self) -> None:
+        """Let borrowers move that wait while another node has what they wait for."""
+        rebalance(self._draft, self._trial, self.victims, self._barred.unwanted)
 
     def _stop(self, line: Line) -> None:
         """Let the jobs of a stopped queue wait, with nothing kept for them."""
