@@ -15,6 +15,7 @@ from tidegate_scheduler.history.point import Told
 from tidegate_scheduler.history.source import Source
 from tidegate_scheduler.policy import registry
 from tidegate_scheduler.policy.parameters import Parameters, as_parameters, as_values
+from tidegate_scheduler.simulator import report
 from tidegate_scheduler.simulator.calibration import Calibration, Numbers, calibrate, numbers
 from tidegate_scheduler.simulator.choice import Choice, rules_for
 from tidegate_scheduler.simulator.costs import Costs
@@ -157,7 +158,7 @@ def _without_queues(workload: Workload, rules: Rules) -> Workload:
 
 def _simulated(recording: Recording, workload: Workload, rules: Rules, told: Told) -> Run:
     def progress(done: int, jobs: int) -> None:
-        told(f"Simulating {rules.name}: {done} of {jobs} jobs have ended")
+        told(report.progress(rules.name, done, jobs))
 
     return simulate(workload, rules, recording.costs, begin=recording.begin, told=progress)
 
