@@ -5,7 +5,9 @@ from __future__ import annotations
 from tidegate_events import events as e
 from tidegate_events.resources import Resources
 from tidegate_events.spec import Component, JobSpec, ResourceRange
+from tidegate_scheduler.policy import registry
 from tidegate_scheduler.simulator.costs import Costs
+from tidegate_scheduler.simulator.rules import Rules
 from tidegate_scheduler.simulator.run import PhaseTime
 from tidegate_scheduler.simulator.workload import Span, Truth
 
@@ -101,6 +103,13 @@ def test_who_waits_for_ever_has_not_ended_when_nothing_more_can_happen() -> None
     assert ends(result) == {"a": None, "b": 14}
     assert (by_name(result)["a"].outcome, by_name(result)["a"].waited_ns) == ("", 14 * SECOND)
     assert result.end_ns == 14 * SECOND
+
+
+def test_histories_of_policy_1_can_be_simulated_by_it() -> None:
+    first = Rules(name="policy 1", fill=registry.find(1).decide, policy=1)
+    low, high = spec(gpus=4, grace=30), spec(gpus=4, priority=1)
+    work = workload(ONE, arrival("low", 0, low, 100), arrival("high", 50, high, 30), arrival("late", 55, low, 10))
+    assert ends(run(work, rules=first)) == {"high": 91, "low": 91 + 1 + 20 + 51, "late": 163 + 11}
 
 
 def test_a_gang_works_together() -> None:
