@@ -4,8 +4,8 @@ Up to there the history is what it would have been under them, but for limits, a
 by them on the state that it was decided on. Where the recording has no pass for a while, they are asked, too: what they
 would do there counts if the recorded policy would not do it, so nobody was merely late.
 
-Other limits for the same members are noted, but they are no end of the comparison: they come and go with every phase,
-and what an operator asks is who runs where, who leaves, and who is kept room.
+Other limits for the same members, or other devices of the same node, are noted, but they are no end of the comparison:
+limits come and go with every phase, and what an operator asks is who runs where, who leaves, and who is kept room.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Divergence(msgspec.Struct, frozen=True):
 
 
 class Compared(msgspec.Struct, frozen=True):
-    """What was found in so many passes; `limits_since` is the first pass that sets other limits (0: none does)."""
+    """What was found in so many passes; `limits_since` is the first pass that sets other limits (0: none)."""
 
     passes: int
     first: Divergence | None
@@ -207,10 +207,11 @@ def _by_essence(events: tuple[e.AnyEvent, ...], limits: bool) -> list[tuple[byte
 
 
 def _essence(event: e.AnyEvent, limits: bool = False) -> bytes:
-    """Return what a decision is, whoever takes it and however it is told; with the limits that it sets, or without."""
+    """Return what a decision is, whoever takes it and however it is told; with limits and which devices, or without."""
     fields: dict[str, Any] = {name: value for name, value in msgspec.to_builtins(event).items() if name not in _SAID}
     if not limits and isinstance(event, e.JobPlaced):
-        fields["members"] = [{**member, "quotas": ()} for member in fields["members"]]
+        for member in fields["members"]:
+            member["quotas"], member["gpu_indices"] = (), len(member.get("gpu_indices", ()))
     return msgspec.json.encode(fields, order="sorted")
 
 
