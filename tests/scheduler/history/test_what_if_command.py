@@ -93,6 +93,15 @@ def test_a_part_of_the_history_begins_with_its_state(what_if: Run, tmp_path: Pat
     assert "how long they take is assumed: 1 jobs" in out
 
 
+def test_jobs_that_never_end_under_the_other_policy_are_named(what_if: Run, tmp_path: Path) -> None:
+    file = str(write(tmp_path / "history.tgj", a_history().frames))
+    code, out, _ = what_if(file, "--policy", policy(tmp_path, queues=[{"tenant": "t", "stopped": True}]))
+    assert code == 0
+    assert "NEVER END under elastic: 3 jobs (high, last, low)" in out
+    assert "completed after" in out
+    assert "-> no end" in out
+
+
 def test_all_three_runs_are_drawn(what_if: Run, tmp_path: Path) -> None:
     code, _, _ = what_if(STORM, "--policy", "elastic", "--picture", str(tmp_path / "storm.svg"))
     assert code == 0

@@ -118,6 +118,8 @@ def test_a_job_of_which_nothing_is_known_is_refused() -> None:
     _, state = midway(workload([node("n1")], first), at(1))
     with pytest.raises(SimulationError, match="nothing is known: a; the workload needs an arrival"):
         run(Workload("rest", (), ()), begin=state)
+    with pytest.raises(SimulationError, match="node n1 is there already"):
+        run(Workload("rest", (node("n1"),), (first,)), begin=state)
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,16 @@ def test_a_bare_name_is_a_policy_as_it_is_by_itself() -> None:
     assert ends(run(SMALL, rules=rules)) == {"a": 11}
 
 
+@pytest.mark.parametrize("name", choice.NAMES)
+def test_every_name_makes_rules_under_which_jobs_end(name: str) -> None:
+    work = workload(
+        [node("n1"), node("n2")],
+        *(arrival(f"j{number}", number, spec(gpus=1 + number % 4, expected_seconds=20), 20) for number in range(8)),
+    )
+    result = run(work, rules=choice.rules_for(choice.choose(name), work))
+    assert [job.outcome for job in result.jobs] == ["completed"] * 8
+
+
 def test_a_file_says_what_differs(tmp_path: Path) -> None:
     document = {
         "rules": "elastic",

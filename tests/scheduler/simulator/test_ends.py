@@ -6,8 +6,10 @@ import pytest
 from tidegate_events import events as e
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.settle import settle
+from tidegate_scheduler.policy.sharing import fixed
 from tidegate_scheduler.simulator import engine
 from tidegate_scheduler.simulator.costs import Costs
+from tidegate_scheduler.simulator.engine import simulate
 from tidegate_scheduler.simulator.errors import SimulationError
 from tidegate_scheduler.simulator.rules import Rules
 from tidegate_scheduler.simulator.workload import Workload
@@ -53,6 +55,28 @@ def test_rules_that_decide_for_ever_at_one_time_are_refused(monkeypatch: pytest.
 
     with pytest.raises(SimulationError, match="restless does not come to rest: 20 passes at 0 ns"):
         run(ONE, rules=Rules(name="restless", fill=restless))
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "jobs", "why"),
+    [
+        ("n1", 0, 2, "on n1, of which they gave away 2000 thousandths of GPU 0, of 1000"),
+        ("n1", 4, 1, "on n1, of which they gave away 1000 thousandths of GPU 4, of 0"),
+        ("n2", 0, 1, "when or where it cannot be: it has to wait, and its nodes have to be up"),
+    ],
+)
+def test_rules_that_give_away_what_is_not_there_are_refused(name: str, gpu: int, jobs: int, why: str) -> None:
+    def careless(draft: Draft) -> None:
+        settle(draft)
+        for job in draft.state.jobs.values():
+            if job.waiting:
+                quotas = fixed(draft.state.specs[job.id])
+                place = e.MemberPlacement(rank=0, node=name, incarnation=1, quotas=quotas, gpu_indices=(gpu,))
+                draft.add(e.JobPlaced, job, attempt=job.attempt + 1, members=(place,))
+
+    work = workload([node("n1")], *(arrival(f"j{number}", 0, spec(gpus=1), 10) for number in range(jobs)))
+    with pytest.raises(SimulationError, match=why):
+        simulate(work, Rules(name="careless", fill=careless), Costs())
 
 
 def test_rules_that_ask_for_the_next_pass_at_once_are_refused() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from tidegate_events import events as e
 from tidegate_events.resources import Resources
-from tidegate_events.spec import ResourceRange
+from tidegate_events.spec import Component, JobSpec, ResourceRange
+from tidegate_scheduler.policy import registry
 from tidegate_scheduler.simulator.costs import Costs
+from tidegate_scheduler.simulator.rules import Rules
 from tidegate_scheduler.simulator.run import PhaseTime
 from tidegate_scheduler.simulator.workload import Span, Truth
 
@@ -103,6 +105,13 @@ def test_who_waits_for_ever_has_not_ended_when_nothing_more_can_happen() -> None
     assert result.end_ns == 14 * SECOND
 
 
+def test_histories_of_policy_1_can_be_simulated_by_it() -> None:
+    first = Rules(name="policy 1", fill=registry.find(1).decide, policy=1)
+    low, high = spec(gpus=4, grace=30), spec(gpus=4, priority=1)
+    work = workload(ONE, arrival("low", 0, low, 100), arrival("high", 50, high, 30), arrival("late", 55, low, 10))
+    assert ends(run(work, rules=first)) == {"high": 91, "low": 91 + 1 + 20 + 51, "late": 163 + 11}
+
+
 def test_a_gang_works_together() -> None:
     nodes = [node("n1"), node("n2")]
     result = run(workload(nodes, arrival("a", 0, spec(gpus=3, gang=2), 50), arrival("b", 1, spec(gpus=2), 10)))
@@ -128,6 +137,23 @@ def test_told_phases_share_the_cpu_of_their_node_and_take_longer_with_less() -> 
     assert ends(both)["a"] == 1 + 60 * 8 // 6
     done = 60 - 80 * 2 // 8
     assert ends(both)["b"] == 81 + done
+
+
+def test_simulators_that_are_added_make_a_phase_as_fast_as_it_can_be() -> None:
+    simulators = Component(
+        name="env",
+        kind="simulator",
+        command=("true",),
+        replicas=2,
+        replicas_max=4,
+        resources={"default": ResourceRange(minimum=Resources(1000, 512))},
+    )
+    job = JobSpec(name="job", tenant="t", submitter="u", components=(simulators,))
+    does = Truth((Span("default", 60, cpu_bound=True),))
+    alone = run(workload([node("n1", 8000, gpus=0)], arrival("a", 0, job, does)))
+    narrow = run(workload([node("n1", 2000, gpus=0)], arrival("a", 0, job, does)))
+    assert ends(narrow)["a"] == 1 + 2 * 60  # two of four simulators, for which alone there is CPU
+    assert 61 <= (ends(alone)["a"] or 0) <= 63  # four of them, as soon as it runs
 
 
 def test_asked_phases_take_turns_with_a_device_that_they_borrow() -> None:

@@ -35,7 +35,7 @@ async def asked(source: FileSource, choice: Choice) -> tuple[WhatIf, Runs]:
 
 
 async def compared(source: FileSource, rules: Rules) -> Compared:
-    return await first_divergence(source, await reading(source), rules, told)
+    return await first_divergence(source, await reading(source), rules, lambda spec: spec, told)
 
 
 def priorities(*, queue: bool = False) -> Workload:
@@ -129,6 +129,39 @@ async def test_a_policy_that_acts_where_nobody_did_differs_there(
     assert found.first.recorded == ()
     assert "two: attempt 1 placed on n1" in found.first.instead[0]
     assert found.first.at_ns == START + 10 * SECOND
+
+
+async def test_estimates_that_are_hidden_are_hidden_from_the_recorded_states_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrivals = (
+        job("now", 0, 30),
+        job("long", 1, 900, spec(1000, expected_seconds=900)),
+        job("short", 2, 5, spec(1000, expected_seconds=5)),
+    )
+    workload = Workload("estimates", (node("n1", 1000),), arrivals)
+    _, source = recorded_run(tmp_path, workload, monkeypatch, rules=elastic(estimates=True))
+    told_them, _ = await asked(source, Choice("elastic"))
+    assert told_them.compared.first is None
+    hidden, _ = await asked(source, Choice("elastic", estimates=False))
+    assert hidden.compared.first is not None
+    assert hidden.compared.first.recorded[0].startswith("short: room reserved on n1")
+    assert {each.job: each.waiting_s for each in hidden.jobs}["short"][1] > 900
+
+
+async def test_under_a_policy_that_grants_no_phases_jobs_hold_their_peak(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, source = recorded_run(tmp_path, everything(), monkeypatch)
+    answer, runs = await asked(source, Choice("static_priority"))
+    assert all(each.outcome in ("completed", "failed") for each in runs.other.jobs)
+    assert sum(each.asked_ns for each in runs.other.jobs) == 0
+    assert sum(each.asked_ns for each in runs.recorded.jobs) > 0
+    assert all(stay.gpus == 2 for stay in runs.other.stays if stay.job.startswith("a"))
+    assert any("grants no phases" in note for note in answer.notes)
+    midway = await read(source, "midway", Moment(at_ns=START + 60 * SECOND), Moment(), told)
+    _, runs = await what_if(source, midway, Choice("static_priority"), told)
+    assert all(each.outcome in ("completed", "failed") for each in runs.other.jobs)
 
 
 async def test_who_was_late_does_not_differ(tmp_path: Path) -> None:

@@ -120,6 +120,11 @@ RUNNING: dict[str, tuple[str, str]] = {
         "Asked to leave: it did not hand back in time what was leased to it.",
         "Raise `hand_back_seconds`.",
     ),
+    "Rebalanced": (
+        "Asked to leave: it waits for a phase on a node where much is asked for, and the node that is named has what "
+        "it waits for. It resumes where least is asked for. `waited_seconds`: for how long it waited.",
+        "",
+    ),
     "SuspendRequested": ("Asked to leave by an operator, and is held then.", "`tidegate job resume`."),
     "RequeueRequested": ("Asked to leave by an operator, and waits again.", ""),
     "NodeShrank": ("Asked to leave: its node came back with less than its members hold.", ""),

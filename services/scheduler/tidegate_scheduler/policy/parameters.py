@@ -26,6 +26,7 @@ class Parameters(msgspec.Struct, frozen=True):
     A node on which `cordon_failures` attempts came to grief within `cordon_window_seconds` is cordoned (0: none is),
     unless more than `cordon_permille` of the nodes that are up would be cordoned then. A node that was lost for
     `node_forgotten_seconds` is forgotten (0: never), unless an operator drained it or it is cordoned.
+    A borrower that has waited for a phase for `rebalance_after_seconds` may move to another node (0: none does).
     """
 
     node_lost_seconds: Seconds = 30
@@ -50,6 +51,8 @@ class Parameters(msgspec.Struct, frozen=True):
     cordon_permille: Permille = 100
     node_forgotten_seconds: Seconds = 7 * 24 * 3600
     defragmentations_per_hour: Annotated[int, msgspec.Meta(ge=0, le=1_000)] = 6
+    rebalance_after_seconds: Seconds = 120
+    cpu_beside_gpu_millis: Count = 0
 
 
 def as_parameters(values: dict[str, int]) -> Parameters:

@@ -4,13 +4,14 @@ Up to there the history is what it would have been under them, but for limits, a
 by them on the state that it was decided on. Where the recording has no pass for a while, they are asked, too: what they
 would do there counts if the recorded policy would not do it, so nobody was merely late.
 
-Other limits for the same members are noted, but they are no end of the comparison: they come and go with every phase,
-and what an operator asks is who runs where, who leaves, and who is kept room.
+Other limits for the same members, or other devices of the same node, are noted, but they are no end of the comparison:
+limits come and go with every phase, and what an operator asks is who runs where, who leaves, and who is kept room.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -18,6 +19,7 @@ import msgspec
 from tidegate_events import events as e
 from tidegate_events.frame import Frame, Writer
 from tidegate_events.journal.base import Recorded
+from tidegate_events.spec import JobSpec
 from tidegate_events.subjects import DECISION
 
 from tidegate_scheduler.decide import decide, decide_by
@@ -43,6 +45,10 @@ _SAID = frozenset({"id", "at_ns", "v", "cause", "traceparent", "revision", "reas
 _LIMITS = (e.QuotaChanged, e.ImagePrefetchHinted)
 
 
+Seen = Callable[[JobSpec], JobSpec]
+"""How rules see a job that was submitted with this specification."""
+
+
 class Divergence(msgspec.Struct, frozen=True):
     """Where the rules decide otherwise first, in words. `seq` is the recorded pass; 0: the recording has none there."""
 
@@ -55,17 +61,17 @@ class Divergence(msgspec.Struct, frozen=True):
 
 
 class Compared(msgspec.Struct, frozen=True):
-    """What was found in so many passes; `limits_since` is the first pass that sets other limits (0: none does)."""
+    """What was found in so many passes; `limits_since` is the first pass that sets other limits (0: none)."""
 
     passes: int
     first: Divergence | None
     limits_since: int
 
 
-async def first_divergence(source: Source, recording: Recording, rules: Rules, told: Told) -> Compared:
-    """Return where `rules` would have decided otherwise first in what was recorded."""
+async def first_divergence(source: Source, recording: Recording, rules: Rules, seen: Seen, told: Told) -> Compared:
+    """Return where `rules` would have decided otherwise first in what was recorded, jobs being as they are `seen`."""
     begin, until, end_ns = recording.begin, recording.until_seq, recording.happened.end_ns
-    reading = _Reading(decode_snapshot(encode_snapshot(begin)), rules)
+    reading = _Reading(decode_snapshot(encode_snapshot(begin)), rules, seen)
     async with aclosing(source.read(begin.seq, until)) as frames:
         async for recorded in frames:
             found = reading.take(recorded)
@@ -79,11 +85,12 @@ async def first_divergence(source: Source, recording: Recording, rules: Rules, t
 class _Reading:
     """Folds history as if the rules had been in force all the time. Frames wait until a pass says what it knew."""
 
-    def __init__(self, state: State, rules: Rules) -> None:
+    def __init__(self, state: State, rules: Rules, seen: Seen) -> None:
         self.passes = 0
         self.limits_since = 0
         self._state = state
         self._rules = rules
+        self._seen = seen
         self._values = as_values(rules.parameters)
         self._own_queues = {queue.tenant for queue in rules.queues}
         self._waiting: deque[Recorded] = deque()
@@ -93,6 +100,8 @@ class _Reading:
         self._take_over()
         for queue in rules.queues:
             OPERATIONS[e.QueueChanged](state, queue, "")
+        for job in state.jobs:
+            self._show(job)
 
     def take(self, recorded: Recorded) -> Divergence | None:
         """Take the next frame; return what differs before it or in it."""
@@ -171,7 +180,7 @@ class _Reading:
             evolve(self._state, self._waiting.popleft(), self._keep_rules)
 
     def _keep_rules(self, event: e.AnyEvent) -> None:
-        """Have the recorded changes of the policy, and of the queues that the rules set, not change anything here."""
+        """Have changes of the policy, and of queues that the rules set, change nothing; show jobs as they see them."""
         if isinstance(event, e.PolicyChanged):
             self._recorded = (event.policy, dict(event.parameters))
             self._take_over()
@@ -179,6 +188,14 @@ class _Reading:
             self._recorded_queues[event.tenant] = self._state.queues.get(event.tenant)
             for queue in self._rules.queues:
                 OPERATIONS[e.QueueChanged](self._state, queue, "")
+        elif isinstance(event, e.JobSubmitted) and event.job in self._state.jobs:
+            self._show(event.job)
+
+    def _show(self, job: str) -> None:
+        spec = self._state.specs[job]
+        if (seen := self._seen(spec)) != spec:
+            self._state.remember_spec(job, seen)
+            self._state.touch(f"job/{job}")
 
     def _take_over(self) -> None:
         header = self._state.header
@@ -193,9 +210,10 @@ def _apart(
     """Return what only one of two passes decides, and what only the other does, in whichever order each does it."""
     first, second = _by_essence(one, limits), _by_essence(other, limits)
     known, there = Counter(essence for essence, _ in first), Counter(essence for essence, _ in second)
+    only_known, only_there = known - there, there - known
     return (
-        [event for essence, event in first if essence in known - there],
-        [event for essence, event in second if essence in there - known],
+        [event for essence, event in first if essence in only_known],
+        [event for essence, event in second if essence in only_there],
     )
 
 
@@ -204,10 +222,11 @@ def _by_essence(events: tuple[e.AnyEvent, ...], limits: bool) -> list[tuple[byte
 
 
 def _essence(event: e.AnyEvent, limits: bool = False) -> bytes:
-    """Return what a decision is, whoever takes it and however it is told; with the limits that it sets, or without."""
+    """Return what a decision is, whoever takes it and however it is told; with limits and which devices, or without."""
     fields: dict[str, Any] = {name: value for name, value in msgspec.to_builtins(event).items() if name not in _SAID}
     if not limits and isinstance(event, e.JobPlaced):
-        fields["members"] = [{**member, "quotas": ()} for member in fields["members"]]
+        for member in fields["members"]:
+            member["quotas"], member["gpu_indices"] = (), len(member.get("gpu_indices", ()))
     return msgspec.json.encode(fields, order="sorted")
 
 

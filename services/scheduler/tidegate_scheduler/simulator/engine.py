@@ -122,6 +122,8 @@ class Engine:
         for known in list(self.state.nodes.values()):
             self._nodes.know(_joined(known), heard=known.status == "up")
         for event in self._workload.nodes:
+            if event.node in self._nodes.by_name:
+                raise SimulationError(f"node {event.node} is there already: each has a name of its own")
             self._nodes.join(event)
         for arrival in self._workload.arrivals:
             self._expect(arrival)

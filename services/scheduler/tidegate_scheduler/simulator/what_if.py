@@ -10,13 +10,15 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 from tidegate_events import events as e
+from tidegate_events.spec import JobSpec
 
 from tidegate_scheduler.history.point import Told
 from tidegate_scheduler.history.source import Source
 from tidegate_scheduler.policy import registry
 from tidegate_scheduler.policy.parameters import Parameters, as_parameters, as_values
+from tidegate_scheduler.simulator import report
 from tidegate_scheduler.simulator.calibration import Calibration, Numbers, calibrate, numbers
-from tidegate_scheduler.simulator.choice import Choice, rules_for
+from tidegate_scheduler.simulator.choice import ELASTIC, Choice, rules_for
 from tidegate_scheduler.simulator.costs import Costs
 from tidegate_scheduler.simulator.divergence import Compared, first_divergence
 from tidegate_scheduler.simulator.engine import simulate
@@ -24,7 +26,7 @@ from tidegate_scheduler.simulator.measured import Cost
 from tidegate_scheduler.simulator.recorded import Recording
 from tidegate_scheduler.simulator.rules import Rules
 from tidegate_scheduler.simulator.run import JobRun, Run
-from tidegate_scheduler.simulator.workload import Workload
+from tidegate_scheduler.snapshot import decode_snapshot, encode_snapshot
 
 SECOND_NS = 1_000_000_000
 NOT_MODELLED = (
@@ -96,9 +98,10 @@ class Runs(msgspec.Struct, frozen=True):
 async def what_if(source: Source, recording: Recording, choice: Choice, told: Told) -> tuple[WhatIf, Runs]:
     """Return what would have been under the chosen rules, and the runs that say so."""
     mine, theirs = recorded_rules(recording), other_rules(recording, choice)
-    same = _simulated(recording, recording.workload, mine, told)
-    other = _simulated(recording, _without_queues(recording.workload, theirs), theirs, told)
-    compared = await first_divergence(source, recording, theirs, told)
+    held = choice.rules != ELASTIC
+    same = _simulated(recording, mine, told)
+    other = _simulated(_held_for_life(recording) if held else recording, theirs, told)
+    compared = await first_divergence(source, recording, theirs, _as_seen(theirs, held=held), told)
     changes = _changes(recording, same, other)
     counted = {job.job for job in changes if all(job.outcomes) and not job.censored}
     answer = WhatIf(
@@ -118,7 +121,7 @@ async def what_if(source: Source, recording: Recording, choice: Choice, told: To
         ),
         jobs=changes,
         left_out=tuple(job.job for job in changes if job.job not in counted),
-        notes=_notes(recording),
+        notes=_notes(recording, held=held),
         costs=recording.costs,
         measured=recording.measured,
     )
@@ -148,16 +151,40 @@ def other_rules(recording: Recording, choice: Choice) -> Rules:
     )
 
 
-def _without_queues(workload: Workload, rules: Rules) -> Workload:
-    """Return the workload without the recorded changes of queues that the rules set themselves."""
+def _as_seen(rules: Rules, *, held: bool) -> Callable[[JobSpec], JobSpec]:
+    """Return how the rules see a job: without what they shall not know; `held`: with no phases that are asked for."""
+
+    def seen(spec: JobSpec) -> JobSpec:
+        spec = _told(spec) if held else spec
+        return spec if rules.knows_durations else msgspec.structs.replace(spec, expected_seconds=None)
+
+    return seen
+
+
+def _told(spec: JobSpec) -> JobSpec:
+    """Return a job that asks for nothing: it is guaranteed the most that any of its phases needs."""
+    return msgspec.structs.replace(spec, phase_entry="told", borrows=False)
+
+
+def _held_for_life(recording: Recording) -> Recording:
+    """Return the recording for rules that grant no phases: each job holds its peak from its placement to its end."""
+    arrivals = tuple(msgspec.structs.replace(each, spec=_told(each.spec)) for each in recording.workload.arrivals)
+    begin = decode_snapshot(encode_snapshot(recording.begin))
+    for job, spec in list(begin.specs.items()):
+        begin.remember_spec(job, _told(spec))
+    workload = msgspec.structs.replace(recording.workload, arrivals=arrivals)
+    return msgspec.structs.replace(recording, workload=workload, begin=begin)
+
+
+def _simulated(recording: Recording, rules: Rules, told: Told) -> Run:
+    """Simulate it by these rules; what was recorded of queues that they set themselves is left out."""
     own = {queue.tenant for queue in rules.queues}
-    facts = tuple(fact for fact in workload.facts if not (isinstance(fact, e.QueueChanged) and fact.tenant in own))
-    return msgspec.structs.replace(workload, facts=facts)
+    facts = recording.workload.facts
+    facts = tuple(fact for fact in facts if not (isinstance(fact, e.QueueChanged) and fact.tenant in own))
+    workload = msgspec.structs.replace(recording.workload, facts=facts)
 
-
-def _simulated(recording: Recording, workload: Workload, rules: Rules, told: Told) -> Run:
     def progress(done: int, jobs: int) -> None:
-        told(f"Simulating {rules.name}: {done} of {jobs} jobs have ended")
+        told(report.progress(rules.name, done, jobs))
 
     return simulate(workload, rules, recording.costs, begin=recording.begin, told=progress)
 
@@ -207,7 +234,7 @@ def _seconds(time_ns: int) -> float:
     return round(time_ns / SECOND_NS, 3)
 
 
-def _notes(recording: Recording) -> tuple[str, ...]:
+def _notes(recording: Recording, *, held: bool) -> tuple[str, ...]:
     """Return what is to be known of this recording before its simulation is believed."""
     notes = []
     cut_off = sum(arrival.truth.censored for arrival in recording.workload.arrivals) - len(recording.assumed)
@@ -217,6 +244,8 @@ def _notes(recording: Recording) -> tuple[str, ...]:
         notes.append(f"never worked in the recording, so how long they take is assumed: {len(recording.assumed)} jobs")
     if recording.policies > 1:
         notes.append(f"{recording.policies} policies decided the recording: calibrated is the one that decided most")
+    if held and any(arrival.spec.phase_entry == "asked" for arrival in recording.workload.arrivals):
+        notes.append("the other policy grants no phases: jobs that ask for them hold the most that any phase needs")
     if any(span.cpu_bound for arrival in recording.workload.arrivals for span in arrival.truth.spans):
         notes.append("phases that may have more CPU than they need at least are taken to go as much faster with it")
     return tuple(notes)

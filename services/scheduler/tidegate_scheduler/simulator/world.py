@@ -7,7 +7,9 @@ from typing import Any
 
 from tidegate_events import events as e
 
+from tidegate_scheduler.simulator.admission import overfull
 from tidegate_scheduler.simulator.attempt import Attempt
+from tidegate_scheduler.simulator.errors import SimulationError
 from tidegate_scheduler.simulator.sandbox import Ground, Sandbox
 from tidegate_scheduler.simulator.work import MILLI_NS, Work
 from tidegate_scheduler.simulator.workload import Truth
@@ -61,6 +63,7 @@ class World:
 
     def _on_placed(self, event: e.JobPlaced, now_ns: int) -> None:
         job = self._state.jobs[event.job]
+        self._admit(job, event)
         work = self._works[event.job]
         work.go_back(event.resume.id if event.resume is not None else "")
         attempt = self._attempt(job, resumed=event.resume is not None)
@@ -68,6 +71,16 @@ class World:
         for member in job.members:
             self._ground.tally.seated(job.id, member, attempt.spec, now_ns)
             self._order(attempt, Sandbox(member.rank, member.node, member.quotas), now_ns)
+
+    def _admit(self, job: Job, event: e.JobPlaced) -> None:
+        """Refuse a placement that came to nothing, or that gives away what others have: rules must not decide so."""
+        if job.stage != "placed" or job.attempt != event.attempt:
+            raise SimulationError(
+                f"the rules placed {job.id} when or where it cannot be: it has to wait, and its nodes have to be up"
+            )
+        for name in sorted({member.node for member in job.members}):
+            if problem := overfull(self._state, self._state.nodes[name]):
+                raise SimulationError(f"the rules placed {job.id} on {name}, of which they gave away {problem}")
 
     def _attempt(self, job: Job, *, resumed: bool) -> Attempt:
         attempt = Attempt(self._ground, job.id, self._state.specs[job.id], self._works[job.id], job.attempt)

@@ -98,7 +98,7 @@ def _show(found: WhatIf) -> None:
     output.show(facts({"stretch": _stretch(found), "recorded": found.recorded, "what if": found.other}))
     output.show("", *_calibrated(found.calibration))
     output.show("", plain("first decision that differs", "bold"), *_first(found.compared))
-    output.show("", plain("what it comes to", "bold"), plain(_counted(found)), _changes(found))
+    output.show("", plain("what it comes to", "bold"), *map(plain, _counted(found)), _changes(found))
     output.show("", *_jobs(found))
     notes = [*found.notes, _costs(found.measured), f"not modelled: {'; '.join(NOT_MODELLED)}"]
     output.show("", *(plain(f"- {note}") for note in notes))
@@ -148,7 +148,11 @@ def _error(real: float, model: float) -> str:
 
 def _first(found: Compared) -> list[Any]:
     first = found.first
-    limits = [plain(f"  limits of members differ from pass {found.limits_since} on")] if found.limits_since else []
+    limits = (
+        [plain(f"  limits or devices of members differ from pass {found.limits_since} on")]
+        if found.limits_since
+        else []
+    )
     if first is None:
         return [plain(f"  none: it decides the same in all of the {found.passes} recorded passes"), *limits]
     where = f"in pass {first.seq}" if first.seq else "where the recording has no pass"
@@ -163,11 +167,16 @@ def _first(found: Compared) -> list[Any]:
     ]
 
 
-def _counted(found: WhatIf) -> str:
-    return (
+def _counted(found: WhatIf) -> list[str]:
+    lines = [
         f"of jobs that end in both simulations ({found.whole.recorded.jobs}; {len(found.left_out)} left out); "
         "~ is not more than the model's own error"
-    )
+    ]
+    for which, name in enumerate((found.recorded, found.other)):
+        if stuck := sorted(job.job for job in found.jobs if not job.outcomes[which]):
+            more = f", and {len(stuck) - JOBS_SHOWN} more" if len(stuck) > JOBS_SHOWN else ""
+            lines.append(f"NEVER END under {name}: {len(stuck)} jobs ({', '.join(stuck[:JOBS_SHOWN])}{more})")
+    return lines
 
 
 def _changes(found: WhatIf) -> Any:

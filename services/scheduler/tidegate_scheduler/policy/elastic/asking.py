@@ -9,12 +9,16 @@ from tidegate_scheduler.state import Job, State
 
 
 class Asking:
-    """Jobs whose members ask: `on_row` names them by row, `recalled` are those with leases to return."""
+    """Jobs whose members ask: `on_row` names them by row, `recalled` are those with leases to return.
+
+    A member of those that are `waiting` has asked for a phase and was not granted it.
+    """
 
     def __init__(self, state: State) -> None:
         self._state = state
         self.on_row: dict[int, dict[str, None]] = {}
         self.recalled: dict[str, None] = {}
+        self.waiting: dict[str, None] = {}
         self._leased: dict[str, list[tuple[int, tuple[int, ...]]]] = {}
         self._rows: dict[str, list[int]] = {}
         self._peaks: dict[str, list[tuple[int, Peak]]] = {}
@@ -37,6 +41,8 @@ class Asking:
             table.lease(row, indices)
         if any(member.hand_back_ns for member in there):
             self.recalled[job.id] = None
+        if any(member.wanted and not member.granted for member in there):
+            self.waiting[job.id] = None
 
     def leave(self, name: str, table: NodeTable) -> None:
         """Take out what was entered of a job."""
@@ -49,3 +55,4 @@ class Asking:
         for row, indices in self._leased.pop(name, ()):
             table.unlease(row, indices)
         self.recalled.pop(name, None)
+        self.waiting.pop(name, None)

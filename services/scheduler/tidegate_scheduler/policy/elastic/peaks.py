@@ -7,6 +7,7 @@ it keeps nobody out, but where all of it fits a borrower goes before anywhere el
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tidegate_events.resources import Resources
@@ -20,7 +21,7 @@ Peak = tuple[int, int, int]
 
 NONE: Peak = (0, 0, 0)
 LOAD_BITS = 16
-"""How finely loads are told apart where not all fits: in parts of 2**16 of what the node has."""
+"""How finely loads are told apart: in parts of 2**16 of what the node has."""
 
 
 SPECS_KNOWN_MAX = 1 << 16
@@ -98,5 +99,9 @@ def tightness(room: list[int], peak: Peak, whole: Peak, gpu_bits: int, cpu_bits:
     left = [have - need for have, need in zip(room, peak, strict=True)]
     if min(left) >= 0:
         return (min(left[2], (1 << gpu_bits) - 1) << cpu_bits) | min(left[0], (1 << cpu_bits) - 1)
-    loads = [((has - each) << LOAD_BITS) // has for has, each in zip(whole, left, strict=True) if has]
-    return (1 << (gpu_bits + cpu_bits)) | min(max(loads), (1 << (gpu_bits + cpu_bits)) - 1)
+    return (1 << (gpu_bits + cpu_bits)) | min(load(left, whole), (1 << (gpu_bits + cpu_bits)) - 1)
+
+
+def load(left: Sequence[int], whole: Peak) -> int:
+    """Return the part of a row that is asked for, of whatever is asked for most, in 2**16 parts of what it has."""
+    return max(((has - each) << LOAD_BITS) // has for has, each in zip(whole, left, strict=True) if has)

@@ -6,7 +6,7 @@ import msgspec
 from tidegate_events import events as e
 
 from tidegate_scheduler.draft import Draft
-from tidegate_scheduler.policy.elastic import admission, backfill, fit, leave, recall, resize
+from tidegate_scheduler.policy.elastic import admission, backfill, fit, leave, recall, resize, stranded
 from tidegate_scheduler.policy.elastic.barred import Barred
 from tidegate_scheduler.policy.elastic.cordon import cordon
 from tidegate_scheduler.policy.elastic.entries import Seat
@@ -18,6 +18,7 @@ from tidegate_scheduler.policy.elastic.plans import Plans
 from tidegate_scheduler.policy.elastic.prefetch import Prefetch
 from tidegate_scheduler.policy.elastic.queue import FairOrder, Line, Turn, Turns
 from tidegate_scheduler.policy.elastic.reasons import Waiting
+from tidegate_scheduler.policy.elastic.rebalance import rebalance
 from tidegate_scheduler.policy.elastic.seek import Seek
 from tidegate_scheduler.policy.elastic.shrink import Shrinking
 from tidegate_scheduler.policy.elastic.trial import Trial
@@ -51,6 +52,7 @@ def decide(draft: Draft) -> None:
         elastic = _Pass(draft, trial)
         elastic.settle()
         placements = [] if cordon(draft, index) else elastic.place_waiting()
+        elastic.rebalance()
         resize.resize(draft, trial, [(each.job, each.seats) for each in placements])
         trial.leave_placed()
     finally:
@@ -71,6 +73,7 @@ class _Pass:
         self._trial = trial
         self._index = trial.index
         self._table = trial.index.table
+        stranded.count_beside(self._table, draft.parameters.cpu_beside_gpu_millis)
         self.victims = Victims(trial.index, draft.now_ns, draft.parameters, draft.leaving)
         self._prefetch = Prefetch(draft, trial.index)
         self._barred = Barred(draft, trial.index.table)
@@ -145,6 +148,10 @@ class _Pass:
         if turns.ages_ns is not None and self._trial.promises:
             draft.wake_by(turns.ages_ns)  # room that is kept for others may be for whoever is in front of them then
         return self._placements
+
+    def rebalance(self) -> None:
+        """Let borrowers move that wait while another node has what they wait for."""
+        rebalance(self._draft, self._trial, self.victims, self._barred.unwanted)
 
     def _stop(self, line: Line) -> None:
         """Let the jobs of a stopped queue wait, with nothing kept for them."""

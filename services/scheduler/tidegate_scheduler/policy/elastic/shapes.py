@@ -6,8 +6,9 @@ import msgspec
 import numpy as np
 from tidegate_events.resources import GpuDevice, Resources
 
+from tidegate_scheduler.policy.elastic import stranded
 from tidegate_scheduler.policy.elastic.devices import accepts
-from tidegate_scheduler.policy.elastic.peaks import Peak, peak_of, tightness
+from tidegate_scheduler.policy.elastic.peaks import peak_of, tightness
 from tidegate_scheduler.policy.elastic.sites import Domain
 from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY, SHARE, Flags, Ints, Kind, NodeTable
 
@@ -164,30 +165,30 @@ class Fit:
         """Return what `_scored` does, for one row: most changes are of few."""
         table, need = self.table, self.shape.need
         room = table.now_on(row)
-        if not self.holds_one(room):
+        if not self.holds_one(room) or not table.is_open[row] or self._holds_kind(table.kind_on(row)) <= 0:
             return NOWHERE
         cpu_left, gpus_left, broken = max(0, room[CPU] - need.cpu_millis), max(0, room[GPUS] - need.gpus), 0
-        if not table.is_open[row] or self._holds_kind(table.kind_on(row)) <= 0:
-            return NOWHERE
         if need.gpu_millis and room[SHARE] < need.gpu_millis:
             if gpus_left < 1:
                 return NOWHERE
             broken = 1
         if row in table.mixed and (need.gpus or need.gpu_millis) and self._mixed_members(row, table.now) <= 0:
             return NOWHERE
-        if self._peak is not None:
-            return self._peaked(row, self._peak, broken)
+        if self._peak is not None or table.beside_millis:
+            return (self._suits_by_more(row, broken) << PLACE_BITS) | int(table.place[row])
         packed = (broken << GPU_BITS) | min(gpus_left, (1 << GPU_BITS) - 1)
         packed = (packed << CPU_BITS) | min(cpu_left, (1 << CPU_BITS) - 1)
         return (packed << PLACE_BITS) | int(table.place[row])
 
-    def _peaked(self, row: int, peak: Peak, broken: int) -> int:
-        """Return the score of a row that a borrower fits on, by what will be asked for there."""
-        table, devices = self.table, len(self.table.devices[row].all)
+    def _suits_by_more(self, row: int, broken: int) -> int:
+        """Return how well a row suits on which a member fits, by more than what is left: what that is good for."""
+        table = self.table
+        if self._peak is None:
+            return stranded.tightness(self.shape, table.now_on(row), broken, table.beside_millis)
         room = [have - more for have, more in zip(table.now_on(row), table.peaks.on(row), strict=False)]
-        whole = (table.kinds[row].cpu_millis, table.kinds[row].memory_mib, devices)
-        suits = tightness(room, peak, whole, GPU_BITS, CPU_BITS)
-        return (((broken << (GPU_BITS + CPU_BITS + 1)) | suits) << PLACE_BITS) | int(table.place[row])
+        kind, devices = table.kinds[row], len(table.devices[row].all)
+        suits = tightness(room, self._peak, (kind.cpu_millis, kind.memory_mib, devices), GPU_BITS, CPU_BITS)
+        return (broken << (GPU_BITS + CPU_BITS + 1)) | suits
 
     def _holds_kind(self, kind: int) -> int:
         if kind >= len(self._kinds) or self._renumbered != self.table.renumbered:
@@ -290,6 +291,9 @@ class Fit:
         for position in self._mixed_among(rows):
             if fits[position]:
                 fits[position] = self._mixed_members(int(rows[position]), room) > 0
+        if table.beside_millis:
+            suits = stranded.tightnesses(self.shape, room[:, rows], broken, table.beside_millis)
+            return np.where(fits, (suits << PLACE_BITS) | table.place[rows], NOWHERE)
         packed = (broken << GPU_BITS) | np.minimum(np.maximum(gpus_left, 0), (1 << GPU_BITS) - 1)
         packed = (packed << CPU_BITS) | np.minimum(np.maximum(cpu_left, 0), (1 << CPU_BITS) - 1)
         packed = (packed << PLACE_BITS) | table.place[rows]

@@ -84,6 +84,7 @@ class NodeTable:
         self.kind: Ints = np.zeros(ROWS_FIRST, np.int64)
         self.sites = Sites(ROWS_FIRST)
         self.peaks = Peaks()
+        self.beside_millis = 0
         self.place: Ints = np.zeros(ROWS_FIRST, np.int64)
         self.renumbered = 0
         """How often kinds were given other numbers: who keeps something by their numbers works it out anew."""

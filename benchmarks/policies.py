@@ -1,0 +1,203 @@
+"""Policies measured against each other on public traces, in one simulator that costs all of them the same.
+
+Prints one JSON line for each row (`trace, policy, knows_durations, avg_jct_s, p99_jct_s, makespan_s, gpu_utilization,
+gpu_allocation_pct, preemptions, lost_gpu_s`); what has no meaning in a row is null. Every row can be run alone.
+
+Run: python benchmarks/policies.py --traces DIR [--trace muri|philly|openb] [--policy NAME ...] [--seeds 10] [--list]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tidegate_scheduler.simulator import measures
+from tidegate_scheduler.simulator.choice import Choice, rules_for
+from tidegate_scheduler.simulator.costs import Costs
+from tidegate_scheduler.simulator.engine import simulate
+from tidegate_scheduler.simulator.run import Run
+from tidegate_scheduler.simulator.traces import find, nodespec, openb
+from tidegate_scheduler.simulator.workload import Arrival, Workload, whole
+
+COSTS = Costs()
+SECOND_NS = 1_000_000_000
+WHOLE_MILLIS = 1000
+
+TRACES = {"muri": ("muri_trace1_pr.csv", "8x8"), "philly": ("chronus_philly_mix1.csv", "128x8")}
+"""Traces of jobs by the name of their rows: the file, and the nodes."""
+
+OPENB_PODS, OPENB_NODES = "openb_pod_list_default.csv", "openb_node_list_gpu_node.csv"
+OPENB_DEMAND_PERMILLE = 1300
+OPENB_FIRST_SEED = 42
+"""As in the study of FGD: pods are drawn until they ask for 130% of all GPUs, ten times, by the seeds 42 to 51."""
+
+NO_GUARANTEES = {
+    "ageing_seconds": 0,
+    "protection_permille": 0,
+    "preemptions_max": 1_000_000,
+    "preemption_cooldown_seconds": 0,
+    "preemption_penalty_seconds": 0,
+    "reservations_max": 0,
+}
+"""What policy 2 promises to those who run and to those who wait, taken away: only the order counts."""
+
+SLICING = {"slice_steps": 1}
+PLACING = {"cpu_beside_gpu_millis": 10_000}
+
+
+class Policy(msgspec.Struct, frozen=True):
+    """One way to decide, by the name of its row."""
+
+    name: str
+    choice: Choice
+    traces: tuple[str, ...]
+
+
+JOBS = ("muri", "philly")
+POLICIES = (
+    Policy("fifo", Choice("fifo"), JOBS),
+    Policy("static_priority", Choice("static_priority"), JOBS),
+    Policy("easy-blind", Choice("easy"), JOBS),
+    Policy("easy-estimates", Choice("easy", estimates=True), JOBS),
+    Policy("tiresias", Choice("tiresias"), JOBS),
+    Policy("srtf", Choice("srtf"), JOBS),
+    Policy("srsf", Choice("srsf"), JOBS),
+    Policy("elastic-blind", Choice("elastic"), JOBS),
+    Policy("elastic-estimates", Choice("elastic", estimates=True), JOBS),
+    Policy("elastic-blind-slicing", Choice("elastic", SLICING | NO_GUARANTEES), JOBS),
+    Policy("elastic-estimates-slicing", Choice("elastic", SLICING | NO_GUARANTEES, estimates=True), JOBS),
+    Policy("elastic-estimates-slicing-guarded", Choice("elastic", SLICING, estimates=True), JOBS),
+    Policy("best_fit", Choice("best_fit"), ("openb",)),
+    Policy("fgd", Choice("fgd"), ("openb",)),
+    Policy("elastic", Choice("elastic", {"reservations_max": 0}), ("openb",)),
+    Policy("elastic-placing", Choice("elastic", PLACING | {"reservations_max": 0}), ("openb",)),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the rows that are asked for."""
+    asked = _parsed(arguments)
+    for policy in POLICIES:
+        for trace in policy.traces:
+            others = (asked.policy and policy.name not in asked.policy) or (asked.trace and trace not in asked.trace)
+            if others:
+                continue
+            if asked.list:
+                print(trace, policy.name)
+            elif trace == "openb":
+                for row in _openb_rows(policy, asked.traces, asked.seeds):
+                    print(json.dumps(row), flush=True)
+            else:
+                print(json.dumps(_row(policy, trace, asked.traces)), flush=True)
+
+
+def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--traces", type=Path, required=True, help="the folder with the trace files")
+    parser.add_argument("--trace", action="append", choices=[*TRACES, "openb"], help="only rows of this trace")
+    parser.add_argument("--policy", action="append", choices=[each.name for each in POLICIES], help="only this one")
+    parser.add_argument("--seeds", type=int, default=10, help="how often openb is drawn")
+    parser.add_argument("--list", action="store_true", help="say which rows there are, and run none")
+    return parser.parse_args(arguments)
+
+
+# ---- traces of jobs ----
+
+
+def _row(policy: Policy, trace: str, folder: Path) -> dict[str, Any]:
+    name, nodes = TRACES[trace]
+    workload = find.read(folder / name, nodespec.parse(nodes))
+    rules = rules_for(policy.choice, workload)
+    found = measures.of(simulate(workload, rules, COSTS))
+    return {
+        "trace": f"{trace} on {nodes}",
+        "policy": policy.name,
+        "knows_durations": rules.knows_durations,
+        "avg_jct_s": found.completion.avg_s,
+        "p99_jct_s": found.completion.p99_s,
+        "makespan_s": found.makespan_s,
+        "gpu_utilization": found.gpu_utilization,
+        "gpu_allocation_pct": round(found.gpu_allocation * 100, 2),
+        "preemptions": found.preemptions,
+        "lost_gpu_s": found.lost_gpu_s,
+        "jobs_completed": found.completed,
+        "parameters": policy.choice.parameters,
+    }
+
+
+# ---- how much of the GPUs can be given away ----
+
+
+def _openb_rows(policy: Policy, folder: Path, seeds: int) -> Iterator[dict[str, Any]]:
+    """Yield a row for each seed, then their mean."""
+    found = []
+    for seed in range(OPENB_FIRST_SEED, OPENB_FIRST_SEED + seeds):
+        workload = drawn(folder, seed)
+        rules = rules_for(policy.choice, workload)
+        run = simulate(workload, rules, COSTS)
+        found.append(Fraction(held_millis(run, workload) * 100, _capacity_millis(workload)))
+        yield _openb_row(policy, f"openb, seed {seed}", found[-1:], rules.knows_durations)
+    yield _openb_row(policy, f"openb, mean of {seeds} seeds", found, rules.knows_durations)
+
+
+def _openb_row(policy: Policy, trace: str, found: list[Fraction], knows: bool) -> dict[str, Any]:
+    nothing = dict.fromkeys(("avg_jct_s", "p99_jct_s", "makespan_s", "gpu_utilization"))
+    return {
+        "trace": trace,
+        "policy": policy.name,
+        "knows_durations": knows,
+        **nothing,
+        "gpu_allocation_pct": round(float(sum(found) / len(found)), 2),
+        "preemptions": 0,
+        "lost_gpu_s": 0.0,
+        "parameters": policy.choice.parameters,
+    }
+
+
+def drawn(folder: Path, seed: int) -> Workload:
+    """Return the pods that arrive, one a second, until they have asked for all GPUs: who came stays.
+
+    All pods of the list and others drawn from it, to 130% of the GPUs, in an order that is drawn too.
+    """
+    nodes = nodespec.read(folder / OPENB_NODES)
+    pods, draw = openb.pods(folder / OPENB_PODS), random.Random(seed)
+    capacity = sum(len(node.gpus) for node in nodes) * WHOLE_MILLIS
+    chosen, asked = list(pods), sum(_millis(pod) for pod in pods)
+    while asked * 1000 < capacity * OPENB_DEMAND_PERMILLE:
+        chosen.append(draw.choice(pods))
+        asked += _millis(chosen[-1])
+    draw.shuffle(chosen)
+    asked, count = 0, 0
+    while asked < capacity:
+        asked += _millis(chosen[count])
+        count += 1
+    arrivals = [
+        Arrival(number * SECOND_NS, f"pod-{number:05}", openb.spec_of(pod), whole(2 * count - number))
+        for number, pod in enumerate(chosen[:count])
+    ]
+    return Workload(f"openb-{seed}", nodes, tuple(arrivals))
+
+
+def held_millis(run: Run, workload: Workload) -> int:
+    """Return what is held of the GPUs, in thousandths, when the last pod has come and nobody has left yet."""
+    last_ns = workload.arrivals[-1].at_ns + 2 * SECOND_NS
+    return max(sample.gpus_held_millis for sample in run.samples if sample.at_ns <= last_ns)
+
+
+def _capacity_millis(workload: Workload) -> int:
+    return sum(len(node.gpus) for node in workload.nodes) * WHOLE_MILLIS
+
+
+def _millis(pod: openb.Pod) -> int:
+    return pod.gpus * WHOLE_MILLIS + pod.gpu_millis
+
+
+if __name__ == "__main__":
+    sys.exit(main())
