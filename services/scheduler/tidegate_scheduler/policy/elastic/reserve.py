@@ -135,8 +135,13 @@ def _held(trial: Trial, ends: dict[str, int], among: set[int]) -> _Held:
     return _Held(columns[3], columns[: GPUS + 1], columns[4], columns[5])
 
 
-_Part = tuple[int, int, int]
-"""A device, how much of it somebody holds, and until when."""
+class _Part(msgspec.Struct, frozen=True):
+    """What somebody holds of a device, until when, and whether that is counted as gone already."""
+
+    device: int
+    millis: int
+    ends_ns: int
+    goes: bool
 
 
 def _parts(trial: Trial, ends: dict[str, int], candidates: list[int]) -> dict[int, list[_Part]]:
@@ -148,16 +153,18 @@ def _parts(trial: Trial, ends: dict[str, int], candidates: list[int]) -> dict[in
             for name in index.on_row.get(row, ()):
                 for seat in index.seats_of(name):
                     need = seat.holds(index.state.floors[name])
-                    millis = WHOLE_MILLIS if need.gpus else need.gpu_millis
-                    found[row] += [(each, millis, ends[name]) for each in seat.gpu_indices if seat.row == row]
+                    millis, goes = WHOLE_MILLIS if need.gpus else need.gpu_millis, _goes(trial, name)
+                    devices = seat.gpu_indices if seat.row == row else ()
+                    found[row] += [_Part(each, millis, ends[name], goes) for each in devices]
     return found
 
 
 def _devices_then(devices: Devices, parts: list[_Part], moment: int) -> tuple[int, int]:
     """Return how many devices are free as a whole then, and the largest part of another: several may share one."""
-    used: dict[int, int] = {}
-    for device, millis, end_ns in parts:
-        if end_ns > moment and millis and device in devices.all:
-            used[device] = used.get(device, 0) + millis
-    whole = len(devices.all) - len(used) - devices.promised
-    return whole, max((WHOLE_MILLIS - each for each in used.values()), default=0)
+    used = dict(devices.staying_millis)
+    for part in parts:
+        if part.device in devices.all:
+            counts = (part.ends_ns <= moment) - part.goes
+            used[part.device] = used.get(part.device, 0) - counts * part.millis
+    held = [each for each in used.values() if each > 0]
+    return len(devices.all) - len(held) - devices.promised, max((WHOLE_MILLIS - each for each in held), default=0)
