@@ -28,11 +28,13 @@ class Devices(msgspec.Struct):
 
     def fitting(self, need: Resources, models: tuple[str, ...]) -> list[GpuDevice]:
         """Return the wholly free devices that a member with `need` may have, those that waste least first."""
-        return [gpu for gpu in self.free if accepts(gpu, need, models)]
+        least_mib = need.gpu_memory_mib
+        return [gpu for gpu in self.free if gpu.memory_mib >= least_mib and (not models or gpu.model in models)]
 
     def at_hand(self, need: Resources, models: tuple[str, ...]) -> list[GpuDevice]:
         """Return those of them that nobody has leased."""
-        return [gpu for gpu in self.fitting(need, models) if gpu.index not in self.leased]
+        fitting, leased = self.fitting(need, models), self.leased
+        return [gpu for gpu in fitting if gpu.index not in leased] if leased else fitting
 
 
 def accepts(gpu: GpuDevice, need: Resources, models: tuple[str, ...]) -> bool:

@@ -221,8 +221,9 @@ class Index:
         renewed = [(name, self._entry_of(name)) for name in names]
         differ = [each for each in renewed if each[1] != self._entries.get(each[0])]
         for name in names:
-            self._standing.leave(name)
-            self.asking.leave(name, self.table)
+            if name not in self._expected:
+                self._standing.leave(name)
+                self.asking.leave(name, self.table)
         for name, _ in differ:
             self._take_out(name)
         for name, entry in differ:
@@ -246,12 +247,13 @@ class Index:
             return Entry(
                 job.tenant, job.priority, floor, is_elastic, promised=promised, reserves=bool(job.reserved_nodes)
             )
-        seats, scaled = list[Seat](), list[int]()
+        seats: list[Seat] = []
+        scaled: list[int] = []
         for member in job.members:
             row = rows.get(member.node)
             if row is not None and member.active:
                 seats.append(seat_of(row, member))
-                if member.returns_mib or has_more(member):
+                if (member.returns_mib or has_more(member)) and row not in scaled:
                     scaled.append(row)
         return Entry(
             job.tenant,
@@ -293,8 +295,8 @@ class Index:
         for seat in entry.seats:
             self.table.vacate(seat.row, seat.holds(entry.need), seat.gpu_indices, leaving=entry.leaving)
             self.on_row[seat.row].pop(name, None)
-        for row in set(entry.scaled):
-            del self.scaled[row][name]
+        for row in entry.scaled:
+            self.scaled[row].pop(name, None)
             if not self.scaled[row]:
                 del self.scaled[row]
         if entry.seats:
@@ -302,15 +304,17 @@ class Index:
         for row in entry.promised:
             self.table.release(row, entry.need)
             self._promised_on[row].pop(name, None)
-        self.reserving.pop(name, None)
-        self.backfilling.pop(name, None)
+        if entry.reserves:
+            del self.reserving[name]
+        if entry.backfills:
+            del self.backfilling[name]
         self._mark(entry)
 
     def _look_again(self, job: Job, entry: Entry) -> None:
         """Let a job stand in line, or ask for its phases, as it is now, and have its rows shared anew."""
         if job.waiting:
             self._standing.enter(job)
-        elif self.state.specs[job.id].phase_entry == "asked":
+        elif entry.elastic and self.state.specs[job.id].phase_entry == "asked":
             self.asking.enter(job, entry.seats, self.table)
         self._mark(entry)
 

@@ -161,7 +161,7 @@ class _Pass:
         if not self._within_ceiling(job, line):
             self._keeping.release(job, "QuotaReached")
             return False
-        if not reserved and self._nowhere.rules_out(line.key.shape, self._right(line)):
+        if not reserved and self._nowhere.any and self._nowhere.rules_out(line.key.shape, self._right(line)):
             self._waiting.of_line(line, None)
             return False
         barred = self._barred.rows(job, line.fit)

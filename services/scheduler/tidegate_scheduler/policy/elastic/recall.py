@@ -82,7 +82,8 @@ def _deadline(member: Member) -> tuple[int, int]:
 
 def awaited(trial: Trial, job: Job, rows: tuple[int, ...], now_ns: int) -> dict[int, int]:
     """Return the rows of a placement on which others still have its memory or devices, and when they are back."""
-    index, found = trial.index, dict[int, int]()
+    index = trial.index
+    found: dict[int, int] = {}
     if not (index.scaled or index.asking.on_row):
         return found
     for row in sorted({row for row in rows if row in index.scaled or row in index.asking.on_row}):

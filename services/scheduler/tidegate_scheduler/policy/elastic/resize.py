@@ -272,7 +272,7 @@ def _add_placement(draft: Draft, trial: Trial, placement: tuple[Job, tuple[Seat,
                 gpu_indices=seat.gpu_indices,
             )
         )
-    on = ", ".join(sorted({each.node for each in members}))
+    on = ", ".join(sorted({each.node for each in members})) if len(members) > 1 else members[0].node
     draft.add(
         e.JobPlaced,
         job,

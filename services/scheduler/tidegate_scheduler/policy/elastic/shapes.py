@@ -14,6 +14,8 @@ NOWHERE = np.iinfo(np.int64).max
 PLACE_BITS, CPU_BITS, GPU_BITS = 20, 24, 12
 """A score packs, from the highest bits down: whether a whole device is broken up, devices left, CPU left, place."""
 
+GPUS_MAX, CPU_MAX = (1 << GPU_BITS) - 1, (1 << CPU_BITS) - 1
+
 ROWS_LOOKED_AT_MAX = 2048
 ROWS_ONE_BY_ONE_MAX = 24
 """When more rows changed, they are scored at once: that is cheaper then."""
@@ -157,7 +159,7 @@ class Fit:
         room = table.now_on(row)
         if not self.holds_one(room):
             return NOWHERE
-        cpu_left, gpus_left, broken = max(0, room[CPU] - need.cpu_millis), max(0, room[GPUS] - need.gpus), 0
+        cpu_left, gpus_left, broken = room[CPU] - need.cpu_millis, room[GPUS] - need.gpus, 0
         if not table.is_open[row] or self._holds_kind(table.kind_on(row)) <= 0:
             return NOWHERE
         if need.gpu_millis and room[SHARE] < need.gpu_millis:
@@ -166,9 +168,9 @@ class Fit:
             broken = 1
         if row in table.mixed and (need.gpus or need.gpu_millis) and self._mixed_members(row, table.now) <= 0:
             return NOWHERE
-        packed = (broken << GPU_BITS) | min(gpus_left, (1 << GPU_BITS) - 1)
-        packed = (packed << CPU_BITS) | min(cpu_left, (1 << CPU_BITS) - 1)
-        return (packed << PLACE_BITS) | int(table.place[row])
+        packed = (broken << GPU_BITS) | (min(gpus_left, GPUS_MAX) if gpus_left > 0 else 0)
+        packed = (packed << CPU_BITS) | (min(cpu_left, CPU_MAX) if cpu_left > 0 else 0)
+        return (packed << PLACE_BITS) | table.place_of(row)
 
     def _holds_kind(self, kind: int) -> int:
         if kind >= len(self._kinds) or self._renumbered != self.table.renumbered:
@@ -267,8 +269,8 @@ class Fit:
         for position in self._mixed_among(rows):
             if fits[position]:
                 fits[position] = self._mixed_members(int(rows[position]), room) > 0
-        packed = (broken << GPU_BITS) | np.minimum(np.maximum(gpus_left, 0), (1 << GPU_BITS) - 1)
-        packed = (packed << CPU_BITS) | np.minimum(np.maximum(cpu_left, 0), (1 << CPU_BITS) - 1)
+        packed = (broken << GPU_BITS) | np.minimum(np.maximum(gpus_left, 0), GPUS_MAX)
+        packed = (packed << CPU_BITS) | np.minimum(np.maximum(cpu_left, 0), CPU_MAX)
         packed = (packed << PLACE_BITS) | table.place[rows]
         return np.where(fits, packed, NOWHERE)
 

@@ -83,6 +83,7 @@ class NodeTable:
         self.kind: Ints = np.zeros(ROWS_FIRST, np.int64)
         self.sites = Sites(ROWS_FIRST)
         self.place: Ints = np.zeros(ROWS_FIRST, np.int64)
+        self._places: list[int] = []
         self.renumbered = 0
         """How often kinds were given other numbers: who keeps something by their numbers works it out anew."""
 
@@ -167,6 +168,7 @@ class NodeTable:
         """Work out `place` anew, after new nodes became known."""
         count = len(self.names)
         self.place[np.array(sorted(range(count), key=self.names.__getitem__), np.int64)] = np.arange(count)
+        self._places = self.place[:count].tolist()
 
     def drop(self, name: str) -> int:
         """Take out a node that is gone; return its row, which suits nobody until another node gets it."""
@@ -267,7 +269,7 @@ class NodeTable:
                 and accepts(devices.all[index], need, models)
             ]
             return (min(parts)[1],) if parts else (devices.at_hand(need, models)[0].index,)
-        return tuple(gpu.index for gpu in devices.at_hand(need, models)[: need.gpus]) if need.gpus else ()
+        return tuple([gpu.index for gpu in devices.at_hand(need, models)[: need.gpus]]) if need.gpus else ()
 
     def lease(self, row: int, indices: tuple[int, ...]) -> None:
         """Let somebody have devices that others hold, or held."""
@@ -288,6 +290,10 @@ class NodeTable:
     def now_on(self, row: int) -> list[int]:
         """Return the amounts that may be taken on one row."""
         return self._now[row]
+
+    def place_of(self, row: int) -> int:
+        """Return the position of one row's name among all names."""
+        return self._places[row]
 
     def kind_on(self, row: int) -> int:
         """Return the number of one row's kind."""
