@@ -23,8 +23,14 @@ class Devices(msgspec.Struct):
     promised: int = 0
     missing: int = 0
     parted: bool = False
-    leased: dict[int, None] = {}
-    """Devices that are leased to somebody: others have them now, whoever holds them."""
+    leased: dict[int, int] = {}
+    """What of each device is leased to somebody: others have it now, whoever holds it."""
+
+    lent: dict[int, int] = {}
+    """What of each device those who hold it do not need for their phases."""
+
+    claimed: dict[int, int] = {}
+    """What of that they wait for again."""
 
     def fitting(self, need: Resources, models: tuple[str, ...]) -> list[GpuDevice]:
         """Return the wholly free devices that a member with `need` may have, those that waste least first."""
@@ -35,6 +41,19 @@ class Devices(msgspec.Struct):
         """Return those of them that nobody has leased."""
         fitting, leased = self.fitting(need, models), self.leased
         return [gpu for gpu in fitting if gpu.index not in leased] if leased else fitting
+
+    def free_of(self, index: int) -> int:
+        """Return how much of a device nobody holds."""
+        return WHOLE_MILLIS - self.used_millis.get(index, 0)
+
+    def spare_of(self, index: int) -> int:
+        """Return how much of it nobody has: less than none where more is leased than is there."""
+        return self.free_of(index) + self.lent.get(index, 0) - self.leased.get(index, 0)
+
+    def here_of(self, index: int) -> int:
+        """Return how much of it who comes may hold and have; less than none where those wait who lent it."""
+        free = self.free_of(index)
+        return min(free, self.spare_of(index) - self.claimed.get(index, 0)) if self.leased else free
 
 
 def accepts(gpu: GpuDevice, need: Resources, models: tuple[str, ...]) -> bool:

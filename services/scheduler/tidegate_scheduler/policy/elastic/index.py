@@ -56,7 +56,7 @@ class Index:
         self.scaled: dict[int, dict[str, None]] = {}
         """By row the jobs that have more simulators there than they are guaranteed, or had."""
 
-        self.asking = Asking()
+        self.asking = Asking(state)
         self.overfull: dict[int, None] = {}
         self.reserving: dict[str, None] = {}
         self.backfilling: dict[str, None] = {}
@@ -223,7 +223,7 @@ class Index:
         for name in names:
             if name not in self._expected:
                 self._standing.leave(name)
-                self.asking.leave(name, self.table)
+                self.asking.leave(name)
         for name, _ in differ:
             self._take_out(name)
         for name, entry in differ:

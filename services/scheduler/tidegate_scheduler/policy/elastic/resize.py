@@ -15,13 +15,14 @@ from tidegate_events.spec import DEFAULT_PHASE
 
 from tidegate_scheduler import raising
 from tidegate_scheduler.draft import Draft
+from tidegate_scheduler.leasing import share_millis
 from tidegate_scheduler.policy import sharing
 from tidegate_scheduler.policy.elastic import plain, replicas
 from tidegate_scheduler.policy.elastic.entries import Seat
 from tidegate_scheduler.policy.elastic.index import SharedRow
 from tidegate_scheduler.policy.elastic.lend import Lending
 from tidegate_scheduler.policy.elastic.plain import order_of
-from tidegate_scheduler.policy.elastic.terms import Terms, first_limits, own_millis, phase_reasons
+from tidegate_scheduler.policy.elastic.terms import Terms, first_limits, own_millis, phase_reasons, share_of
 from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.state import LEAVING_STAGES, Job, Member
@@ -245,6 +246,8 @@ def _add_quota(draft: Draft, change: _Change) -> None:
         about = {"phase": terms.granted, "leased": terms.leased, "extra": terms.extra}
         if terms.gpu_indices != member.gpu_indices:
             about["gpu_indices"] = terms.gpu_indices
+        if (millis := share_of(draft.state.floors[job.id], terms)) != share_millis(draft.state.floors[job.id], member):
+            about["gpu_millis"] = millis
     draft.add(e.QuotaChanged, job, *why, attempt=job.attempt, rank=member.rank, quotas=quotas, **about)
 
 

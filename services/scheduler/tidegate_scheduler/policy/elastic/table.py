@@ -262,23 +262,14 @@ class NodeTable:
         devices = self.devices[row]
         if need.gpu_millis:
             parts = [
-                (WHOLE_MILLIS - used, index)
-                for index, used in devices.used_millis.items()
-                if index in devices.all
-                and WHOLE_MILLIS - used >= need.gpu_millis
+                (index not in devices.used_millis, here, index)
+                for index in devices.used_millis | devices.leased
+                if (here := devices.here_of(index)) >= need.gpu_millis
+                and index in devices.all
                 and accepts(devices.all[index], need, models)
             ]
-            return (min(parts)[1],) if parts else (devices.at_hand(need, models)[0].index,)
+            return (min(parts)[2],) if parts else (devices.at_hand(need, models)[0].index,)
         return tuple([gpu.index for gpu in devices.at_hand(need, models)[: need.gpus]]) if need.gpus else ()
-
-    def lease(self, row: int, indices: tuple[int, ...]) -> None:
-        """Let somebody have devices that others hold, or held."""
-        self.devices[row].leased |= dict.fromkeys(indices)
-
-    def unlease(self, row: int, indices: tuple[int, ...]) -> None:
-        """Take back what `lease` did."""
-        for index in indices:
-            self.devices[row].leased.pop(index, None)
 
     def overfull(self, row: int) -> bool:
         """Say whether members hold more than there is: the node came back smaller."""
