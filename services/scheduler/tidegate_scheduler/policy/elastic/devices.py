@@ -63,13 +63,13 @@ def accepts(gpu: GpuDevice, need: Resources, models: tuple[str, ...]) -> bool:
 
 def use(used: dict[int, int], devices: Devices, need: Resources, indices: tuple[int, ...], sign: int) -> int:
     """Add to what is used of each device, or take it away; return how many the node has no more: they do not count."""
-    millis = WHOLE_MILLIS if need.gpus else need.gpu_millis
-    missing = 0
+    more_millis = sign * (WHOLE_MILLIS if need.gpus else need.gpu_millis)
+    there, missing = devices.all, 0
     for index in indices:
-        if index not in devices.all:
+        if index not in there:
             missing += 1
             continue
-        left = used.get(index, 0) + sign * millis
+        left = used.get(index, 0) + more_millis
         if left > 0:
             used[index] = left
         else:

@@ -51,8 +51,8 @@ def decide(draft: Draft) -> None:
         elastic = _Pass(draft, trial)
         elastic.settle()
         placements = [] if cordon(draft, index) else elastic.place_waiting()
-        resize.resize(draft, trial, [(each.job, each.seats) for each in placements])
-        trial.leave_placed()
+        quotas = resize.resize(draft, trial, [(each.job, each.seats) for each in placements])
+        trial.leave_placed(quotas)
     finally:
         trial.undo()
     for due_ns in (index.next_ns, elastic.victims.spared_until_ns):

@@ -44,12 +44,16 @@ class _Changes:
         self.grants: dict[str, list[_Change]] = {}
 
 
-def resize(draft: Draft, trial: Trial, placements: Placements) -> None:
-    """Decide the placements with their quotas, and what changes for those who are there."""
+def resize(draft: Draft, trial: Trial, placements: Placements) -> _Shares:
+    """Decide the placements with their quotas, and what changes for those who are there; return the quotas.
+
+    A row on which somebody is placed and nobody there has others than before is looked at no more: it is as it was left
+    when that is folded, or the index has it looked at.
+    """
     shares: _Shares = {}
     changes = _Changes()
     coming = _coming(placements)
-    index, tried = trial.index, trial.changed()
+    index, tried, disturbed = trial.index, trial.changed(), trial.disturbed()
     earlier, index.shared = index.shared, {}
     _rouse(draft, trial)
     rows = sorted(index.unshared.keys() | tried, key=index.table.names.__getitem__)
@@ -63,7 +67,7 @@ def resize(draft: Draft, trial: Trial, placements: Placements) -> None:
             continue
         if (plainly := plain.shared(draft, index, row, new)) is not None:
             shares |= plainly.coming
-            if not plainly.changed and row not in tried:
+            if not plainly.changed and row not in disturbed:
                 index.unshared.pop(row, None)
             for job, member, quotas in plainly.changed:
                 _sort(draft, (job, member, quotas, None), lending, changes)
@@ -84,6 +88,7 @@ def resize(draft: Draft, trial: Trial, placements: Placements) -> None:
         for change in here:
             _sort(draft, change, lending, changes)
     _add(draft, trial, placements, (shares, changes))
+    return shares
 
 
 def _changes(change: _Change) -> bool:

@@ -157,10 +157,10 @@ class Fit:
         """Return what `_scored` does, for one row: most changes are of few."""
         table, need = self.table, self.shape.need
         room = table.now_on(row)
-        if not self.holds_one(room):
+        if not self.holds_one(room) or not table.is_open[row]:
             return NOWHERE
         cpu_left, gpus_left, broken = room[CPU] - need.cpu_millis, room[GPUS] - need.gpus, 0
-        if not table.is_open[row] or self._holds_kind(table.kind_on(row)) <= 0:
+        if self._holds_kind(table.kind_on(row)) <= 0:
             return NOWHERE
         if need.gpu_millis and room[SHARE] < need.gpu_millis:
             if gpus_left < 1:
