@@ -142,6 +142,11 @@ def test_phases_that_are_asked_for_are_said_in_words() -> None:
             "quota shall be [learner 0.5 CPU 2G]; may enter phase learning, GPU 2, 3, leased of it 1.5G 1 GPU",
         ),
         (
+            "QuotaChanged",
+            {"quotas": quotas, "phase": "learning", "gpu_millis": 700, "leased": {"gpu_millis": 250}},
+            "quota shall be [learner 0.5 CPU 2G]; may enter phase learning, 0.7 of its GPU, leased of it 0.25 GPU",
+        ),
+        (
             "HandBackRequested",
             {"deadline_ns": 40 * SECOND, "for_job": "j-2"},
             "told to leave its leased phase within 30 s, for j-2",

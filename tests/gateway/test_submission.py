@@ -278,16 +278,34 @@ async def test_all_that_a_job_may_say_of_elasticity_reaches_the_journal(bench: A
 
 async def test_who_borrows_must_find_each_phase_on_some_node(bench: Any) -> None:
     def job(*, borrows: bool, **learning: int) -> Any:
-        phases = {"default": {"cpu_millis": 3000, "memory_mib": 64}, "learning": {"cpu_millis": 100, **learning}}
+        phases = {
+            "default": {"cpu_millis": 3000, "memory_mib": 64},
+            "learning": {"cpu_millis": 100, "memory_mib": 64, **learning},
+        }
         return {"command": ["true"], "resources": phases, "phase_entry": "asked", "borrows": borrows}
 
-    assert "differ in their share" in (await bench.problems(job(borrows=True, gpu_millis=300)))["components"]
     await bench.history.node("n0", capacity=Resources(4000, 8192), gpus=())
     await bench.settle()
     assert (await bench.submit(job(borrows=True, memory_mib=8192))).status_code == 201
     problems = await bench.problems(job(borrows=True, memory_mib=8193))
     assert "memory_mib of 8192 or less" in problems["components"]
     assert "no known node has one" in (await bench.problems(job(borrows=True, gpus=1)))["components"]
+    assert "no known node has one" in (await bench.problems(job(borrows=True, gpu_millis=300)))["components"]
+
+
+async def test_phases_of_a_borrower_may_differ_in_their_share_but_not_in_the_size_of_its_device(bench: Any) -> None:
+    def job(default: dict[str, int], learning: dict[str, int]) -> Any:
+        phases = {
+            "default": {"cpu_millis": 100, "memory_mib": 64, **default},
+            "learning": {"cpu_millis": 100, "memory_mib": 64, **learning},
+        }
+        return {"command": ["true"], "resources": phases, "phase_entry": "asked", "borrows": True}
+
+    share, larger = {"gpu_millis": 300}, {"gpu_millis": 700, "gpu_memory_mib": 40_000}
+    assert (await bench.submit(job({}, larger))).status_code == 201
+    assert (await bench.submit(job(share, {"gpu_millis": 700}))).status_code == 201
+    assert (await bench.submit(job(share | {"gpu_memory_mib": 40_000}, larger))).status_code == 201
+    assert "gpu_memory_mib of 40000 in phase default" in (await bench.problems(job(share, larger)))["components"]
 
 
 @pytest.mark.parametrize(("name", "high", "low"), [("memory_mib", 65, 64), ("gpus", 2, 1), ("gpu_millis", 300, 299)])

@@ -34,6 +34,7 @@ GROWN: dict[type[msgspec.Struct], dict[str, Any]] = {
         "wanted_ns": 1,
         "leased_ns": 1,
         "lent_gpus": (1,),
+        "lent_millis": 1,
     },
     Job: {
         "held": True,

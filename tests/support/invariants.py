@@ -5,6 +5,7 @@ from __future__ import annotations
 from tidegate_events.resources import Resources
 from tidegate_events.spec import JobSpec
 from tidegate_scheduler.leasing import asks, limits_mib
+from tidegate_scheduler.leasing import share_millis as share_of
 from tidegate_scheduler.policy.sharing import quota_millis
 from tidegate_scheduler.state import Member, Node, State
 
@@ -30,7 +31,7 @@ def check(state: State, shrunk: frozenset[str] = frozenset()) -> None:
 def overfull(state: State, node: Node) -> str:
     """Say what of the node is given twice or was never there; empty where nothing is."""
     cpu = quota = memory = had = 0
-    gpu_millis: dict[int, int] = {}
+    held, has = dict[int, int](), dict[int, int]()
     for job in state.jobs.values():
         for member in job.members:
             if member.active and member.node == node.name:
@@ -39,12 +40,8 @@ def overfull(state: State, node: Node) -> str:
                 memory += floor.memory_mib + extra.memory_mib
                 had += _has_mib(spec, floor, member)
                 quota += quota_millis(spec, member.quotas)
-                count = (floor.gpus or bool(floor.gpu_millis)) + extra.gpus
-                count += (member.leased.gpus if member.leased else 0) - len(member.lent_gpus)
-                if len(set(member.gpu_indices)) != count:
-                    return f"{node.name}: {job.id} needs {count} GPUs and has {member.gpu_indices}"
-                for index in member.gpu_indices:
-                    gpu_millis[index] = gpu_millis.get(index, 0) + (floor.gpu_millis or 1000)
+                if broken := _devices(floor, member, held, has):
+                    return f"{node.name}: {job.id} {broken}"
     if cpu > node.capacity.cpu_millis:
         return f"{node.name}: {cpu} millis promised of {node.capacity.cpu_millis}"
     if quota > node.capacity.cpu_millis:
@@ -53,12 +50,35 @@ def overfull(state: State, node: Node) -> str:
         return f"{node.name}: {memory} MiB of {node.capacity.memory_mib}"
     if had > node.capacity.memory_mib:
         return f"{node.name}: members have {had} MiB of {node.capacity.memory_mib}"
-    return _overfull_devices(node, gpu_millis)
+    return _overfull_devices(node, held) or _overfull_devices(node, has)
 
 
 def _has_mib(spec: JobSpec, floor: Resources, member: Member) -> int:
     """Return the memory that a member has: its floor, or, if they follow its phases, its limits in the kernel."""
     return max(limits_mib(spec, member.quotas), member.held_mib) if asks(spec) else floor.memory_mib
+
+
+def _devices(floor: Resources, member: Member, held: dict[int, int], has: dict[int, int]) -> str:
+    """Count what the member holds of devices, and what it has of them now; say what of it cannot be."""
+    extra, leased = member.extra or Resources(), member.leased or Resources()
+    holds_millis, share_millis = floor.gpu_millis + extra.gpu_millis, share_of(floor, member)
+    if holds_millis or leased.gpu_millis:
+        if not 0 <= member.lent_millis <= floor.gpu_millis or share_millis > 1000:
+            return f"has {share_millis} of a device and lends {member.lent_millis} of {floor.gpu_millis}"
+        lends_all = bool(holds_millis and not share_millis)
+        if len(member.gpu_indices) != bool(share_millis) or len(member.lent_gpus) != lends_all:
+            return f"has {share_millis} of a device: {member.gpu_indices}, {member.lent_gpus}"
+        for index in (*member.gpu_indices, *member.lent_gpus):
+            held[index] = held.get(index, 0) + holds_millis
+            has[index] = has.get(index, 0) + share_millis
+        return ""
+    count = floor.gpus + extra.gpus + leased.gpus - len(member.lent_gpus)
+    if len(set(member.gpu_indices)) != count:
+        return f"needs {count} GPUs and has {member.gpu_indices}"
+    own = member.gpu_indices[: count - leased.gpus]
+    held |= {index: held.get(index, 0) + 1000 for index in (*own, *member.lent_gpus)}
+    has |= {index: has.get(index, 0) + 1000 for index in member.gpu_indices}
+    return ""
 
 
 def _overfull_devices(node: Node, gpu_millis: dict[int, int]) -> str:

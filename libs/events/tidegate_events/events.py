@@ -246,8 +246,9 @@ class QuotaChanged(Decision, frozen=True, kw_only=True):
     """The member's limits shall become these.
 
     `phase`: it may enter this one once they hold. `gpu_indices`: the devices it has from then on (None: as before), the
-    leased ones last. Of what it has beyond its floor, `leased` belongs to others and may be recalled, and `extra` was
-    nobody's and counts as held; None: nothing.
+    leased ones last, and `gpu_millis` the share that it has of its one device then (None: as before). Of what it has
+    beyond its floor, `leased` belongs to others and may be recalled, and `extra` was nobody's and counts as held; None:
+    nothing.
     """
 
     attempt: int
@@ -257,6 +258,7 @@ class QuotaChanged(Decision, frozen=True, kw_only=True):
     gpu_indices: tuple[int, ...] | None = None
     leased: Resources | None = None
     extra: Resources | None = None
+    gpu_millis: int | None = None
 
 
 class HandBackRequested(Decision, frozen=True, kw_only=True):

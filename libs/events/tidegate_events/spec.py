@@ -176,4 +176,4 @@ def component_memory_mib(component: Component) -> int:
 
     It is the limit of a job whose phases are told: a limit below a working set kills, so it keeps its largest value.
     """
-    return max(phase.minimum.memory_mib for phase in component.resources.values())
+    return max([phase.minimum.memory_mib for phase in component.resources.values()])

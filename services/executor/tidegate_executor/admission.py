@@ -1,7 +1,8 @@
 """Whether this node takes a member: the agent's own accounting, and the last word on admission. Pure.
 
 A member claims its floor (what it is guaranteed in every phase), not its present quotas: what is lent above floors is
-taken back by the kernel's limits, not by refusing to start.
+taken back by the kernel's limits, not by refusing to start. Of one that asks for its phases, the share of a device is
+what its phase needs: the rest is somebody else's, whose share is claimed too.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import msgspec
 from tidegate_events.events import Reason
 from tidegate_events.orders import SandboxOrder
 from tidegate_events.resources import Resources
-from tidegate_events.spec import member_floor
+from tidegate_events.spec import DEFAULT_PHASE, JobSpec, member_floor, phase_need
 
 from tidegate_executor.capacity import NodeCapacity
 from tidegate_executor.images import Image, find
@@ -32,6 +33,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     floor: Resources
     gpu_indices: tuple[int, ...] = ()
     uid_slot: int = 0
+    share_millis: int | None = None
+    """What it has of its one device, where that follows its phases; None: as its floor says."""
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,10 +55,19 @@ def offerable(capacity: NodeCapacity, levels: Set[str]) -> NodeCapacity:
     return msgspec.structs.replace(capacity, resources=resources, gpus=())
 
 
-def claim_of(order: SandboxOrder, uid_slot: int = 0, gpu_indices: tuple[int, ...] | None = None) -> Claim:
-    """Return what the member of this order holds: the devices it was placed with, and those it has in its phase."""
+def claim_of(
+    order: SandboxOrder, uid_slot: int = 0, gpu_indices: tuple[int, ...] | None = None, phases: tuple[str, ...] = ()
+) -> Claim:
+    """Return what the member of this order holds: the devices it was placed with, and those it has in its phase.
+
+    `phases` is the one that it is in, and the one that it may enter.
+    """
+    floor = member_floor(order.spec)
+    if (share_millis := _share_in(order.spec, phases or (DEFAULT_PHASE,))) is not None:
+        indices = (order.gpu_indices if gpu_indices is None else gpu_indices) if share_millis else ()
+        return Claim(job=order.job, floor=floor, gpu_indices=indices, uid_slot=uid_slot, share_millis=share_millis)
     devices = tuple(sorted({*order.gpu_indices, *(gpu_indices or ())}))
-    return Claim(job=order.job, floor=member_floor(order.spec), gpu_indices=devices, uid_slot=uid_slot)
+    return Claim(job=order.job, floor=floor, gpu_indices=devices, uid_slot=uid_slot)
 
 
 def refusal(order: SandboxOrder, offer: Offer, claims: Iterable[Claim]) -> Reason | None:
@@ -130,26 +142,35 @@ def _gpu_refusal(order: SandboxOrder, offer: Offer, claims: list[Claim]) -> Reas
     taken: dict[int, int] = {}
     for claim in claims:
         for index in claim.gpu_indices:
-            taken[index] = taken.get(index, 0) + _share(claim.floor)
+            taken[index] = taken.get(index, 0) + _share(claim.floor, claim.share_millis)
     floor = member_floor(order.spec)
-    need_mib = floor.gpu_memory_mib
+    need_mib, need_millis = floor.gpu_memory_mib, _share(floor, _share_in(order.spec, (DEFAULT_PHASE,)))
     for index in order.gpu_indices:
         if index not in known:
             return Reason(code="GpuMissing", detail=f"there is no GPU {index}; there are {sorted(known)}")
         free = GPU_MILLIS - taken.get(index, 0)
-        if _share(floor) > free:
+        if need_millis > free:
             return Reason(
                 code="GpuTaken",
-                detail=f"GPU {index} is held by other sandboxes: {_share(floor)} thousandths needed, {free} free",
-                numbers={"needed": _share(floor), "free": free},
+                detail=f"GPU {index} is held by other sandboxes: {need_millis} thousandths needed, {free} free",
+                numbers={"needed": need_millis, "free": free},
             )
         if known[index].memory_mib < need_mib:
             return Reason(code="GpuTooSmall", detail=f"GPU {index} has {known[index].memory_mib} MiB of {need_mib}")
     return None
 
 
-def _share(floor: Resources) -> int:
+def _share_in(spec: JobSpec, phases: tuple[str, ...]) -> int | None:
+    """Return the share of its one device that a member has in these phases, None where that does not follow them."""
+    if spec.phase_entry != "asked" or not any(phase_need(spec, each).gpu_millis for each in spec.phases):
+        return None
+    return max(phase_need(spec, each).gpu_millis for each in phases)
+
+
+def _share(floor: Resources, share_millis: int | None) -> int:
     """Return how much of each of its devices a member holds, in thousandths."""
+    if share_millis is not None:
+        return share_millis
     return floor.gpu_millis if floor.gpu_millis and not floor.gpus else GPU_MILLIS
 
 

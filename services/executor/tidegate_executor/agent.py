@@ -88,7 +88,12 @@ class NodeAgent:
 
     def _claims(self) -> list[Claim]:
         return [
-            admission.claim_of(each.memory.order, each.memory.state.uid_slot, each.memory.state.gpu_indices)
+            admission.claim_of(
+                each.memory.order,
+                each.memory.state.uid_slot,
+                each.memory.state.gpu_indices,
+                tuple(phase for phase in (each.memory.state.phase.journaled, each.memory.state.granted) if phase),
+            )
             for each in self._runners.values()
             if not each.memory.state.is_over
         ]

@@ -11,7 +11,7 @@ import msgspec
 from tidegate import seeds
 from tidegate_events import trace
 from tidegate_events.orders import LOOPBACK, GangPlace, SandboxOrder
-from tidegate_events.spec import Component, JobSpec, member_floor, phase_need
+from tidegate_events.spec import DEFAULT_PHASE, Component, JobSpec, member_floor, phase_need
 
 MASTER_PORT_FIRST, MASTER_PORTS = 20_000, 10_000
 """Where a gang's ranks meet, unless the job opens no port: below those that Linux gives to outgoing connections."""
@@ -102,8 +102,10 @@ def _visible(gpu_indices: tuple[int, ...]) -> dict[str, str]:
 
 
 def _gpu_share(order: SandboxOrder) -> dict[str, str]:
-    """Return how much of its one device the member may use: nothing but the job itself keeps to it."""
-    share = member_floor(order.spec).gpu_millis
+    """Return how much of its one device the member may use in its phase: nothing but the job itself keeps to it."""
+    asks = order.spec.phase_entry == "asked"
+    need = phase_need(order.spec, order.phase or DEFAULT_PHASE) if asks else member_floor(order.spec)
+    share = need.gpu_millis
     return {"TIDEGATE_GPU_MILLIS": str(share)} if share and order.gpu_indices else {}
 
 

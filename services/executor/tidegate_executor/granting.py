@@ -31,8 +31,9 @@ def answers(state: AttemptState, order: SandboxOrder) -> dict[str, dict[str, Any
 
 
 def with_devices(order: SandboxOrder, state: AttemptState) -> SandboxOrder:
-    """Return the order with the devices that the member has in its phase, which may be others than it began with."""
-    return _replace(order, gpu_indices=_devices(order, state, state.phase.journaled))
+    """Return the order with the member's phase and its devices in it, which may be others than it began with."""
+    phase = state.phase.journaled
+    return _replace(order, phase=phase, gpu_indices=_devices(order, state, phase))
 
 
 def _devices(order: SandboxOrder, state: AttemptState, phase: str) -> tuple[int, ...]:

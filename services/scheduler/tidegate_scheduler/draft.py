@@ -43,6 +43,7 @@ class Draft:
         self.wake_at_ns: int | None = None
         self.cut = False
         self._bytes = 0
+        self._prefix = f"{state.header.epoch}-{state.seq}"
         self._revisions: dict[str, int] = {}
 
     @property
@@ -110,4 +111,4 @@ class Draft:
         self._bytes += len(_encoder.encode(event))
 
     def _next_id(self) -> str:
-        return f"{self.state.header.epoch}-{self.state.seq}-{len(self.events) + 1}"
+        return f"{self._prefix}-{len(self.events) + 1}"

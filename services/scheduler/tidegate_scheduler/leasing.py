@@ -26,6 +26,12 @@ def limits_mib(spec: JobSpec, quotas: tuple[e.Quota, ...]) -> int:
     return sum(by_name.get(each.name, 0) * each.replicas for each in spec.components)
 
 
+def share_millis(floor: Resources, member: Member) -> int:
+    """Return the share of one device that a member has: of its floor what it does not lend, and what is beyond."""
+    more = sum(part.gpu_millis for part in (member.extra, member.leased) if part is not None)
+    return floor.gpu_millis - member.lent_millis + more
+
+
 def on_placed(state: State, job: Job) -> None:
     """Take it that members have all that they are guaranteed until their kernels say what limits they began with.
 
@@ -119,12 +125,15 @@ def change_terms(state: State, job: Job, member: Member, event: e.QuotaChanged) 
         own = event.gpu_indices[: len(event.gpu_indices) - (event.leased.gpus if event.leased else 0)]
         known = (*member.gpu_indices, *member.lent_gpus)
         lent = tuple(index for index in known if index not in event.gpu_indices)
-        member.lent_gpus = lent[: max(0, floor.gpus - len(own))]
+        member.lent_gpus = lent[: max(0, (floor.gpus or bool(floor.gpu_millis)) - len(own))]
         member.gpu_indices = event.gpu_indices
     if (event.leased or event.extra) and event.phase and event.phase != member.granted:
         member.leased_ns = event.at_ns
     keeps = member.leased is None and member.extra is not None and event.extra == member.extra
     member.leased, member.extra = event.leased, event.extra
+    if event.gpu_millis is not None:
+        member.lent_millis = 0
+        member.lent_millis = max(0, share_millis(state.floors[job.id], member) - event.gpu_millis)
     member.granted = event.phase if event.phase == member.wanted else ""  # it may have thought better of it meanwhile
     if not keeps:
         _handed_back(state, job, member, event.quotas)
@@ -159,6 +168,9 @@ def waits_for_phase(state: State, job: Job) -> tuple[e.Reason, ...]:
             "memory_mib_needed": max(0, need.memory_mib - limits_mib(spec, member.quotas)),
             "gpus_needed": max(0, need.gpus - len(member.gpu_indices)),
         }
+        if need.gpu_millis:
+            more_millis = need.gpu_millis - share_millis(state.floors[job.id], member)
+            numbers["gpu_millis_needed"] = max(0, more_millis)
         told = [
             (each.hand_back_ns, other.id)
             for other in state.seats.on(member.node)
@@ -169,7 +181,7 @@ def waits_for_phase(state: State, job: Job) -> tuple[e.Reason, ...]:
         if told:
             numbers["hand_back_ns"] = max(told)[0]
             detail += f"; {', '.join(sorted({name for _, name in told}))} shall hand back what is leased"
-        if numbers["memory_mib_needed"] or numbers["gpus_needed"]:
+        if any(numbers.get(name) for name in ("memory_mib_needed", "gpus_needed", "gpu_millis_needed")):
             left = sorted({each.job for each in state.nodes[member.node].zombies})
             detail += f"; sandboxes that were given up must end first: {', '.join(left[:SILENT_NAMED])}" if left else ""
         if silent := _silent(spec, job, member, state.floors[job.id]):
@@ -183,7 +195,8 @@ def waits_for_phase(state: State, job: Job) -> tuple[e.Reason, ...]:
 def _silent(spec: JobSpec, job: Job, member: Member, floor: Resources) -> list[int]:
     """Return the first members of a gang for whose asking one that asks for more than its floor waits."""
     need = phase_need(spec, member.wanted)
-    if need.memory_mib <= floor.memory_mib and need.gpus <= floor.gpus and need.cpu_millis <= floor.cpu_millis:
+    amounts = ("cpu_millis", "memory_mib", "gpus", "gpu_millis")
+    if all(getattr(need, amount) <= getattr(floor, amount) for amount in amounts):
         return []
     waited_for = (each for each in job.members if each.active and not (each.wanted or each.leased or each.extra))
     return [each.rank for each in waited_for][:SILENT_NAMED]

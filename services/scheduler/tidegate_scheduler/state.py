@@ -61,7 +61,8 @@ class Member(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     it is not). Of what it has
     beyond its floor, `leased` belongs to others and `extra` was nobody's; it was told to hand back what is leased by
     `hand_back_ns`, for `hand_back_for` (0: it was not). `leased_ns` is when it was last granted anything beyond its
-    floor. `lent_gpus` are the devices of its floor that its phase does not need.
+    floor. `lent_gpus` are the devices of its floor that its phase does not need, and `lent_millis` is what it does not
+    need of its floor's share of one.
     """
 
     rank: int
@@ -84,6 +85,7 @@ class Member(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     wanted_ns: int = 0
     leased_ns: int = 0
     lent_gpus: tuple[int, ...] = ()
+    lent_millis: int = 0
 
     @property
     def active(self) -> bool:

@@ -598,6 +598,39 @@ def test_shares_of_one_gpu_are_taken_until_it_is_full() -> None:
     assert taken.code == "GpuTaken"
 
 
+def phased(**shares: int) -> SandboxOrder:
+    """The order of a member that asks for its phases, in each of which it needs such a share of a device."""
+    resources = {name: ResourceRange(minimum=Resources(100, 64, gpu_millis=share)) for name, share in shares.items()}
+    main = Component(name="main", command=("true",), resources=resources)
+    order = job("s", main, phase_entry="asked")
+    return msgspec.structs.replace(order, gpu_indices=(0,))
+
+
+def test_a_share_that_follows_phases_is_claimed_as_it_is_now() -> None:
+    order = phased(default=0, low=300, high=700)
+    claims = [admission.claim_of(order, 0, (0,), phases) for phases in ((), ("low",), ("low", "high"))]
+    assert [(each.gpu_indices, each.share_millis) for each in claims] == [((), 0), ((0,), 300), ((0,), 700)]
+    assert admission.refusal(sharing(1000), OFFER, claims[:1]) is None, "it lends all of it"
+    assert admission.refusal(sharing(700), OFFER, claims[1:2]) is None
+    refused = admission.refusal(sharing(701), OFFER, claims[1:2])
+    assert refused is not None
+    assert refused.numbers == {"needed": 701, "free": 700}
+    begins = phased(default=400, high=900)
+    assert admission.refusal(begins, OFFER, [admission.claim_of(sharing(600))]) is None, "with what its phase needs"
+    assert admission.refusal(begins, OFFER, [admission.claim_of(sharing(601))]) is not None
+
+
+def test_a_process_is_told_the_share_of_its_phase() -> None:
+    places = environment.Places(
+        workspace="", socket="", checkpoints="", sdk="", home="", cache="", temporary="", path=()
+    )
+    order = phased(default=0, low=300, high=700)
+    for phase, indices, share in (("low", (0,), "300"), ("high", (0,), "700"), ("", (), None)):
+        at = msgspec.structs.replace(order, phase=phase, gpu_indices=indices)
+        assert environment.of_process(at, order.spec.components[0], 0, places).get("TIDEGATE_GPU_MILLIS") == share
+    assert environment.in_phase(order.spec, "low", (0,))["TIDEGATE_GPU_MILLIS"] == "300"
+
+
 def test_a_process_is_told_its_share_of_a_gpu() -> None:
     places = environment.Places(
         workspace="", socket="", checkpoints="", sdk="", home="", cache="", temporary="", path=()

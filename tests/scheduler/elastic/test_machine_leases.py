@@ -6,6 +6,8 @@ recall ends in a hand-back or in a request to leave, and an owner that asks has 
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
@@ -23,6 +25,10 @@ CPU, MEMORY = 400, 3000
 LEFT_OVER = e.HeldSandbox(job="gone", attempt=7, rank=0)
 _Place = tuple[str, int, int]
 _Act = tuple[str, int, str, int]
+_Devices = tuple[int, int]
+DEVICES = st.sampled_from([(0, 0), (1, 0), (2, 0), (0, 200), (0, 500), (0, 700), (0, 1000)])
+"""Whole devices, or a share of one."""
+
 ACT = st.tuples(
     st.sampled_from(["ask", "ask", "enter", "enter", "follow", "follow", "refuse", "pass", "leave", "find", "end"]),
     st.integers(0, 9),
@@ -46,19 +52,20 @@ class LeasesMachine(ElasticMachine):
 
     @initialize(
         memory=st.integers(1, 4),
-        gpus=st.integers(0, 2),
+        devices=DEVICES,
         borrowed=st.integers(1, 4),
         gang=st.integers(1, 2),
         acts=ACTS,
     )
-    def some_are_there(self, *, memory: int, gpus: int, borrowed: int, gang: int, acts: list[_Act]) -> None:
+    def some_are_there(self, *, memory: int, devices: _Devices, borrowed: int, gang: int, acts: list[_Act]) -> None:
         """Owners that lend all that there is, and borrowers that would like to have it."""
         if "n2" not in self.cluster.state.nodes:
             self._join("n2", held=[])
         for high, more in (
-            (Resources(CPU, memory * MEMORY, gpus), {}),
-            (Resources(CPU, borrowed * MEMORY, gpus), {"borrows": True, "gang_size": gang}),
-            (Resources(CPU, borrowed * MEMORY, 1), {"borrows": True, "priority": 1}),
+            (_needs(CPU, memory * MEMORY, devices), {}),
+            (_needs(CPU, borrowed * MEMORY, devices), {"borrows": True, "gang_size": gang}),
+            (_needs(CPU, borrowed * MEMORY, (1, 0)), {"borrows": True, "priority": 1}),
+            (_needs(CPU, borrowed * MEMORY, (0, 400)), {"borrows": True}),
         ):
             job = self.cluster.submit(owner(Resources(100, 500), high, **more))
             self.cluster.settle()
@@ -73,16 +80,17 @@ class LeasesMachine(ElasticMachine):
         tenant=st.sampled_from(TENANTS),
         borrows=st.booleans(),
         memory=st.integers(1, 5),
-        gpus=st.integers(0, 2),
-        floor_gpus=st.integers(0, 1),
+        devices=DEVICES,
+        guaranteed=st.booleans(),
         gang=st.integers(1, 2),
         priority=st.integers(0, 2),
     )
     def somebody_submits_who_asks(
-        self, *, tenant: str, borrows: bool, memory: int, gpus: int, floor_gpus: int, gang: int, priority: int
+        self, *, memory: int, devices: _Devices, guaranteed: bool, gang: int, **more: Any
     ) -> None:
-        low, high = Resources(100, 500, floor_gpus), Resources(CPU, memory * MEMORY, gpus)
-        job = owner(low, high, tenant=tenant, borrows=borrows, gang_size=gang, priority=priority)
+        least = (1, 0) if devices[0] else (0, 300 if devices[1] else 0)
+        low, high = _needs(100, 500, least if guaranteed else (0, 0)), _needs(CPU, memory * MEMORY, devices)
+        job = owner(low, high, gang_size=gang, **more)
         self.cluster.submit(job)
 
     @precondition(lambda self: self._asking())
@@ -282,6 +290,10 @@ class LeasesMachine(ElasticMachine):
             self.cluster.node_fact(job.id, member, kind, **more)  # type: ignore[arg-type]
 
 
+def _needs(cpu: int, memory: int, devices: _Devices) -> Resources:
+    return Resources(cpu, memory, devices[0], gpu_millis=devices[1])
+
+
 LeasesMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
 TestLeases = LeasesMachine.TestCase
 
@@ -289,15 +301,17 @@ TestLeases = LeasesMachine.TestCase
 @settings(max_examples=40, deadline=None)
 @given(
     memory=st.integers(1, 4),
-    gpus=st.integers(0, 2),
+    devices=DEVICES,
     borrowed=st.integers(1, 4),
     gang=st.integers(1, 2),
     acts=st.lists(ACT, min_size=30, max_size=80),
 )
-def test_whatever_members_and_kernels_do(memory: int, gpus: int, borrowed: int, gang: int, acts: list[_Act]) -> None:
+def test_whatever_members_and_kernels_do(
+    memory: int, devices: _Devices, borrowed: int, gang: int, acts: list[_Act]
+) -> None:
     """The machine above does a little of everything; this is much of what concerns phases."""
     machine = LeasesMachine()
-    machine.some_are_there(memory=memory, gpus=gpus, borrowed=borrowed, gang=gang, acts=[])
+    machine.some_are_there(memory=memory, devices=devices, borrowed=borrowed, gang=gang, acts=[])
     for act in acts:
         machine.phases_come_and_go([act])
         machine.what_was_kept_up_says_what_is_known_anew()

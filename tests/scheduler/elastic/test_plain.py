@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tidegate_events import events as e
 from tidegate_events.resources import Resources
 from tidegate_events.spec import Component, JobSpec, ResourceRange
+from tidegate_scheduler.decide import decide
 from tidegate_scheduler.policy import sharing
 from tidegate_scheduler.policy.elastic import plain
 from tidegate_scheduler.policy.elastic.emptiest import emptiest
@@ -117,3 +118,40 @@ def test_decisions_are_those_of_looking_at_each_row_at_length(seed: int, monkeyp
         at_length = crowded(seed)
     assert all_events(plainly) == all_events(at_length)
     assert any(isinstance(each, e.QuotaChanged) for each in all_events(plainly))
+
+
+def placed_in_one_pass(*, folded: bool) -> Cluster:
+    """Return a cluster with jobs on a row that a pass has placed there, and has shared it with."""
+    cluster = elastic()
+    cluster.node("n1", 2000)
+    looked_up(cluster)
+    for job in ("one", "two"):
+        cluster.submit(phased(spec(500), default=(500, 900), sampling=(500, 3000)), job)
+    decided = decide(cluster.state, cluster.now).events
+    assert sum(isinstance(each, e.JobPlaced) for each in decided) == 2
+    if folded:
+        cluster.append("scheduler", cluster.leader, *decided)
+    return cluster
+
+
+def test_a_row_that_was_shared_with_who_came_is_not_shared_anew() -> None:
+    cluster = placed_in_one_pass(folded=True)
+    assert not looked_up(cluster).unshared
+    assert not any(isinstance(each, e.QuotaChanged) for each in cluster.settle())
+
+
+@pytest.mark.parametrize("change", ["nothing", "phase", "rate", "exit", "priority"])
+def test_a_row_is_shared_anew_where_what_is_known_of_it_is_not_what_was_decided(change: str) -> None:
+    cluster = placed_in_one_pass(folded=change != "nothing")
+    about: dict[str, Any] = {"id": change, "at_ns": cluster.now, "tenant": "t", "job": "two", "attempt": 1}
+    if change == "phase":
+        cluster.append("node", "n1", e.PhaseChanged(**about, rank=0, phase="sampling"))
+    elif change == "rate":
+        numbers = {"rate_millis": 1, "target_millis": 2, "window_seconds": 60}
+        cluster.append("metrics", "m1", e.StepRateLow(**about, **numbers))
+    elif change == "exit":
+        cluster.append("node", "n1", e.SandboxExited(**about, rank=0, node="n1", outcome="completed"))
+    elif change == "priority":
+        cluster.ask(e.JobPriorityChanged, "two", priority=3)
+    index = looked_up(cluster)
+    assert index.unshared == {index.table.rows["n1"]: None}

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 from tidegate_events import events as e
 from tidegate_events.journal.base import Recorded
+from tidegate_events.resources import Resources
 from tidegate_events.spec import phase_need
 from tidegate_scheduler.decide import Pass, decide
 from tidegate_scheduler.evolve import evolve
@@ -107,7 +108,10 @@ class CheckedCluster(Cluster):
         spec, floor = self.state.specs[job.id], self.state.floors[job.id]
         phase = member.wanted or member.phase
         need = phase_need(spec, phase)
-        return member.granted != phase and need.memory_mib <= floor.memory_mib and need.gpus <= floor.gpus
+        return member.granted != phase and need.memory_mib <= floor.memory_mib and self._within(need, floor)
+
+    def _within(self, need: Resources, floor: Resources) -> bool:
+        return need.gpus <= floor.gpus and need.gpu_millis <= floor.gpu_millis
 
     def _close_to_its_end(self, job: Job, now_ns: int, parameters: Parameters) -> bool:
         expected = self.state.specs[job.id].expected_seconds
@@ -234,7 +238,7 @@ def _site(table: NodeTable, row: int) -> list[str]:
 def _devices(devices: Devices) -> tuple[object, ...]:
     free = [gpu.index for gpu in devices.free]
     used, staying = sorted(devices.used_millis.items()), sorted(devices.staying_millis.items())
-    leased = sorted(devices.leased)
+    leased = (sorted(devices.leased.items()), sorted(devices.lent.items()), sorted(devices.claimed.items()))
     return (sorted(devices.all), free, used, staying, leased, devices.promised, devices.missing)
 
 

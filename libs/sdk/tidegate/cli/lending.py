@@ -15,6 +15,8 @@ def terms(data: dict[str, Any]) -> str:
     parts = [f"may enter phase {data['phase']}"] if data.get("phase") else []
     if data.get("gpu_indices"):
         parts.append(f"GPU {', '.join(str(index) for index in data['gpu_indices'])}")
+    if data.get("gpu_millis"):
+        parts.append(f"{text.cpus(data['gpu_millis'])} of its GPU")
     if data.get("leased"):
         parts.append(f"leased of it {amounts.shown(data['leased'])}")
     return f"; {', '.join(parts)}" if parts else ""

@@ -11,7 +11,7 @@ from tidegate_gateway.submission.problems import Problems
 
 
 def check_lending(value: dict[str, Any], read: dict[str, Any], problems: Problems) -> None:
-    """Note a job that borrows without asking for its phases, shares of a device, or too much to be granted at once.
+    """Note a job that borrows without asking for its phases, for too large a device, or too much to be granted at once.
 
     And one that asks for its phases, and would be back in `default` without asking for what that needs.
     """
@@ -30,10 +30,23 @@ def check_lending(value: dict[str, Any], read: dict[str, Any], problems: Problem
         accepted = f"at most {bounds.BORROWING_PLACES_MAX}, members times components, of a job that borrows"
         problems.add("gang_size", f"{places} members times components would be granted their phases at once", accepted)
     spec = JobSpec(name="", tenant="", submitter="", components=components)
-    shares = {phase_need(spec, phase).gpu_millis for phase in spec.phases}
-    if len(shares) > 1:
-        accepted = "the same gpu_millis in every phase, or gpus, whole devices"
-        problems.add("components", "phases of a job that borrows differ in their share of a GPU", accepted)
+    _check_device(spec, problems)
+
+
+def _check_device(spec: JobSpec, problems: Problems) -> None:
+    """Note where a borrower has a share in `default`, and needs a larger device in another phase: it keeps to its own.
+
+    One that has none in `default` gets a share of a device that is large enough.
+    """
+    default = phase_need(spec, DEFAULT_PHASE)
+    largest = max(phase_need(spec, phase).gpu_memory_mib for phase in spec.phases)
+    if default.gpu_millis and largest > default.gpu_memory_mib:
+        problems.add(
+            "components",
+            f"a phase needs a device of gpu_memory_mib {largest}, and who borrows keeps to the one it has a share "
+            f"of in phase default, with {default.gpu_memory_mib}",
+            f"gpu_memory_mib of {largest} in phase default too, or no gpu_millis there",
+        )
 
 
 def _check_default(components: tuple[Component, ...], problems: Problems) -> None:

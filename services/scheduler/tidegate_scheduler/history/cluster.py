@@ -134,11 +134,21 @@ def free_room(state: State, node: Node) -> Resources:
     """Return what is left of the node beside what members hold there, lent or not; negative after it shrank."""
     seats = [(state.floors[job.id], seat_of(0, member)) for job, member in holds(state, node.name)]
     held = [seat.holds(floor) for floor, seat in seats]
+    used = {
+        index
+        for amount, (_, seat) in zip(held, seats, strict=True)
+        for index in seat.gpu_indices
+        if _has_devices(amount)
+    }
     return Resources(
         node.capacity.cpu_millis - sum(each.cpu_millis for each in held),
         node.capacity.memory_mib - sum(each.memory_mib for each in held),
-        len(node.gpus) - sum(len(seat.gpu_indices) for _, seat in seats),
+        len(node.gpus) - len(used),
     )
+
+
+def _has_devices(amount: Resources) -> bool:
+    return bool(amount.gpus or amount.gpu_millis)
 
 
 def _node(state: State, node: Node) -> NodeThen:

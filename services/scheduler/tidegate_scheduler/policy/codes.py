@@ -105,7 +105,8 @@ RUNNING: dict[str, tuple[str, str]] = {
     "SimulatorsRemoved": ("It gave simulators back: others need the CPU.", ""),
     "PhaseAsked": (
         "It runs, and a member waits to enter the phase that is named. What that needs beyond what the member has: "
-        "`memory_mib_needed`, `gpus_needed`. `hand_back_ns`: by when others were told to hand it back.",
+        "`memory_mib_needed`, `gpus_needed`, `gpu_millis_needed`. `hand_back_ns`: by when others were told to hand it "
+        "back.",
         "Wait: an owner's phase is granted in bounds; what is borrowed, when it is free or lent.",
     ),
     "PhaseGranted": (

@@ -119,20 +119,19 @@ def part_of(spec: JobSpec, phase: str) -> Part:
 
 
 def _part(spec: JobSpec, phase: str) -> Part:
-    names, counts, limits, least, most = zip(
-        *[
-            (each.name, each.replicas, _limit_mib(spec, each), need.minimum.cpu_millis, need.ceiling.cpu_millis)
-            for each in spec.components
-            for need in (each.range_in(phase),)
-        ],
-        strict=True,
-    )
-    more = [
-        (at, high - low, count)
-        for at, (low, high, count) in enumerate(zip(least, most, counts, strict=True))
-        if high > low
-    ]
-    return Part(spec, names, counts, limits, least, most, sum(map(mul, least, counts)), tuple(more))
+    names, counts, limits, least, most, more = [], [], [], [], [], []
+    for at, component in enumerate(spec.components):
+        need = component.range_in(phase)
+        low, high = need.minimum.cpu_millis, need.ceiling.cpu_millis
+        names.append(component.name)
+        counts.append(component.replicas)
+        limits.append(_limit_mib(spec, component))
+        least.append(low)
+        most.append(high)
+        if high > low:
+            more.append((at, high - low, component.replicas))
+    whole_millis = sum(map(mul, least, counts))
+    return Part(spec, tuple(names), tuple(counts), tuple(limits), tuple(least), tuple(most), whole_millis, tuple(more))
 
 
 def _cut(member: Seated, counts: tuple[int, ...], granted: list[int], short_millis: int) -> int:
@@ -222,19 +221,19 @@ def lend(capacity_millis: int, parts: list[Part]) -> list[tuple[int, ...]]:
 
 def part_quotas(part: Part, millis: tuple[int, ...]) -> tuple[Quota, ...]:
     """Return the quotas of a member to whom `lend` gave that CPU."""
-    return tuple(
-        [
-            Quota(component=name, cpu_millis=granted, memory_mib=limit)
-            for name, granted, limit in zip(part.names, millis, part.limits, strict=True)
-        ]
-    )
+    return tuple(map(_quota, part.names, millis, part.limits))
+
+
+def _quota(name: str, cpu_millis: int, memory_mib: int) -> Quota:
+    return Quota(component=name, cpu_millis=cpu_millis, memory_mib=memory_mib)
 
 
 def part_millis(part: Part, quotas: tuple[Quota, ...]) -> tuple[int, ...]:
     """Return the CPU with which `part_quotas` returns these quotas; empty where there is none."""
-    if len(quotas) != len(part.names):
+    names, limits = part.names, part.limits
+    if len(quotas) != len(names):
         return ()
-    for quota, name, limit in zip(quotas, part.names, part.limits, strict=True):
-        if quota.component != name or quota.memory_mib != limit or quota.replicas is not None:
+    for at, quota in enumerate(quotas):
+        if quota.component != names[at] or quota.memory_mib != limits[at] or quota.replicas is not None:
             return ()
     return tuple([quota.cpu_millis for quota in quotas])

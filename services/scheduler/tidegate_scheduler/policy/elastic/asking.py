@@ -1,11 +1,25 @@
-"""Where the members are that ask for their phases, and which devices are leased to them: kept up with the index."""
+"""Where the members are that ask for their phases, and what of devices is lent and leased: kept up with the index."""
 
 from __future__ import annotations
 
-from tidegate_scheduler.policy.elastic.entries import Seat, parted
+import msgspec
+
+from tidegate_scheduler.policy.elastic.devices import Devices
+from tidegate_scheduler.policy.elastic.entries import Seat
+from tidegate_scheduler.policy.elastic.parts import Part, device_of, leased_to, lent_by
 from tidegate_scheduler.policy.elastic.peaks import Peak, beyond
 from tidegate_scheduler.policy.elastic.table import NodeTable
-from tidegate_scheduler.state import Job, State
+from tidegate_scheduler.policy.elastic.terms import missing_share
+from tidegate_scheduler.state import LEAVING_STAGES, Job, State
+
+
+class _Parts(msgspec.Struct, frozen=True):
+    """What a member of a job has leased, lends, and waits for of that, of the devices as they were when it came."""
+
+    devices: Devices
+    leased: tuple[Part, ...]
+    lent: tuple[Part, ...]
+    claimed: tuple[Part, ...]
 
 
 class Asking:
@@ -15,11 +29,11 @@ class Asking:
     """
 
     def __init__(self, state: State) -> None:
-        self._state = state
         self.on_row: dict[int, dict[str, None]] = {}
         self.recalled: dict[str, None] = {}
         self.waiting: dict[str, None] = {}
-        self._leased: dict[str, list[tuple[int, tuple[int, ...]]]] = {}
+        self._state = state
+        self._parts: dict[str, list[_Parts]] = {}
         self._rows: dict[str, list[int]] = {}
         self._peaks: dict[str, list[tuple[int, Peak]]] = {}
 
@@ -28,17 +42,25 @@ class Asking:
         rows = self._rows[job.id] = list(dict.fromkeys(seat.row for seat in seats))
         for row in rows:
             self.on_row.setdefault(row, {})[job.id] = None
-        if (spec := self._state.specs[job.id]).borrows:
-            floor = self._state.floors[job.id]
+        spec, floor, stays = self._state.specs[job.id], self._state.floors[job.id], may_stay(job)
+        if spec.borrows:
             self._peaks[job.id] = [(seat.row, beyond(spec, floor, seat.extra)) for seat in seats]
             for row, more in self._peaks[job.id]:
                 table.peaks.add(row, more)
         there = [member for member in job.members if member.active and member.node in table.rows]
-        leased = [(table.rows[each.node], parted(each)[1]) for each in there if each.leased is not None]
-        if leased:
-            self._leased[job.id] = leased
-        for row, indices in leased:
-            table.lease(row, indices)
+        parts = [
+            _Parts(
+                table.devices[table.rows[each.node]],
+                leased_to(each),
+                lent_by(each),
+                tuple((index, missing_share(spec, floor, each)) for index in device_of(each) if stays),
+            )
+            for each in there
+            if each.leased is not None or each.lent_gpus or each.lent_millis
+        ]
+        if parts:
+            self._parts[job.id] = parts
+            _count(parts, 1)
         if any(member.hand_back_ns for member in there):
             self.recalled[job.id] = None
         if any(member.wanted and not member.granted for member in there):
@@ -52,7 +74,25 @@ class Asking:
                 del self.on_row[row]
         for row, more in self._peaks.pop(name, ()):
             table.peaks.add(row, more, -1)
-        for row, indices in self._leased.pop(name, ()):
-            table.unlease(row, indices)
+        _count(self._parts.pop(name, []), -1)
         self.recalled.pop(name, None)
         self.waiting.pop(name, None)
+
+
+def may_stay(job: Job) -> bool:
+    """Say whether nobody asked the job to leave."""
+    return not (job.stage in LEAVING_STAGES or job.cancel_requested or job.suspend_requested)
+
+
+def _count(parts: list[_Parts], sign: int) -> None:
+    """Count in what there is of the parts of devices, or with `sign` -1 out."""
+    for each in parts:
+        devices = each.devices
+        pairs = ((devices.leased, each.leased), (devices.lent, each.lent), (devices.claimed, each.claimed))
+        for counted, those in pairs:
+            for index, millis in those:
+                left = counted.get(index, 0) + sign * millis
+                if left:
+                    counted[index] = left
+                else:
+                    counted.pop(index, None)

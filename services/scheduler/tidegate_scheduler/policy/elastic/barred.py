@@ -29,6 +29,8 @@ class Barred:
 
     def rows(self, job: Job, fit: Fit) -> frozenset[int]:
         """Return the rows that this job may not have; who was refused by all that could hold it tries them again."""
+        if not job.excluded_nodes and not self._draft.state.maintenance:
+            return NONE
         refused = _refused(self._table, job)
         if refused and not could_hold(fit, up_only=True, barred=refused):
             refused = NONE

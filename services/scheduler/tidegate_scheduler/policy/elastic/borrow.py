@@ -6,18 +6,20 @@ somebody waits for what is leased, nothing more is leased.
 
 from __future__ import annotations
 
+import msgspec
 from tidegate_events.resources import Resources
 
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.elastic.coming import returns_within_ns, starts_on
-from tidegate_scheduler.policy.elastic.devices import accepts
 from tidegate_scheduler.policy.elastic.grants import Ask, Grants, Ledger
-from tidegate_scheduler.policy.elastic.physical import asking_on, has_mib, need_of
+from tidegate_scheduler.policy.elastic.parts import Part
+from tidegate_scheduler.policy.elastic.physical import Need, asking_on, has_mib, need_of
+from tidegate_scheduler.policy.elastic.picking import Offer, Picked, Pool, devices, pick
 from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY
 from tidegate_scheduler.policy.elastic.terms import Terms, added, devices_of, wanted_need
 from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.parameters import SECOND_NS
-from tidegate_scheduler.state import Job
+from tidegate_scheduler.state import Job, Member
 
 PASSED_NS = 300 * SECOND_NS
 """How long others, who need less, may be granted phases before one that asked earlier."""
@@ -43,6 +45,8 @@ class Borrowing:
             return
         if any(ask.row in self._grants.coming_free for ask in asks):
             return  # now it would be leased, though it is nobody's; this pass decides something, so another one follows
+        if any(self._grants.terms[ask.key].differ(ask.member) for ask in asks):
+            return  # it gives something back just now, and asks anew when that is folded
         if draft.now_ns < due_ns:
             draft.wake_by(due_ns)
             return
@@ -105,7 +109,7 @@ class Borrowing:
         """Return the terms on which a member may enter its phase, taken from the ledger; None: there is too little."""
         job, member, state, table = ask.job, ask.member, self._draft.state, self._index.table
         spec, floor, terms = state.specs[job.id], state.floors[job.id], self._grants.terms[ask.key]
-        need = wanted_need(spec, member, ask.phase)
+        need = wanted_need(spec, floor, member, ask.phase)
         beyond, has = need.beyond(floor), Resources()
         for part in (terms.extra, terms.leased):
             has = has if part is None else has.plus(part)
@@ -119,44 +123,28 @@ class Borrowing:
             or millis - own_millis > max(0, ledger.spare_millis - free[CPU])
         ):
             return None
-        devices = self._devices(ask, ledger, need.gpus, need.gpu_memory_mib)
-        if devices is None:
+        picked = pick(floor, member, need, self._offer(ask, ledger))
+        if picked is None:
             return None
-        back, own, leased = devices
         ledger.spare_mib -= more_mib
         ledger.spare_millis -= millis
-        for each in (*back, *leased):
-            del ledger.lent[each]
-        if own_millis or own_mib or own:
-            self._trial.hold(job, ask.row, Resources(own_millis, own_mib, len(own)), own)
-        there = devices_of(member)
+        ledger.give(picked.back + picked.leased)
+        own = _amount(Resources(own_millis, own_mib), picked.own, need)
+        if own != Resources():
+            self._trial.hold(job, ask.row, own, devices(picked.own))
+        leased = _amount(Resources(millis - own_millis, mib - own_mib), picked.leased, need)
         return Terms(
             granted=ask.phase,
             limits=need.limits,
-            gpu_indices=there.floor + back + there.extra + own + there.leased + leased,
-            leased=added(terms.leased, millis - own_millis, mib - own_mib, len(leased)),
-            extra=added(terms.extra, own_millis, own_mib, len(own)),
+            gpu_indices=_together(member, picked, need),
+            leased=added(terms.leased, leased),
+            extra=added(terms.extra, own),
+            lent_millis=terms.lent_millis - sum(back for _, back in picked.back if need.gpu_millis),
         )
 
-    def _devices(
-        self, ask: Ask, ledger: Ledger, gpus: int, gpu_memory_mib: int
-    ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
-        """Return the devices that a member gets: back from those it lent, that nobody holds, and leased ones."""
-        member, table, spec = ask.member, self._index.table, self._draft.state.specs[ask.job.id]
-        missing = max(0, gpus - len(member.gpu_indices))
-        if not missing:
-            return (), (), ()
-        room = table.devices[ask.row]
-        back = member.lent_gpus[:missing]
-        if any(each not in ledger.lent for each in back):
-            return None
-        one = Resources(gpus=1, gpu_memory_mib=gpu_memory_mib)
-        free = room.at_hand(one, spec.gpu_models)[: max(0, table.now_on(ask.row)[GPUS])]
-        own = tuple(gpu.index for gpu in free[: missing - len(back)])
-        lent = [each for each in ledger.lent if each not in back and each not in member.lent_gpus and each in room.all]
-        usable = [each for each in lent if accepts(room.all[each], one, spec.gpu_models)]
-        leased = tuple(usable[: missing - len(back) - len(own)])
-        return (back, own, leased) if len(back) + len(own) + len(leased) == missing else None
+    def _offer(self, ask: Ask, ledger: Ledger) -> Offer:
+        table, spec = self._index.table, self._draft.state.specs[ask.job.id]
+        return Offer(table.devices[ask.row], ledger, table.now_on(ask.row)[GPUS], spec.gpu_models)
 
     # ---- where there is not enough ----
 
@@ -182,28 +170,38 @@ class Borrowing:
 
     def _could(self, asks: list[Ask], row: int) -> bool:
         """Say whether the row has enough for them, were all handed back that was granted beyond floors there."""
-        table, state, back_mib = self._index.table, self._draft.state, 0
-        devices = table.devices[row]
-        there = {gpu.index for gpu in devices.free}
-        for job, member in asking_on(self._index, row):
-            floor = state.floors[job.id]
-            back_mib += max(0, has_mib(state.specs[job.id], member) - floor.memory_mib)
-            there.update(member.lent_gpus, devices_of(member).extra)
-        missing = 0
+        index, state, back_mib = self._index, self._draft.state, 0
+        there = [member for _, member in asking_on(index, row)]
+        for job, member in asking_on(index, row):
+            back_mib += max(0, has_mib(state.specs[job.id], member) - state.floors[job.id].memory_mib)
+        pool = Pool(index.table.devices[row], there)
         for ask in asks:
             spec = state.specs[ask.job.id]
-            need = need_of(spec, ask.phase)
-            one = Resources(gpus=1, gpu_memory_mib=need.gpu_memory_mib)
-            usable = sum(each in devices.all and accepts(devices.all[each], one, spec.gpu_models) for each in there)
-            missing += max(0, need.gpus - len(ask.member.gpu_indices))
-            if missing > usable:
+            if not pool.take(state.floors[ask.job.id], ask.member, need_of(spec, ask.phase), spec.gpu_models):
                 return False
         return sum(self._grants.more_mib(ask) for ask in asks) <= self._grants.ledger(row).spare_mib + back_mib
 
     def _only_simulators(self, ask: Ask, ledger: Ledger) -> bool:
         """Say whether nothing but simulators that were added has what the member waits for."""
-        spec = self._draft.state.specs[ask.job.id]
-        need, spare_mib = wanted_need(spec, ask.member, ask.phase), ledger.spare_mib - self._grants.kept_mib(ask.row)
+        spec, floor = self._draft.state.specs[ask.job.id], self._draft.state.floors[ask.job.id]
+        need = wanted_need(spec, floor, ask.member, ask.phase)
+        spare_mib = ledger.spare_mib - self._grants.kept_mib(ask.row)
         if ledger.closed or not spare_mib < self._grants.more_mib(ask) <= spare_mib + ledger.simulators_mib:
             return False
-        return self._devices(ask, ledger, need.gpus, need.gpu_memory_mib) is not None
+        return pick(floor, ask.member, need, self._offer(ask, ledger)) is not None
+
+
+def _amount(amount: Resources, parts: tuple[Part, ...], need: Need) -> Resources:
+    """Return the amount with these parts of devices: whole ones, or a share of one."""
+    if need.gpu_millis:
+        return msgspec.structs.replace(amount, gpu_millis=sum(millis for _, millis in parts))
+    return msgspec.structs.replace(amount, gpus=len(parts))
+
+
+def _together(member: Member, picked: Picked, need: Need) -> tuple[int, ...]:
+    """Return the devices that the member has then: those of its floor, then other own, then leased."""
+    back, own, leased = devices(picked.back), devices(picked.own), devices(picked.leased)
+    if need.gpu_millis:
+        return (*member.gpu_indices, *back, *own, *leased)[:1]
+    there = devices_of(member)
+    return there.floor + back + there.extra + own + there.leased + leased

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
-from tidegate_events.resources import Resources
 
-from tidegate_scheduler.policy.elastic.devices import accepts
+from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS, Devices
 from tidegate_scheduler.policy.elastic.index import Index
+from tidegate_scheduler.policy.elastic.parts import Part, leased_to, lent_by
 from tidegate_scheduler.policy.elastic.physical import asking_on, has_mib, holds_mib, surplus
+from tidegate_scheduler.policy.elastic.short import Short, short_of
 from tidegate_scheduler.policy.elastic.table import MEMORY
 from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.limits import ends_by_ns
@@ -23,13 +24,12 @@ class Coming(msgspec.Struct, frozen=True):
     job: str
     due_ns: int
     short_mib: int
-    devices: tuple[int, ...]
-    gpus: int
+    short: Short
 
     @property
     def lacks(self) -> bool:
         """Say whether anything is short."""
-        return self.short_mib > 0 or self.gpus > 0
+        return self.short_mib > 0 or self.short.count > 0
 
 
 def returns_within_ns(index: Index, job: Job) -> int:
@@ -65,33 +65,33 @@ def coming_on(trial: Trial, row: int) -> Iterator[Coming]:
 def _short(trial: Trial, row: int, job: Job, when: tuple[int, int, int]) -> Coming:
     (start_ns, due_ns, count), index = when, trial.index
     gone = {name for name in index.on_row.get(row, ()) if _gone_by(trial, name, start_ns)}
-    there_mib, held = int(index.table.free_on(row)[MEMORY]), set[int]()
+    there_mib, held = int(index.table.free_on(row)[MEMORY]), dict[int, int]()
     for name in index.on_row.get(row, ()):
         for seat in index.seats_of(name):
             if seat.row != row:
                 continue
+            amount = seat.holds(index.state.floors[name])
             if name in gone:
-                there_mib += seat.holds(index.state.floors[name]).memory_mib
+                there_mib += amount.memory_mib
             else:
-                held.update(seat.gpu_indices)
-    leased = set[int]()
+                _count(held, ((each, WHOLE_MILLIS if amount.gpus else amount.gpu_millis) for each in seat.gpu_indices))
+    leased, lent = dict[int, int](), dict[int, int]()
     for other, member in asking_on(index, row):
         if other.id not in gone:
             floor, spec = index.state.floors[other.id], index.state.specs[other.id]
             there_mib += holds_mib(floor, member) - has_mib(spec, member)
-            leased.update(surplus(index, other, member)[1])
+            _count(leased, leased_to(member))
+            _count(lent, lent_by(member))
+    now = index.table.devices[row]
+    free = [gpu for gpu in now.order if not held.get(gpu.index)]
+    then = Devices(now.all, free, now.order, used_millis=held, leased=leased, lent=lent)
     need, models = index.state.floors[job.id], index.state.specs[job.id].gpu_models
-    one = Resources(gpus=1, gpu_memory_mib=need.gpu_memory_mib)
-    devices = index.table.devices[row].all
-    free = [each for each in sorted(devices) if each not in held and accepts(devices[each], one, models)]
-    here = sum(each not in leased for each in free)
-    return Coming(
-        job.id,
-        due_ns,
-        need.memory_mib * count - there_mib,
-        tuple(each for each in free if each in leased),
-        max(0, need.gpus * count - here),
-    )
+    return Coming(job.id, due_ns, need.memory_mib * count - there_mib, short_of(then, need, models, count))
+
+
+def _count(counted: dict[int, int], parts: Iterable[Part]) -> None:
+    for device, millis in parts:
+        counted[device] = counted.get(device, 0) + millis
 
 
 def _gone_by(trial: Trial, name: str, start_ns: int) -> bool:

@@ -23,16 +23,37 @@ class Devices(msgspec.Struct):
     promised: int = 0
     missing: int = 0
     parted: bool = False
-    leased: dict[int, None] = {}
-    """Devices that are leased to somebody: others have them now, whoever holds them."""
+    leased: dict[int, int] = {}
+    """What of each device is leased to somebody: others have it now, whoever holds it."""
+
+    lent: dict[int, int] = {}
+    """What of each device those who hold it do not need for their phases."""
+
+    claimed: dict[int, int] = {}
+    """What of that they wait for again."""
 
     def fitting(self, need: Resources, models: tuple[str, ...]) -> list[GpuDevice]:
         """Return the wholly free devices that a member with `need` may have, those that waste least first."""
-        return [gpu for gpu in self.free if accepts(gpu, need, models)]
+        least_mib = need.gpu_memory_mib
+        return [gpu for gpu in self.free if gpu.memory_mib >= least_mib and (not models or gpu.model in models)]
 
     def at_hand(self, need: Resources, models: tuple[str, ...]) -> list[GpuDevice]:
         """Return those of them that nobody has leased."""
-        return [gpu for gpu in self.fitting(need, models) if gpu.index not in self.leased]
+        fitting, leased = self.fitting(need, models), self.leased
+        return [gpu for gpu in fitting if gpu.index not in leased] if leased else fitting
+
+    def free_of(self, index: int) -> int:
+        """Return how much of a device nobody holds."""
+        return WHOLE_MILLIS - self.used_millis.get(index, 0)
+
+    def spare_of(self, index: int) -> int:
+        """Return how much of it nobody has: less than none where more is leased than is there."""
+        return self.free_of(index) + self.lent.get(index, 0) - self.leased.get(index, 0)
+
+    def here_of(self, index: int) -> int:
+        """Return how much of it who comes may hold and have; less than none where those wait who lent it."""
+        free = self.free_of(index)
+        return min(free, self.spare_of(index) - self.claimed.get(index, 0)) if self.leased else free
 
 
 def accepts(gpu: GpuDevice, need: Resources, models: tuple[str, ...]) -> bool:
@@ -42,13 +63,13 @@ def accepts(gpu: GpuDevice, need: Resources, models: tuple[str, ...]) -> bool:
 
 def use(used: dict[int, int], devices: Devices, need: Resources, indices: tuple[int, ...], sign: int) -> int:
     """Add to what is used of each device, or take it away; return how many the node has no more: they do not count."""
-    millis = WHOLE_MILLIS if need.gpus else need.gpu_millis
-    missing = 0
+    more_millis = sign * (WHOLE_MILLIS if need.gpus else need.gpu_millis)
+    there, missing = devices.all, 0
     for index in indices:
-        if index not in devices.all:
+        if index not in there:
             missing += 1
             continue
-        left = used.get(index, 0) + sign * millis
+        left = used.get(index, 0) + more_millis
         if left > 0:
             used[index] = left
         else:

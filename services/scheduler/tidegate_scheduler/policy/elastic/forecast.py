@@ -163,8 +163,9 @@ class _Plan:
             for name in index.on_row[row]:
                 end = self._ends.of(index.state.jobs[name])
                 floor, seats = index.state.floors[name], index.seats_of(name)
-                if end is not None or floor.gpu_millis:  # of parts of devices, all count
-                    found.extend(_held(seat, floor, end) for seat in seats if seat.row == row)
+                for seat in seats:
+                    if seat.row == row and (end is not None or seat.holds(floor).gpu_millis):  # of parts, all count
+                        found.append(_held(seat, floor, end))
             if len(found) >= HOLDERS_MAX:
                 break
         return found
@@ -312,8 +313,9 @@ class _Plan:
 
 
 def _held(seat: Seat, floor: Resources, end: Start | None) -> _Hold:
-    device = seat.gpu_indices[0] if floor.gpu_millis and seat.gpu_indices else -1
-    return _Hold(seat.row, seat.holds(floor), 0, end, device)
+    need = seat.holds(floor)
+    device = seat.gpu_indices[0] if need.gpu_millis and seat.gpu_indices else -1
+    return _Hold(seat.row, need, 0, end, device)
 
 
 def _take_part(room: Ints, hold: _Hold) -> None:

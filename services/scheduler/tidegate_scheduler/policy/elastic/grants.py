@@ -6,7 +6,9 @@ import msgspec
 
 from tidegate_scheduler.policy.elastic import replicas
 from tidegate_scheduler.policy.elastic.claims import spare_mib
+from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS, Devices
 from tidegate_scheduler.policy.elastic.index import Index
+from tidegate_scheduler.policy.elastic.parts import Part, leased_to, lent_by
 from tidegate_scheduler.policy.elastic.physical import asking_on, has_mib, need_of
 from tidegate_scheduler.policy.elastic.table import CPU, MEMORY
 from tidegate_scheduler.policy.elastic.terms import Terms, wanted_need
@@ -33,22 +35,39 @@ class Ask(msgspec.Struct, frozen=True):
 class Ledger(msgspec.Struct):
     """What of a row this pass may still give: memory and CPU that nobody has, and devices that are lent.
 
-    `claimed_mib` and `claimed_gpus` are what those wait for who wait on the row already: all of it is recalled at once.
+    `lent` is what is lent of each device, less what is leased of it, and `whole` are those that one member lends.
+    `claimed_mib`, `claimed_gpus` and `claimed` parts of devices are what those wait for who wait on the row already:
+    all of it is recalled at once.
     `leftovers`: sandboxes that were given up still run there, and nobody knows what they hold: nobody gets more.
     """
 
     spare_mib: int
     spare_millis: int
-    lent: dict[int, None]
+    lent: dict[int, int]
+    whole: tuple[int, ...]
     simulators_mib: int
     claimed_mib: int = 0
     claimed_gpus: int = 0
+    claimed: dict[int, int] = {}
     closed: bool = False
     leftovers: bool = False
 
     def copied(self) -> Ledger:
         """Return a copy, to take from."""
         return msgspec.structs.replace(self, lent=dict(self.lent))
+
+    def lends_whole(self, device: int) -> bool:
+        """Say whether one member lends the device, and nobody has it leased."""
+        return device in self.whole and self.lent[device] >= WHOLE_MILLIS
+
+    def spare_of(self, devices: Devices, device: int) -> int:
+        """Return how much of a device nobody has."""
+        return devices.free_of(device) + self.lent.get(device, 0)
+
+    def give(self, parts: tuple[Part, ...]) -> None:
+        """Let somebody have what is lent."""
+        for device, millis in parts:
+            self.lent[device] = self.lent.get(device, 0) - millis
 
 
 class Grants:
@@ -82,14 +101,16 @@ class Grants:
         if row not in self._ledgers:
             index, state = self._index, self._index.state
             simulators_mib = replicas.held(index, row, self._now_ns)[0]
-            leased, needs_millis = index.table.devices[row].leased, 0
-            lent: dict[int, None] = {}
+            lent, whole, needs_millis = dict[int, int](), list[int](), 0
             for job, member in asking_on(index, row):
-                lent |= {each: None for each in member.lent_gpus if each not in leased}
+                for sign, parts in ((1, lent_by(member)), (-1, leased_to(member))):
+                    for device, millis in parts:
+                        lent[device] = lent.get(device, 0) + sign * millis
+                whole += () if member.lent_millis else member.lent_gpus
                 held = state.floors[job.id].cpu_millis + (member.extra.cpu_millis if member.extra else 0)
                 needs_millis += need_of(state.specs[job.id], member.phase, member.granted).cpu_millis - held
             spare_millis = index.table.free_on(row)[CPU] - needs_millis
-            ledger = Ledger(spare_mib(index, row, simulators_mib), spare_millis, lent, simulators_mib)
+            ledger = Ledger(spare_mib(index, row, simulators_mib), spare_millis, lent, tuple(whole), simulators_mib)
             ledger.closed = ledger.leftovers = self._leftovers(row)
             self._ledgers[row] = ledger
         return self._ledgers[row]
@@ -112,8 +133,8 @@ class Grants:
 
     def more_mib(self, ask: Ask) -> int:
         """Return the memory that the member needs for its phase beyond what it has."""
-        spec = self._index.state.specs[ask.job.id]
-        return max(0, wanted_need(spec, ask.member, ask.phase).memory_mib - has_mib(spec, ask.member))
+        spec, floor = self._index.state.specs[ask.job.id], self._index.state.floors[ask.job.id]
+        return max(0, wanted_need(spec, floor, ask.member, ask.phase).memory_mib - has_mib(spec, ask.member))
 
     def kept_mib(self, row: int) -> int:
         """Return the memory that is free on a row and promised to others."""

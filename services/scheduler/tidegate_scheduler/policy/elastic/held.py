@@ -22,11 +22,11 @@ class Held:
         self._amounts: Ints = np.zeros((3, 0), np.int64)
         self._pending: list[tuple[int, int, int, int]] = []
 
-    def count(self, need: Resources, rows: list[int], sign: int) -> None:
-        """Count members in, or with `sign` -1 out."""
-        self.members += sign * len(rows)
+    def count(self, need: Resources, row: int, sign: int) -> None:
+        """Count a member in, or with `sign` -1 out."""
+        self.members += sign
         gpus = need.gpus or (1 if need.gpu_millis else 0)
-        self._pending += [(row, sign * need.cpu_millis, sign * need.memory_mib, sign * gpus) for row in rows]
+        self._pending.append((row, sign * need.cpu_millis, sign * need.memory_mib, sign * gpus))
         if len(self._pending) > PENDING_MAX:
             self._catch_up()
 

@@ -31,6 +31,10 @@ SharedRow = tuple[int, list[Seated], dict[tuple[str, int], tuple[Quota, ...]]]
 """The CPU of a row, among whom it was shared, and their quotas."""
 
 
+Shown = tuple[str, tuple[Quota, ...]]
+"""The phase of a member and its quotas: what the sharing of its row depends on."""
+
+
 class Index:
     """Tables over one state. `refresh` brings them up to date; a pass may try things on `table` and takes them back."""
 
@@ -73,7 +77,9 @@ class Index:
         self._elastic_on: dict[int, int] = {}
         self._promised_on: dict[int, dict[str, None]] = {}
         self._entries: dict[str, Entry] = {}
-        self._expected: dict[str, None] = {}
+        self._expected: dict[str, list[Shown]] = {}
+        """The members of jobs that a pass placed, until it is known whether they were."""
+
         self._ranked = -1
         self._pending: dict[str, None] = {}
         for name in state.nodes:
@@ -103,7 +109,7 @@ class Index:
         for name in jobs:
             self.settling.changed(name)
             self.sharers.pop(name, None)
-        self._renew(jobs | self._expected)
+        self._renew(jobs | dict.fromkeys(self._expected))
         self._standing.refresh(now_ns)
         self.settling.wake(now_ns)
 
@@ -204,8 +210,8 @@ class Index:
 
     # ---- jobs ----
 
-    def expect(self, job: Job, seats: tuple[Seat, ...], *, backfills: bool) -> None:
-        """Enter a job as placed on seats that are occupied for it already: so it was decided.
+    def expect(self, job: Job, seats: tuple[Seat, ...], members: list[Shown], *, backfills: bool) -> None:
+        """Enter a job as placed on seats that are occupied for it already, with such members: so it was decided.
 
         What is folded then changes nothing here, as a rule; if it was not, `refresh` finds that the job still waits.
         """
@@ -214,15 +220,16 @@ class Index:
         self._take_out(job.id)
         entry = Entry(waiting.tenant, waiting.priority, waiting.need, waiting.elastic, seats, backfills=backfills)
         self._put_in(job.id, entry, is_held=True)
-        self._expected[job.id] = None
+        self._expected[job.id] = members
 
     def _renew(self, names: dict[str, None]) -> None:
         """Enter what became of jobs; of most there is nothing new in the tables, though they changed."""
         renewed = [(name, self._entry_of(name)) for name in names]
         differ = [each for each in renewed if each[1] != self._entries.get(each[0])]
         for name in names:
-            self._standing.leave(name)
-            self.asking.leave(name, self.table)
+            if name not in self._expected:
+                self._standing.leave(name)
+                self.asking.leave(name, self.table)
         for name, _ in differ:
             self._take_out(name)
         for name, entry in differ:
@@ -230,7 +237,7 @@ class Index:
                 self._put_in(name, entry)
         for name, entry in renewed:
             if entry is not None:
-                self._look_again(self.state.jobs[name], entry)
+                self._look_again(self.state.jobs[name], entry, self._expected.get(name))
             else:
                 self._elastic.pop(name, None)
         self._expected.clear()
@@ -246,12 +253,13 @@ class Index:
             return Entry(
                 job.tenant, job.priority, floor, is_elastic, promised=promised, reserves=bool(job.reserved_nodes)
             )
-        seats, scaled = list[Seat](), list[int]()
+        seats: list[Seat] = []
+        scaled: list[int] = []
         for member in job.members:
             row = rows.get(member.node)
             if row is not None and member.active:
                 seats.append(seat_of(row, member))
-                if member.returns_mib or has_more(member):
+                if is_elastic and (member.returns_mib or has_more(member)) and row not in scaled:
                     scaled.append(row)
         return Entry(
             job.tenant,
@@ -293,8 +301,8 @@ class Index:
         for seat in entry.seats:
             self.table.vacate(seat.row, seat.holds(entry.need), seat.gpu_indices, leaving=entry.leaving)
             self.on_row[seat.row].pop(name, None)
-        for row in set(entry.scaled):
-            del self.scaled[row][name]
+        for row in entry.scaled:
+            self.scaled[row].pop(name, None)
             if not self.scaled[row]:
                 del self.scaled[row]
         if entry.seats:
@@ -302,17 +310,20 @@ class Index:
         for row in entry.promised:
             self.table.release(row, entry.need)
             self._promised_on[row].pop(name, None)
-        self.reserving.pop(name, None)
-        self.backfilling.pop(name, None)
+        if entry.reserves:
+            del self.reserving[name]
+        if entry.backfills:
+            del self.backfilling[name]
         self._mark(entry)
 
-    def _look_again(self, job: Job, entry: Entry) -> None:
-        """Let a job stand in line, or ask for its phases, as it is now, and have its rows shared anew."""
+    def _look_again(self, job: Job, entry: Entry, expected: list[Shown] | None) -> None:
+        """Let a job stand in line, or ask for its phases, as it is now; have its rows shared anew, unless they are."""
         if job.waiting:
             self._standing.enter(job)
-        elif self.state.specs[job.id].phase_entry == "asked":
+        elif entry.elastic and self.state.specs[job.id].phase_entry == "asked":
             self.asking.enter(job, entry.seats, self.table)
-        self._mark(entry)
+        as_expected = expected is not None and expected == [(each.phase, each.quotas) for each in job.members]
+        self._mark(entry, is_shared=as_expected and not (job.slow or job.raised_steps))
 
     def _is_elastic(self, job: str) -> bool:
         if job not in self._elastic:
@@ -338,10 +349,8 @@ class Index:
         held = self.held.get(entry.priority)
         if held is None:
             held = self.held[entry.priority] = Held()
-        held.count(entry.need, [seat.row for seat in entry.seats if seat.extra is None], sign)
         for seat in entry.seats:
-            if seat.extra is not None:
-                held.count(seat.holds(entry.need), [seat.row], sign)
+            held.count(seat.holds(entry.need), seat.row, sign)
         if not held.members:
             del self.held[entry.priority]
 
@@ -368,13 +377,14 @@ class Index:
         entry = self._entries.get(job)
         return entry is not None and entry.leaving
 
-    def _mark(self, entry: Entry) -> None:
-        """Have the rows looked at on which a job that changed has anything."""
+    def _mark(self, entry: Entry, *, is_shared: bool = False) -> None:
+        """Have the rows looked at on which a job that changed has anything; they may be shared with it already."""
         for row in entry.promised:
             self.unshared[row] = None
         for seat in entry.seats:
             row = seat.row
-            self.unshared[row] = None
+            if not is_shared:
+                self.unshared[row] = None
             self.longest_grace_ns.pop(row, None)
             if self.table.overfull(row):
                 self.overfull[row] = None

@@ -12,12 +12,15 @@ from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.elastic.borrow import Borrowing
 from tidegate_scheduler.policy.elastic.claims import Claim, claim_of, lacks_devices
 from tidegate_scheduler.policy.elastic.coming import coming_on, starts_on
+from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS
 from tidegate_scheduler.policy.elastic.grants import Ask, Grants, Key, Ledger
+from tidegate_scheduler.policy.elastic.parts import Part, device_of
 from tidegate_scheduler.policy.elastic.physical import asking_on, need_of
 from tidegate_scheduler.policy.elastic.recall import Recalls, Wanted
+from tidegate_scheduler.policy.elastic.short import NOTHING, Short
 from tidegate_scheduler.policy.elastic.terms import Terms, as_they_are, devices_of, settled, wanted_need, wish
 from tidegate_scheduler.policy.elastic.trial import Trial
-from tidegate_scheduler.state import LEAVING_STAGES
+from tidegate_scheduler.state import LEAVING_STAGES, Member
 
 
 class Lending:
@@ -71,7 +74,7 @@ class Lending:
             terms = self.terms[job.id, member.rank] = settled(spec, floor, member)
             if terms.extra != member.extra:
                 self._grants.coming_free.add(row)
-            if phase := wish(spec, member):
+            if phase := wish(spec, floor, member):
                 self.restless[row] = None
                 asks.append(Ask(job, member, phase, row))
         ledger = self._grants.ledger(row)
@@ -87,47 +90,71 @@ class Lending:
         ask = Ask(job, member, claim.phase, row)
         spec, floor = self._draft.state.specs[job.id], self._draft.state.floors[job.id]
         terms = settled(spec, floor, msgspec.structs.replace(member, granted=ask.phase))
-        need = wanted_need(spec, member, ask.phase)
-        devices = devices_of(member)
-        here = tuple(each for each in member.lent_gpus if each in ledger.lent)[:missing]
+        need = wanted_need(spec, floor, member, ask.phase)
+        here = tuple(each for each in member.lent_gpus if ledger.lends_whole(each))[:missing]
+        share = tuple((each, claim.missing_millis) for each in device_of(member) if claim.missing_millis)
         short_mib = more_mib + ledger.claimed_mib - max(0, ledger.spare_mib) if more_mib else 0
-        if short_mib > 0 or len(here) < missing or (ledger.leftovers and (more_mib or missing)):
+        short = self._short_share(row, ledger, share) if share else self._short_whole(member, ledger, here, missing)
+        if short_mib > 0 or short.count or (ledger.leftovers and (more_mib or missing or share)):
             ledger.closed = True
             ledger.claimed_mib += more_mib
-            wanted = Wanted(short_mib, tuple(set(member.lent_gpus) - set(here)), missing - len(here))
-            self._recalls.recall(ask.row, job.id, wanted)
+            for device, millis in share:
+                ledger.claimed[device] = ledger.claimed.get(device, 0) + millis
+            self._recalls.recall(ask.row, job.id, Wanted(short_mib, short.parts, short.count))
             return
         if terms.extra != member.extra:
             self._grants.coming_free.add(row)
-        back, kept = devices.floor + here, tuple(each for each in terms.gpu_indices if each not in devices.floor)
         ledger.spare_mib -= more_mib
         ledger.spare_millis -= need.cpu_millis - need_of(spec, member.phase, member.granted).cpu_millis
-        for each in here:
-            del ledger.lent[each]
-        self._grants.grant(ask, msgspec.structs.replace(terms, limits=need.limits, gpu_indices=back + kept))
+        ledger.give((*((each, WHOLE_MILLIS) for each in here), *share))
+        indices = _devices(member, terms, here) if need.gpus else device_of(member) if share else terms.gpu_indices
+        lent_millis = terms.lent_millis - claim.missing_millis
+        terms = msgspec.structs.replace(terms, limits=need.limits, gpu_indices=indices, lent_millis=lent_millis)
+        self._grants.grant(ask, terms)
+
+    def _short_whole(self, member: Member, ledger: Ledger, here: tuple[int, ...], missing: int) -> Short:
+        """Return what is leased of the devices that the member lent and needs, beside those that are here."""
+        away = {each: WHOLE_MILLIS - ledger.lent.get(each, 0) for each in member.lent_gpus if each not in here}
+        return Short(away, missing - len(here)) if missing > len(here) else NOTHING
+
+    def _short_share(self, row: int, ledger: Ledger, share: tuple[Part, ...]) -> Short:
+        """Return what is short of the share that the member lent, beside what others wait for."""
+        devices = self._index.table.devices[row]
+        short = {
+            device: millis + ledger.claimed.get(device, 0) - max(0, ledger.spare_of(devices, device))
+            for device, millis in share
+        }
+        return Short(short, 1) if any(millis > 0 for millis in short.values()) else NOTHING
 
     def _return_to_those_who_come(self, row: int, ledger: Ledger) -> None:
         """Recall what jobs need that would be placed here but for that, and what is more than the node has."""
-        trial, index = self._trial, self._index
+        trial, index, coming = self._trial, self._index, dict[int, int]()
         for name in trial.awaited_by.get(row, ()):
             ledger.closed = True
             job, count = index.state.jobs[name], trial.promises.get(name, ()).count(row)
-            devices = tuple(index.table.devices[row].leased)
-            need, lacking = index.state.floors[name], lacks_devices(index, row, job, count)
+            need, short = index.state.floors[name], lacks_devices(index, row, job, count, coming)
             ledger.claimed_mib += need.memory_mib * count
-            gpus = lacking + ledger.claimed_gpus if lacking else 0
+            for device, millis in short.takes.items():
+                coming[device] = coming.get(device, 0) + millis
+            gpus = short.count + ledger.claimed_gpus if short.count else 0
             ledger.claimed_gpus += need.gpus * count
-            self._recalls.recall(row, name, Wanted(ledger.claimed_mib - ledger.spare_mib, devices, gpus))
+            self._recalls.recall(row, name, Wanted(ledger.claimed_mib - ledger.spare_mib, short.parts, gpus))
         if starts_on(trial, row):
             self.restless[row] = None  # what is told of a start changes nothing on the row
-        for coming in coming_on(trial, row):
-            if self._draft.now_ns < coming.due_ns:
-                self._draft.wake_by(coming.due_ns)
-            elif coming.lacks:
-                self._recalls.recall(row, coming.job, Wanted(coming.short_mib, coming.devices, coming.gpus))
+        for each in coming_on(trial, row):
+            if self._draft.now_ns < each.due_ns:
+                self._draft.wake_by(each.due_ns)
+            elif each.lacks:
+                self._recalls.recall(row, each.job, Wanted(each.short_mib, each.short.parts, each.short.count))
         if ledger.spare_mib < 0:
             ledger.closed = True
             self._recalls.recall(row, "", Wanted(-ledger.spare_mib))
+
+
+def _devices(member: Member, terms: Terms, here: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the devices of a member that has back what is here of those it lent."""
+    floor = devices_of(member).floor
+    return floor + here + tuple(each for each in terms.gpu_indices if each not in floor)
 
 
 def _turn(asks: list[Ask]) -> tuple[int, int, str]:

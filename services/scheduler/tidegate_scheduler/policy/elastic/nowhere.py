@@ -40,6 +40,11 @@ class Nowhere:
         rest = [other for other in self._tried.get(shape, ()) if not right.covers(other)]
         self._tried[shape] = [*rest, right]
 
+    @property
+    def any(self) -> bool:
+        """Say whether anything was tried in vain."""
+        return bool(self._tried)
+
     def rules_out(self, shape: Shape, right: Right) -> bool:
         """Say whether a job of the shape would find no room either."""
         tried = self._tried.get(shape)

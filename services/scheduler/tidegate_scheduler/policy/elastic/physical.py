@@ -7,15 +7,18 @@ less than it holds lends; who has more has it from those who lend, or from those
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import msgspec
 from tidegate_events.resources import Resources
 from tidegate_events.spec import JobSpec, phase_need
 
 from tidegate_scheduler.leasing import limits_mib
-from tidegate_scheduler.policy.elastic.entries import parted
-from tidegate_scheduler.policy.elastic.index import Index
+from tidegate_scheduler.policy.elastic.parts import Part, leased_to
 from tidegate_scheduler.state import Job, Member
+
+if TYPE_CHECKING:
+    from tidegate_scheduler.policy.elastic.index import Index
 
 Limits = tuple[int, ...]
 """The memory of one replica of each component, in their order."""
@@ -29,6 +32,7 @@ class Need(msgspec.Struct, frozen=True):
     gpu_memory_mib: int
     limits: Limits
     memory_mib: int
+    gpu_millis: int
 
     def beyond(self, floor: Resources) -> Resources:
         """Return what of it the floor does not cover."""
@@ -36,6 +40,7 @@ class Need(msgspec.Struct, frozen=True):
             max(0, self.cpu_millis - floor.cpu_millis),
             max(0, self.memory_mib - floor.memory_mib),
             max(0, self.gpus - floor.gpus),
+            gpu_millis=max(0, self.gpu_millis - floor.gpu_millis),
         )
 
 
@@ -65,6 +70,7 @@ def _need_of(spec: JobSpec, phase: str, entering: str) -> Need:
         max(need.gpu_memory_mib for need in needs),
         limits,
         sum(mib * each.replicas for mib, each in zip(limits, spec.components, strict=True)),
+        max(need.gpu_millis for need in needs),
     )
 
 
@@ -95,7 +101,7 @@ def balance_mib(index: Index, row: int) -> int:
     )
 
 
-def surplus(index: Index, job: Job, member: Member) -> tuple[int, tuple[int, ...]]:
-    """Return the memory that the member has beyond its own, and the devices that are leased to it."""
+def surplus(index: Index, job: Job, member: Member) -> tuple[int, tuple[Part, ...]]:
+    """Return the memory that the member has beyond its own, and what is leased to it of devices."""
     more_mib = has_mib(index.state.specs[job.id], member) - holds_mib(index.state.floors[job.id], member)
-    return max(0, more_mib), parted(member)[1]
+    return max(0, more_mib), leased_to(member)

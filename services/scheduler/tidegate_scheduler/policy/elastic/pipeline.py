@@ -53,8 +53,8 @@ def decide(draft: Draft) -> None:
         elastic.settle()
         placements = [] if cordon(draft, index) else elastic.place_waiting()
         elastic.rebalance()
-        resize.resize(draft, trial, [(each.job, each.seats) for each in placements])
-        trial.leave_placed()
+        quotas = resize.resize(draft, trial, [(each.job, each.seats) for each in placements])
+        trial.leave_placed(quotas)
     finally:
         trial.undo()
         index.table.peaks.end_pass()
@@ -169,7 +169,8 @@ class _Pass:
         if not self._within_ceiling(job, line):
             self._keeping.release(job, "QuotaReached")
             return False
-        if not reserved and self._nowhere.rules_out(line.key.shape, line.right(guaranteed=self._is_guaranteed(line))):
+        right = line.right(guaranteed=self._is_guaranteed(line))
+        if not reserved and self._nowhere.any and self._nowhere.rules_out(line.key.shape, right):
             self._waiting.of_line(line, None)
             return False
         barred = self._barred.rows(job, line.fit)

@@ -54,7 +54,8 @@ def shared(draft: Draft, index: Index, row: int, coming: list[tuple[Job, int]]) 
             return None
         turns.append(((*order_of(job), rank), sharing.part_of(spec, DEFAULT_PHASE), None))
     turns.sort(key=_first)
-    found, changed = Shared({}, []), list[tuple[Sharer, tuple[int, ...]]]()
+    found = Shared({}, [])
+    changed: list[tuple[Sharer, tuple[int, ...]]] = []
     granted = sharing.lend(index.table.kinds[row].cpu_millis, [part for _, part, _ in turns])
     for (turn, part, sharer), millis in zip(turns, granted, strict=True):
         if sharer is None:

@@ -6,6 +6,8 @@ soon as the kernel says so; else it saves and leaves altogether.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from tidegate_events import events as e
 from tidegate_events.resources import Resources
 
@@ -14,6 +16,7 @@ from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.elastic import leave, replicas
 from tidegate_scheduler.policy.elastic.claims import lacks_devices, lacks_memory, waiting_for_leases
 from tidegate_scheduler.policy.elastic.index import Index
+from tidegate_scheduler.policy.elastic.parts import Part
 from tidegate_scheduler.policy.elastic.physical import asking_on, surplus
 from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.parameters import SECOND_NS
@@ -82,14 +85,16 @@ def _deadline(member: Member) -> tuple[int, int]:
 
 def awaited(trial: Trial, job: Job, rows: tuple[int, ...], now_ns: int) -> dict[int, int]:
     """Return the rows of a placement on which others still have its memory or devices, and when they are back."""
-    index, found = trial.index, dict[int, int]()
+    index = trial.index
+    found: dict[int, int] = {}
     if not (index.scaled or index.asking.on_row):
         return found
     for row in sorted({row for row in rows if row in index.scaled or row in index.asking.on_row}):
         count = rows.count(row)
         more_mib, back_ns = replicas.held(index, row, now_ns)
         need = index.state.floors[job.id]
-        if lacks_memory(index, row, need.memory_mib * count, more_mib) or lacks_devices(index, row, job, count):
+        lacks = lacks_memory(index, row, need.memory_mib * count, more_mib)
+        if lacks or lacks_devices(index, row, job, count).count:
             leased_ns = [_back_ns(index, other, member, now_ns) for other, member in asking_on(index, row)]
             found[row] = max([back_ns, *leased_ns] if more_mib else leased_ns, default=0) or back_ns
     return found
@@ -118,13 +123,15 @@ def _back_ns(index: Index, job: Job, member: Member, now_ns: int) -> int:
 
 # ---- recalling ----
 
+_Rank = tuple[int, int, int, int, int, int, str, int]
+
 
 class Wanted:
-    """What is recalled on a row: so much memory, and so many of these devices."""
+    """What is recalled on a row: so much memory, and of devices such parts, of so many of them."""
 
-    def __init__(self, short_mib: int, devices: tuple[int, ...] = (), count: int = 0) -> None:
+    def __init__(self, short_mib: int, parts: dict[int, int] | None = None, count: int = 0) -> None:
         self.short_mib = short_mib
-        self.devices = set(devices)
+        self.parts = dict(parts or {})
         self.count = count
 
     @property
@@ -132,14 +139,23 @@ class Wanted:
         """Say whether anything is still wanted."""
         return self.short_mib > 0 or self.count > 0
 
-    def covers(self, more_mib: int, devices: tuple[int, ...]) -> tuple[int, int]:
-        """Return how many of the devices that are wanted, and how much of the memory, these are."""
-        return min(self.count, len(self.devices.intersection(devices))), max(0, min(self.short_mib, more_mib))
+    def covers(self, more_mib: int, parts: tuple[Part, ...]) -> tuple[int, int, int]:
+        """Return of how many devices that is all that is wanted, how much of the memory, and what of other devices."""
+        if self.count <= 0:
+            return 0, max(0, min(self.short_mib, more_mib)), 0
+        mine = [(self.parts[each], millis) for each, millis in parts if each in self.parts]
+        whole = sum(millis >= short for short, millis in mine)
+        return min(self.count, whole), max(0, min(self.short_mib, more_mib)), 0 if whole else sum(m for _, m in mine)
 
-    def take(self, more_mib: int, devices: tuple[int, ...]) -> None:
+    def take(self, more_mib: int, parts: tuple[Part, ...]) -> None:
         """Count what will be back."""
-        self.count -= len(self.devices.intersection(devices))
         self.short_mib -= more_mib
+        for each, millis in parts:
+            if each in self.parts:
+                self.parts[each] -= millis
+                if self.parts[each] <= 0:
+                    del self.parts[each]
+                    self.count -= 1
 
 
 def tell(draft: Draft, trial: Trial, job: Job, for_job: str, *, beyond: bool = False) -> None:
@@ -149,14 +165,16 @@ def tell(draft: Draft, trial: Trial, job: Job, for_job: str, *, beyond: bool = F
     for member in job.members:
         if not member.active or member.hand_back_ns:
             continue
-        more_mib, devices = surplus(trial.index, job, member)
-        if not (more_mib or devices or member.leased or (beyond and member.extra)):
+        more_mib, _ = surplus(trial.index, job, member)
+        if not (more_mib or member.leased or (beyond and member.extra)):
             continue
         leased, extra = member.leased or Resources(), (member.extra if beyond else None) or Resources()
         numbers = {
             "memory_mib": max(more_mib, leased.memory_mib) + extra.memory_mib,
-            "gpus": len(devices) + extra.gpus,
+            "gpus": leased.gpus + extra.gpus,
         }
+        if share_millis := leased.gpu_millis + extra.gpu_millis:
+            numbers["gpu_millis"] = share_millis
         draft.add(
             e.HandBackRequested,
             job,
@@ -185,7 +203,8 @@ class Recalls:
             elif any(surplus(index, job, member)):
                 candidates.append((job, member))
         while wanted.more and candidates and not self._draft.full:
-            best = min(candidates, key=lambda each: self._rank(each, wanted))
+            crowd = Counter(part for each in candidates for part, _ in surplus(index, *each)[1])
+            best = min(candidates, key=lambda each: self._rank(each, wanted, crowd))
             if not any(wanted.covers(*surplus(index, *best))):
                 return
             tell(self._draft, self._trial, best[0], for_job)
@@ -197,7 +216,10 @@ class Recalls:
         leaving = job.stage in LEAVING_STAGES or job.id in self._draft.leaving
         return leaving or job.id in self._trial.recalled or bool(member.hand_back_ns)
 
-    def _rank(self, each: tuple[Job, Member], wanted: Wanted) -> tuple[int, int, int, str, int]:
+    def _rank(self, each: tuple[Job, Member], wanted: Wanted, crowd: Counter[int]) -> _Rank:
+        """Return who is told first: who has most of what is wanted, and of a device that several have, the fewest."""
         job, member = each
-        devices, more_mib = wanted.covers(*surplus(self._index, job, member))
-        return -devices, -more_mib, -member.leased_ns, job.id, member.rank
+        more_mib, parts = surplus(self._index, job, member)
+        whole, covered_mib, millis = wanted.covers(more_mib, parts)
+        others = min((crowd[device] for device, _ in parts if device in wanted.parts), default=0) if millis else 0
+        return -whole, -covered_mib, -bool(millis), others, -millis, -member.leased_ns, job.id, member.rank

@@ -165,8 +165,13 @@ def _held(trial: Trial, ends: _Ends, among: set[int]) -> _Held:
     return _Held(columns[3], columns[: GPUS + 1], columns[4], columns[5])
 
 
-_Part = tuple[int, int, int]
-"""A device, how much of it somebody holds, and until when."""
+class _Part(msgspec.Struct, frozen=True):
+    """What somebody holds of a device, until when, and whether that is counted as gone already."""
+
+    device: int
+    millis: int
+    ends_ns: int
+    goes: bool
 
 
 def _parts(trial: Trial, ends: _Ends, candidates: list[int]) -> dict[int, list[_Part]]:
@@ -178,16 +183,18 @@ def _parts(trial: Trial, ends: _Ends, candidates: list[int]) -> dict[int, list[_
             for name in index.on_row.get(row, ()):
                 for seat in index.seats_of(name):
                     need = seat.holds(index.state.floors[name])
-                    millis = WHOLE_MILLIS if need.gpus else need.gpu_millis
-                    found[row] += [(each, millis, ends[name][0]) for each in seat.gpu_indices if seat.row == row]
+                    millis, (end_ns, goes) = WHOLE_MILLIS if need.gpus else need.gpu_millis, ends[name]
+                    devices = seat.gpu_indices if seat.row == row else ()
+                    found[row] += [_Part(each, millis, end_ns, goes) for each in devices]
     return found
 
 
 def _devices_then(devices: Devices, parts: list[_Part], moment: int) -> tuple[int, int]:
     """Return how many devices are free as a whole then, and the largest part of another: several may share one."""
-    used: dict[int, int] = {}
-    for device, millis, end_ns in parts:
-        if end_ns > moment and millis and device in devices.all:
-            used[device] = used.get(device, 0) + millis
-    whole = len(devices.all) - len(used) - devices.promised
-    return whole, max((WHOLE_MILLIS - each for each in used.values()), default=0)
+    used = dict(devices.staying_millis)
+    for part in parts:
+        if part.device in devices.all:
+            counts = (part.ends_ns <= moment) - part.goes
+            used[part.device] = used.get(part.device, 0) - counts * part.millis
+    held = [each for each in used.values() if each > 0]
+    return len(devices.all) - len(held) - devices.promised, max((WHOLE_MILLIS - each for each in held), default=0)

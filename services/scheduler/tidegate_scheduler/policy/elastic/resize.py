@@ -15,13 +15,14 @@ from tidegate_events.spec import DEFAULT_PHASE
 
 from tidegate_scheduler import raising
 from tidegate_scheduler.draft import Draft
+from tidegate_scheduler.leasing import share_millis
 from tidegate_scheduler.policy import sharing
 from tidegate_scheduler.policy.elastic import plain, replicas
 from tidegate_scheduler.policy.elastic.entries import Seat
 from tidegate_scheduler.policy.elastic.index import SharedRow
 from tidegate_scheduler.policy.elastic.lend import Lending
 from tidegate_scheduler.policy.elastic.plain import order_of
-from tidegate_scheduler.policy.elastic.terms import Terms, first_limits, own_millis, phase_reasons
+from tidegate_scheduler.policy.elastic.terms import Terms, first_limits, own_millis, phase_reasons, share_of
 from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.state import LEAVING_STAGES, Job, Member
@@ -43,12 +44,16 @@ class _Changes:
         self.grants: dict[str, list[_Change]] = {}
 
 
-def resize(draft: Draft, trial: Trial, placements: Placements) -> None:
-    """Decide the placements with their quotas, and what changes for those who are there."""
+def resize(draft: Draft, trial: Trial, placements: Placements) -> _Shares:
+    """Decide the placements with their quotas, and what changes for those who are there; return the quotas.
+
+    A row on which somebody is placed and nobody there has others than before is looked at no more: it is as it was left
+    when that is folded, or the index has it looked at.
+    """
     shares: _Shares = {}
     changes = _Changes()
     coming = _coming(placements)
-    index, tried = trial.index, trial.changed()
+    index, tried, disturbed = trial.index, trial.changed(), trial.disturbed()
     earlier, index.shared = index.shared, {}
     _rouse(draft, trial)
     rows = sorted(index.unshared.keys() | tried, key=index.table.names.__getitem__)
@@ -62,7 +67,7 @@ def resize(draft: Draft, trial: Trial, placements: Placements) -> None:
             continue
         if (plainly := plain.shared(draft, index, row, new)) is not None:
             shares |= plainly.coming
-            if not plainly.changed and row not in tried:
+            if not plainly.changed and row not in disturbed:
                 index.unshared.pop(row, None)
             for job, member, quotas in plainly.changed:
                 _sort(draft, (job, member, quotas, None), lending, changes)
@@ -83,6 +88,7 @@ def resize(draft: Draft, trial: Trial, placements: Placements) -> None:
         for change in here:
             _sort(draft, change, lending, changes)
     _add(draft, trial, placements, (shares, changes))
+    return shares
 
 
 def _changes(change: _Change) -> bool:
@@ -245,6 +251,8 @@ def _add_quota(draft: Draft, change: _Change) -> None:
         about = {"phase": terms.granted, "leased": terms.leased, "extra": terms.extra}
         if terms.gpu_indices != member.gpu_indices:
             about["gpu_indices"] = terms.gpu_indices
+        if (millis := share_of(draft.state.floors[job.id], terms)) != share_millis(draft.state.floors[job.id], member):
+            about["gpu_millis"] = millis
     draft.add(e.QuotaChanged, job, *why, attempt=job.attempt, rank=member.rank, quotas=quotas, **about)
 
 
@@ -272,7 +280,7 @@ def _add_placement(draft: Draft, trial: Trial, placement: tuple[Job, tuple[Seat,
                 gpu_indices=seat.gpu_indices,
             )
         )
-    on = ", ".join(sorted({each.node for each in members}))
+    on = ", ".join(sorted({each.node for each in members})) if len(members) > 1 else members[0].node
     draft.add(
         e.JobPlaced,
         job,

@@ -19,6 +19,8 @@ NOT_NEEDED = -(1 << 62)
 PLACE_BITS, CPU_BITS, GPU_BITS = 20, 24, 12
 """A score packs, from the highest bits down: whether a whole device is broken up, devices left, CPU left, place."""
 
+GPUS_MAX, CPU_MAX = (1 << GPU_BITS) - 1, (1 << CPU_BITS) - 1
+
 ROWS_LOOKED_AT_MAX = 2048
 ROWS_ONE_BY_ONE_MAX = 24
 """When more rows changed, they are scored at once: that is cheaper then."""
@@ -167,7 +169,7 @@ class Fit:
         room = table.now_on(row)
         if not self.holds_one(room) or not table.is_open[row] or self._holds_kind(table.kind_on(row)) <= 0:
             return NOWHERE
-        cpu_left, gpus_left, broken = max(0, room[CPU] - need.cpu_millis), max(0, room[GPUS] - need.gpus), 0
+        cpu_left, gpus_left, broken = room[CPU] - need.cpu_millis, room[GPUS] - need.gpus, 0
         if need.gpu_millis and room[SHARE] < need.gpu_millis:
             if gpus_left < 1:
                 return NOWHERE
@@ -175,10 +177,10 @@ class Fit:
         if row in table.mixed and (need.gpus or need.gpu_millis) and self._mixed_members(row, table.now) <= 0:
             return NOWHERE
         if self._peak is not None or table.beside_millis:
-            return (self._suits_by_more(row, broken) << PLACE_BITS) | int(table.place[row])
-        packed = (broken << GPU_BITS) | min(gpus_left, (1 << GPU_BITS) - 1)
-        packed = (packed << CPU_BITS) | min(cpu_left, (1 << CPU_BITS) - 1)
-        return (packed << PLACE_BITS) | int(table.place[row])
+            return (self._suits_by_more(row, broken) << PLACE_BITS) | table.place_of(row)
+        packed = (broken << GPU_BITS) | (min(gpus_left, GPUS_MAX) if gpus_left > 0 else 0)
+        packed = (packed << CPU_BITS) | (min(cpu_left, CPU_MAX) if cpu_left > 0 else 0)
+        return (packed << PLACE_BITS) | table.place_of(row)
 
     def _suits_by_more(self, row: int, broken: int) -> int:
         """Return how well a row suits on which a member fits, by more than what is left: what that is good for."""
@@ -294,8 +296,8 @@ class Fit:
         if table.beside_millis:
             suits = stranded.tightnesses(self.shape, room[:, rows], broken, table.beside_millis)
             return np.where(fits, (suits << PLACE_BITS) | table.place[rows], NOWHERE)
-        packed = (broken << GPU_BITS) | np.minimum(np.maximum(gpus_left, 0), (1 << GPU_BITS) - 1)
-        packed = (packed << CPU_BITS) | np.minimum(np.maximum(cpu_left, 0), (1 << CPU_BITS) - 1)
+        packed = (broken << GPU_BITS) | np.minimum(np.maximum(gpus_left, 0), GPUS_MAX)
+        packed = (packed << CPU_BITS) | np.minimum(np.maximum(cpu_left, 0), CPU_MAX)
         packed = (packed << PLACE_BITS) | table.place[rows]
         return np.where(fits, packed, NOWHERE)
 

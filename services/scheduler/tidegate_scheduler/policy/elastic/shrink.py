@@ -18,7 +18,7 @@ from tidegate_scheduler.policy.elastic.physical import asking_on
 from tidegate_scheduler.policy.elastic.recall import recalled_for, tell
 from tidegate_scheduler.policy.elastic.shapes import Fit
 from tidegate_scheduler.policy.elastic.table import Ints
-from tidegate_scheduler.policy.elastic.terms import devices_of
+from tidegate_scheduler.policy.elastic.terms import extra_devices
 from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.state import Job, Member
@@ -89,7 +89,7 @@ class Shrinking:
     def _handed_back(self, extras: list[_Extra]) -> Iterator[Ints]:
         """Let the table's `later`, which is given, be what there will be once these have handed back."""
         table = self._index.table
-        held = [(row, each.extra, devices_of(each).extra) for row, _, each in extras if each.extra is not None]
+        held = [(row, each.extra, extra_devices(each)) for row, _, each in extras if each.extra is not None]
         for row, extra, indices in held:
             table.leave(row, extra, indices)
         try:

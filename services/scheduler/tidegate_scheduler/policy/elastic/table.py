@@ -86,6 +86,7 @@ class NodeTable:
         self.peaks = Peaks()
         self.beside_millis = 0
         self.place: Ints = np.zeros(ROWS_FIRST, np.int64)
+        self._places: list[int] = []
         self.renumbered = 0
         """How often kinds were given other numbers: who keeps something by their numbers works it out anew."""
 
@@ -177,6 +178,7 @@ class NodeTable:
         """Work out `place` anew, after new nodes became known."""
         count = len(self.names)
         self.place[np.array(sorted(range(count), key=self.names.__getitem__), np.int64)] = np.arange(count)
+        self._places = self.place[:count].tolist()
 
     def drop(self, name: str) -> int:
         """Take out a node that is gone; return its row, which suits nobody until another node gets it."""
@@ -270,23 +272,14 @@ class NodeTable:
         devices = self.devices[row]
         if need.gpu_millis:
             parts = [
-                (WHOLE_MILLIS - used, index)
-                for index, used in devices.used_millis.items()
-                if index in devices.all
-                and WHOLE_MILLIS - used >= need.gpu_millis
+                (index not in devices.used_millis, here, index)
+                for index in devices.used_millis | devices.leased
+                if (here := devices.here_of(index)) >= need.gpu_millis
+                and index in devices.all
                 and accepts(devices.all[index], need, models)
             ]
-            return (min(parts)[1],) if parts else (devices.at_hand(need, models)[0].index,)
-        return tuple(gpu.index for gpu in devices.at_hand(need, models)[: need.gpus]) if need.gpus else ()
-
-    def lease(self, row: int, indices: tuple[int, ...]) -> None:
-        """Let somebody have devices that others hold, or held."""
-        self.devices[row].leased |= dict.fromkeys(indices)
-
-    def unlease(self, row: int, indices: tuple[int, ...]) -> None:
-        """Take back what `lease` did."""
-        for index in indices:
-            self.devices[row].leased.pop(index, None)
+            return (min(parts)[2],) if parts else (devices.at_hand(need, models)[0].index,)
+        return tuple([gpu.index for gpu in devices.at_hand(need, models)[: need.gpus]]) if need.gpus else ()
 
     def overfull(self, row: int) -> bool:
         """Say whether members hold more than there is: the node came back smaller."""
@@ -298,6 +291,10 @@ class NodeTable:
     def now_on(self, row: int) -> list[int]:
         """Return the amounts that may be taken on one row."""
         return self._now[row]
+
+    def place_of(self, row: int) -> int:
+        """Return the position of one row's name among all names."""
+        return self._places[row]
 
     def kind_on(self, row: int) -> int:
         """Return the number of one row's kind."""

@@ -5,10 +5,12 @@ But for what it placed, where it was decided: that is left for the index, which 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
+from tidegate_events.events import Quota
 from tidegate_events.resources import Resources
+from tidegate_events.spec import DEFAULT_PHASE
 
 from tidegate_scheduler.policy.elastic.entries import Seat, held_by
 from tidegate_scheduler.policy.elastic.index import Index
@@ -24,6 +26,7 @@ class Trial:
     def __init__(self, index: Index) -> None:
         self.index = index
         self.touched: dict[int, None] = {}
+        self._left_on: dict[int, None] = {}
         self._undo: list[Callable[[], None]] = []
         self._placed: list[tuple[Job, tuple[Seat, ...]]] = []
         self.asked: set[str] = set()
@@ -56,13 +59,15 @@ class Trial:
         self.back_to(0)
         for job, seats in self._placed:
             self._hold(job, seats, self.index.state.floors[job.id], -1)
+            self.index.unshared |= dict.fromkeys([seat.row for seat in seats])
         self._placed.clear()
 
-    def leave_placed(self) -> None:
-        """Take everything back but what was placed, which is decided."""
+    def leave_placed(self, quotas: Mapping[tuple[str, int], tuple[Quota, ...]]) -> None:
+        """Take everything back but what was placed, which is decided with these quotas by job and rank."""
         self.back_to(0)
         for job, seats in self._placed:
-            self.index.expect(job, seats, backfills=bool(self.backfills.get(job.id)))
+            members = [(DEFAULT_PHASE, quotas[job.id, rank]) for rank in range(len(seats))]
+            self.index.expect(job, seats, members, backfills=bool(self.backfills.get(job.id)))
         self._placed.clear()
 
     @property
@@ -108,7 +113,7 @@ class Trial:
         for seat in seats:
             self._let_leave(seat.row, seat.holds(need), seat.gpu_indices)
             self.left.add(seat.row)
-            self.touched[seat.row] = None
+            self.touched[seat.row] = self._left_on[seat.row] = None
 
     def _let_leave(self, row: int, need: Resources, indices: tuple[int, ...]) -> None:
         table = self.index.table
@@ -148,7 +153,11 @@ class Trial:
 
     def changed(self) -> set[int]:
         """Return the rows on which this pass changed who is there or what is promised."""
-        rows = set(self.touched) | self.awaited_mib.keys()
+        return self.touched.keys() | self.disturbed()
+
+    def disturbed(self) -> set[int]:
+        """Return those of them on which it did not only place somebody."""
+        rows = set(self._left_on) | self.awaited_mib.keys()
         for job in self.promises.keys() | self._promised.keys():
             now, before = self.promises.get(job, ()), self._promised.get(job, ())
             if now != before:
