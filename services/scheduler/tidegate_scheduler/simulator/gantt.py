@@ -5,7 +5,6 @@ Nothing is drawn here, so that tests can look at it.
 
 from __future__ import annotations
 
-import heapq
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -27,12 +26,17 @@ Value = Callable[[Sample], int]
 
 
 class Bar(msgspec.Struct, frozen=True, gc=False):
-    """A member on a node: `lane` of `lanes` that lie in the row of its node, from below."""
+    """A member on a node: from `lane` on as many as it has whole devices, of `lanes` that the row of its node has."""
 
     stay: Stay
     row: int
     lane: int
     lanes: int
+
+    @property
+    def width(self) -> int:
+        """Return how many lanes it takes."""
+        return _width(self.stay)
 
 
 class Rows(msgspec.Struct, frozen=True):
@@ -101,25 +105,25 @@ def _bars(run: Run, names: tuple[str, ...]) -> Iterable[Bar]:
     for row, name in enumerate(names):
         found = sorted(stays[name], key=lambda stay: (stay.from_ns, stay.until_ns, stay.job, stay.rank))
         lanes = _lanes(found)
-        count = max(lanes, default=0) + 1
+        count = max((lane + _width(stay) for stay, lane in zip(found, lanes, strict=True)), default=1)
         for stay, lane in zip(found, lanes, strict=True):
             yield Bar(stay, row, lane, count)
 
 
+def _width(stay: Stay) -> int:
+    return 1 if stay.gpu_millis else max(1, stay.gpus)
+
+
 def _lanes(stays: list[Stay]) -> list[int]:
-    """Return a lane for each, so that none lies over another: the lowest that is free as it begins."""
-    free: list[int] = []
-    held: list[tuple[int, int]] = []
+    """Return the first lane of each, so that none lies over another: the lowest that are free as it begins."""
+    free_ns: list[int] = []
     found = []
-    used = 0
     for stay in stays:
-        while held and held[0][0] <= stay.from_ns:
-            heapq.heappush(free, heapq.heappop(held)[1])
-        if free:
-            lane = heapq.heappop(free)
-        else:
-            lane, used = used, used + 1
-        heapq.heappush(held, (stay.until_ns, lane))
+        width, lane = _width(stay), 0
+        while any(until_ns > stay.from_ns for until_ns in free_ns[lane : lane + width]):
+            lane += 1
+        free_ns += [0] * (lane + width - len(free_ns))
+        free_ns[lane : lane + width] = [max(stay.until_ns, stay.from_ns)] * width
         found.append(lane)
     return found
 

@@ -135,7 +135,7 @@ def _seconds(run: Run, times_ns: Sequence[int]) -> list[float]:
 
 
 def _gantt(axes: Axes, run: Run, lines: Rows, colours: dict[str, str]) -> None:
-    """Draw each node as a row of bars: who was there, in the colour of its tenant, hatched where it had to leave."""
+    """Draw each node as a row of bars, as high as each has devices: who was there, hatched where it had to leave."""
     from matplotlib.collections import PolyCollection  # noqa: PLC0415
 
     shapes: dict[tuple[str, str], list[list[tuple[float, float]]]] = {}
@@ -145,6 +145,7 @@ def _gantt(axes: Axes, run: Run, lines: Rows, colours: dict[str, str]) -> None:
         left, right = _seconds(run, (bar.stay.from_ns, bar.stay.until_ns))
         height = 0.86 / bar.lanes
         low = bar.row - 0.43 + bar.lane * height
+        height *= bar.width
         corners = [(left, low), (left, low + height), (right, low + height), (right, low)]
         shapes.setdefault((colours[bar.stay.job], HATCHES.get(bar.stay.ended, "")), []).append(corners)
         if labels and right - left > LABEL_SHARE_MIN * whole_seconds:
@@ -173,7 +174,7 @@ def _times(grid: Any, runs: Sequence[Run]) -> None:
     longest = max(1, *(run.end_ns - run.begin_ns for run in runs)) / 1e9
     for axes in grid[-1]:
         axes.set_xlim(0, longest)
-        axes.set_xticks(ticks(longest), [span(each) for each in ticks(longest)])
+        axes.set_xticks(ticks(longest), [span(each).replace("d00h", "d") for each in ticks(longest)])
         axes.set_xlabel("since the beginning")
 
 
