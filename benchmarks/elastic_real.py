@@ -7,8 +7,8 @@ recomputed and equal, and nothing was left behind. Needs what `tidegate up` need
 
     python benchmarks/elastic_real.py --jobs 4
 
-`jobs_at_once_*`: the mean number of jobs that work, from the first submission to the last end, by what the journal says:
-who waits to be placed, starts, or waits for a phase does not work.
+`jobs_at_once_*`: the mean number of jobs that work, from the first submission to the last end, by what the journal
+says: who waits to be placed, starts, or waits for a phase does not work.
 """
 
 from __future__ import annotations
