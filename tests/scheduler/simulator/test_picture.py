@@ -168,8 +168,31 @@ def test_a_curve_that_is_thinned_has_the_same_area(steps: list[tuple[int, int]],
     assert len(times) <= max(points, len(steps)) + 1
 
 
-@pytest.mark.parametrize(("seconds", "last"), [(0.5, 0), (7.5, 7), (100, 100), (5600, 4800), (30 * 86400, 28 * 86400)])
-def test_times_are_round(seconds: float, last: int) -> None:
-    found = gantt.ticks(seconds)
+@pytest.mark.parametrize(
+    ("begin", "end", "first", "last"),
+    [
+        (0, 0.5, 0, 0),
+        (0, 7.5, 0, 7),
+        (0, 100, 0, 100),
+        (0, 5600, 0, 4800),
+        (0, 30 * 86400, 0, 28 * 86400),
+        (99_990, 100_020, 99_990, 100_020),
+        (3601, 7199, 4200, 6600),
+    ],
+)
+def test_times_are_round(begin: float, end: float, first: int, last: int) -> None:
+    found = gantt.ticks(begin, end)
     assert len(found) <= gantt.TICKS_MAX + 1
-    assert (found[0], found[-1]) == (0, last)
+    assert (found[0], found[-1]) == (first, last)
+
+
+def test_it_shows_the_time_in_which_there_are_jobs() -> None:
+    samples = tuple(
+        Sample(at * SECOND, waiting, placed, 0, 0, 0, 0, 0)
+        for at, waiting, placed in ((0, 0, 0), (1000, 1, 0), (1010, 0, 1), (1100, 0, 0))
+    )
+    quiet = Run("quiet", "elastic", 0, Costs(), (), (), samples, (), 0, 9000 * SECOND)
+    assert gantt.window([quiet]) == (999.0, 1101.0)
+    late = Run("late", "fifo", 0, Costs(), (), (), samples[:3], (), 0, 1200 * SECOND)
+    assert gantt.window([quiet, late]) == (998.0, 1202.0)
+    assert gantt.window([Run("empty", "", 0, Costs(), (), (), (), (), 7, 7)]) == (0.0, pytest.approx(0.00101))

@@ -19,6 +19,8 @@ POINTS_MAX = 2000
 ROWS_MAX = 64
 """More nodes than that are lines, not bars; those on which most happens are shown."""
 OTHERS = "others"
+SECOND_NS = 1_000_000_000
+MARGIN = 0.01
 TICKS_MAX = 8
 STEPS_SECONDS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
 
@@ -128,13 +130,34 @@ def _lanes(stays: list[Stay]) -> list[int]:
     return found
 
 
-def ticks(longest_seconds: float) -> list[int]:
-    """Return round times from 0 on, at most TICKS_MAX of them beside 0."""
-    step = next((each for each in STEPS_SECONDS if each * TICKS_MAX >= longest_seconds), 0)
+def window(runs: Iterable[Run]) -> tuple[float, float]:
+    """Return from when until when there are jobs in any of the runs, in seconds since each began, with a small margin.
+
+    A recording may begin long before, and end long after.
+    """
+    first_ns: list[int] = []
+    last_ns: list[int] = []
+    for run in runs:
+        later = [*(sample.at_ns for sample in run.samples[1:]), run.end_ns]
+        for sample, until_ns in zip(run.samples, later, strict=False):
+            if sample.waiting or sample.placed:
+                first_ns.append(sample.at_ns - run.begin_ns)
+                last_ns.append(until_ns - run.begin_ns)
+    begin, end = min(first_ns, default=0) / SECOND_NS, max(last_ns, default=0) / SECOND_NS
+    end = max(end, begin + 1e-3)
+    margin = (end - begin) * MARGIN
+    return max(0.0, begin - margin), end + margin
+
+
+def ticks(begin_seconds: float, end_seconds: float) -> list[int]:
+    """Return round times between, at most one more than TICKS_MAX."""
+    length = end_seconds - begin_seconds
+    step = next((each for each in STEPS_SECONDS if each * TICKS_MAX >= length), 0)
     if not step:
-        days = -int(-longest_seconds // (STEPS_SECONDS[-1] * TICKS_MAX))
+        days = -int(-length // (STEPS_SECONDS[-1] * TICKS_MAX))
         step = days * STEPS_SECONDS[-1]
-    return list(range(0, int(longest_seconds) + 1, step))
+    first = -int(-begin_seconds // step)
+    return [number * step for number in range(first, int(end_seconds // step) + 1)]
 
 
 def groups(runs: Iterable[Run], most: int) -> dict[str, str]:
