@@ -21,6 +21,7 @@ from tidegate_scheduler.policy.elastic.reasons import Waiting
 from tidegate_scheduler.policy.elastic.rebalance import rebalance
 from tidegate_scheduler.policy.elastic.seek import Seek
 from tidegate_scheduler.policy.elastic.shrink import Shrinking
+from tidegate_scheduler.policy.elastic.slicing import Slicing
 from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.elastic.victims import Victims
 from tidegate_scheduler.policy.elastic.yielding import Yielding
@@ -57,7 +58,7 @@ def decide(draft: Draft) -> None:
     finally:
         trial.undo()
         index.table.peaks.end_pass()
-    for due_ns in (index.next_ns, elastic.victims.spared_until_ns):
+    for due_ns in (index.next_ns, elastic.victims.spared_until_ns, elastic.slicing.spared_until_ns):
         if due_ns is not None:
             draft.wake_by(due_ns)
     # A pass that is just full counts as cut: what it would have looked at next depends on what the index has settled.
@@ -82,7 +83,8 @@ class _Pass:
         self._yielding = Yielding(draft, trial)
         self._shrinking = Shrinking(draft, trial)
         self._seek = Seek(draft, trial, self._yielding)
-        self._plans = Plans(draft, trial, self.victims, self._yielding, self._barred)
+        self.slicing = Slicing(trial.index, draft.now_ns, draft.parameters, draft.leaving)
+        self._plans = Plans(draft, trial, (self.victims, self.slicing), self._yielding, self._barred)
         self._keeping = Keeping(draft, trial, self._waiting, self._seek, self._plans.may_plan)
 
     # ---- what happened, and what operators and nodes ask ----
@@ -217,6 +219,8 @@ class _Pass:
     def _right(self, line: Line) -> Right:
         key, guaranteed = line.key, self._index.share(line.key.tenant).guaranteed is not None
         limit = NO_LIMIT_SECONDS if key.limit_seconds is None else key.limit_seconds
+        if self._draft.parameters.slice_steps:
+            return Right(key.priority, limit, key.tenant, key.work)
         return Right(key.priority, limit, key.tenant if guaranteed else "")
 
     # ---- who is blocked ----
@@ -260,6 +264,11 @@ class _Pass:
         if plan is not None:
             self._keeping.keep(job, line, plan.rows, self._keeping.left_by(plan.rows, plan.victims))
             self._plans.preempt(job, plan)
+            return True
+        plan = self._plans.slice(job, line, barred)
+        if plan is not None:
+            self._keeping.keep(job, line, plan.rows, self._keeping.left_by(plan.rows, plan.victims))
+            self._plans.preempt(job, plan, sliced=True)
             return True
         moves = self._plans.moves(job, line, barred)
         if moves is not None:
