@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tidegate_events import events as e
 from tidegate_events.resources import Resources
 from tidegate_scheduler.policy.elastic import work
@@ -76,6 +78,35 @@ def test_two_that_say_nothing_take_turns_that_double() -> None:
     result = simulated(jobs, Costs(), rules=rules_for(choice, jobs))
     assert {job.outcome for job in result.jobs} == {"completed"}
     assert 4 <= sum(job.preemptions for job in result.jobs) <= 2 * (20 * 60 * 4).bit_length()
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_whatever_comes_evictions_are_used_within_the_budget_and_all_jobs_end(data: st.DataObject) -> None:
+    jobs = [
+        arrival(
+            f"j{number}",
+            data.draw(st.integers(0, 2000)),
+            spec(
+                100,
+                memory=64,
+                gpus=data.draw(st.integers(1, 4)),
+                gang=data.draw(st.sampled_from([1, 1, 2])),
+                tenant=data.draw(st.sampled_from("xy")),
+                priority=data.draw(st.sampled_from([0, 0, 1])),
+                expected_seconds=data.draw(st.sampled_from([None, 60, 600, 6000])),
+            ),
+            data.draw(st.integers(1, 6000)),
+        )
+        for number in range(data.draw(st.integers(2, 12)))
+    ]
+    work_of = workload([node("n1", gpus=4), node("n2", gpus=4)], *jobs)
+    parameters = {"slice_steps": data.draw(st.integers(1, 3)), "preemptions_max": data.draw(st.integers(0, 4))}
+    parameters["ageing_seconds"] = data.draw(st.sampled_from([0, 1800]))
+    choice = Choice("elastic", parameters, estimates=data.draw(st.booleans()))
+    result = simulated(work_of, Costs(), rules=rules_for(choice, work_of))
+    assert {job.outcome for job in result.jobs} == {"completed"}
+    assert max(job.preemptions for job in result.jobs) <= parameters["preemptions_max"]
 
 
 @pytest.mark.parametrize(
