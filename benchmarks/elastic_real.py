@@ -33,7 +33,7 @@ from tests.e2e.running import EXAMPLE, RunningStack
 NODE_CPU_MILLIS = 2000
 JOBS = (2, 8)
 STEPS = 1024
-UPDATES = 5
+UPDATES = 10
 SIMULATORS = 4
 SECONDS_MAX = 1800.0
 SECOND_NS = 1_000_000_000
@@ -67,8 +67,8 @@ class Side(msgspec.Struct, frozen=True):
     left: int
 
 
-def spec_of(number: int, *, elastic: bool, level: str) -> JsonObject:
-    """Return the job of the example with that seed."""
+def spec_of(number: int, updates: int, *, elastic: bool, level: str) -> JsonObject:
+    """Return the job of the example with that seed, which samples and learns so many times."""
     spec: JsonObject = json.loads((EXAMPLE / "job.json").read_text())
     for component in spec["components"]:
         kind, memory_mib = component["name"], component["resources"]["default"]["minimum"]["memory_mib"]
@@ -81,19 +81,21 @@ def spec_of(number: int, *, elastic: bool, level: str) -> JsonObject:
             }
             for phase, millis in phases.items()
         }
-    learner = ("learner.py", "--quick", "--max-updates", str(UPDATES), "--steps", str(STEPS))
+    learner = ("learner.py", "--quick", "--max-updates", str(updates), "--steps", str(STEPS))
     spec["components"][-1]["command"] = ["python", *learner, "--connect-seconds", "600"]
     spec |= {"name": f"cartpole-{number}", "seed": number, "isolation": level, "time_limit_seconds": None}
     del spec["expected_seconds"]
     return spec | ({"phase_entry": "asked", "borrows": True} if elastic else {})
 
 
-def play(root: Path, jobs: int, *, elastic: bool) -> Side:
+def play(root: Path, jobs: int, updates: int, *, elastic: bool) -> Side:
     """Run the jobs on a stack of their own, from the submission of all to the end of the last."""
     stack = RunningStack.start(root / ("elastic" if elastic else "static"), "--cpu-millis", str(NODE_CPU_MILLIS))
     try:
         names = [
-            stack.client.submit(spec_of(number, elastic=elastic, level=stack.record.level), workdir=EXAMPLE).job_id
+            stack.client.submit(
+                spec_of(number, updates, elastic=elastic, level=stack.record.level), workdir=EXAMPLE
+            ).job_id
             for number in range(1, jobs + 1)
         ]
         stack.until(lambda: all(_ended(stack, name) for name in names), "all jobs ended", SECONDS_MAX)
@@ -142,15 +144,16 @@ def main() -> int:
     """Run both, print the line, return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=4, choices=range(JOBS[0], JOBS[1] + 1), metavar="2..8")
+    parser.add_argument("--updates", type=int, default=UPDATES, help="how often each job samples and learns")
     parser.add_argument("--home", type=Path, help="where the stacks' data directories are kept; else a temporary one")
     arguments = parser.parse_args()
     root = arguments.home or Path(tempfile.mkdtemp(prefix="tidegate-elastic-"))
     root.mkdir(parents=True, exist_ok=True)
     root.chmod(0o711)  # sandboxes pass through it
     try:
-        static = play(root, arguments.jobs, elastic=False)
+        static = play(root, arguments.jobs, arguments.updates, elastic=False)
         print(f"static: {static.wall_s} s", file=sys.stderr, flush=True)
-        elastic = play(root, arguments.jobs, elastic=True)
+        elastic = play(root, arguments.jobs, arguments.updates, elastic=True)
         print(f"elastic: {elastic.wall_s} s", file=sys.stderr, flush=True)
     finally:
         if not arguments.home:
@@ -158,6 +161,7 @@ def main() -> int:
     same = static.results == elastic.results
     line = {
         "jobs": arguments.jobs,
+        "updates": arguments.updates,
         "node_cpu_millis": NODE_CPU_MILLIS,
         "jobs_at_once_static": static.jobs_at_once,
         "jobs_at_once_elastic": elastic.jobs_at_once,

@@ -38,7 +38,7 @@ def test_a_request_that_is_withdrawn_ends_no_phase_and_jobs_add_up() -> None:
 
 
 def test_both_sides_need_the_same_in_each_phase() -> None:
-    static, elastic = (elastic_real.spec_of(3, elastic=each, level="trusted") for each in (False, True))
+    static, elastic = (elastic_real.spec_of(3, 10, elastic=each, level="trusted") for each in (False, True))
     assert (elastic.pop("phase_entry"), elastic.pop("borrows")) == ("asked", True)
     for one, other in zip(static.pop("components"), elastic.pop("components"), strict=True):
         needs = [{phase: each["minimum"] for phase, each in side.pop("resources").items()} for side in (one, other)]
