@@ -1,9 +1,10 @@
 """Policies measured against each other on public traces, in one simulator that costs all of them the same.
 
 Prints one JSON line for each row (`trace, policy, knows_durations, avg_jct_s, p99_jct_s, makespan_s, gpu_utilization,
-gpu_allocation_pct, preemptions, lost_gpu_s`); what has no meaning in a row is null. Every row can be run alone.
+gpu_allocation_pct, preemptions, lost_gpu_s`); what has no meaning in a row is null. Every row can be run alone. The
+whole of philly takes hours; `--jobs` takes its first ones.
 
-Run: python benchmarks/policies.py --traces DIR [--trace muri|philly|openb] [--policy NAME ...] [--seeds 10] [--list]
+Run: python benchmarks/policies.py --traces DIR [--trace muri|philly|openb] [--policy NAME ...] [--jobs N] [--seeds 10]
 """
 
 from __future__ import annotations
@@ -38,26 +39,33 @@ OPENB_DEMAND_PERMILLE = 1300
 OPENB_FIRST_SEED = 42
 """As in the study of FGD: pods are drawn until they ask for 130% of all GPUs, ten times, by the seeds 42 to 51."""
 
-NO_GUARANTEES = {
+UNGUARDED = {
     "ageing_seconds": 0,
     "protection_permille": 0,
     "preemptions_max": 1_000_000,
     "preemption_cooldown_seconds": 0,
-    "preemption_penalty_seconds": 0,
     "reservations_max": 0,
 }
 """What policy 2 promises to those who run and to those who wait, taken away: only the order counts."""
 
-SLICING = {"slice_steps": 1}
-PLACING = {"cpu_beside_gpu_millis": 10_000}
+GUARDED = {"ageing_seconds": 30 * 24 * 3600}
+"""Its promises as they are by themselves, but for ageing: by an hour of that, all who wait for days become equal."""
+
+PLACING = {"cpu_beside_gpu_millis": 10_000, "reservations_max": 0}
+"""About what pods with one GPU ask for; and nothing is kept for those that do not fit, since nobody leaves."""
 
 
 class Policy(msgspec.Struct, frozen=True):
-    """One way to decide, by the name of its row."""
+    """One way to decide, by the name of its row. `one_tenant`: users do not share fairly, as for the baselines."""
 
     name: str
     choice: Choice
     traces: tuple[str, ...]
+    one_tenant: bool = False
+
+
+def _elastic(name: str, parameters: dict[str, int], *, estimates: bool, one_tenant: bool = False) -> Policy:
+    return Policy(name, Choice("elastic", parameters, estimates=estimates), JOBS, one_tenant)
 
 
 JOBS = ("muri", "philly")
@@ -69,15 +77,16 @@ POLICIES = (
     Policy("tiresias", Choice("tiresias"), JOBS),
     Policy("srtf", Choice("srtf"), JOBS),
     Policy("srsf", Choice("srsf"), JOBS),
-    Policy("elastic-blind", Choice("elastic"), JOBS),
-    Policy("elastic-estimates", Choice("elastic", estimates=True), JOBS),
-    Policy("elastic-blind-slicing", Choice("elastic", SLICING | NO_GUARANTEES), JOBS),
-    Policy("elastic-estimates-slicing", Choice("elastic", SLICING | NO_GUARANTEES, estimates=True), JOBS),
-    Policy("elastic-estimates-slicing-guarded", Choice("elastic", SLICING, estimates=True), JOBS),
+    _elastic("elastic-blind", {}, estimates=False),
+    _elastic("elastic-estimates", {}, estimates=True),
+    _elastic("elastic-slicing-blind", GUARDED | {"slice_steps": 3}, estimates=False),
+    _elastic("elastic-slicing-estimates", GUARDED | {"slice_steps": 1}, estimates=True),
+    _elastic("elastic-unguarded-blind", UNGUARDED | {"slice_steps": 3}, estimates=False, one_tenant=True),
+    _elastic("elastic-unguarded-estimates", UNGUARDED | {"slice_steps": 1}, estimates=True, one_tenant=True),
     Policy("best_fit", Choice("best_fit"), ("openb",)),
     Policy("fgd", Choice("fgd"), ("openb",)),
     Policy("elastic", Choice("elastic", {"reservations_max": 0}), ("openb",)),
-    Policy("elastic-placing", Choice("elastic", PLACING | {"reservations_max": 0}), ("openb",)),
+    Policy("elastic-placing", Choice("elastic", PLACING), ("openb",)),
 )
 
 
@@ -95,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 for row in _openb_rows(policy, asked.traces, asked.seeds):
                     print(json.dumps(row), flush=True)
             else:
-                print(json.dumps(_row(policy, trace, asked.traces)), flush=True)
+                print(json.dumps(_row(policy, trace, asked.traces, asked.jobs)), flush=True)
 
 
 def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -103,6 +112,7 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--traces", type=Path, required=True, help="the folder with the trace files")
     parser.add_argument("--trace", action="append", choices=[*TRACES, "openb"], help="only rows of this trace")
     parser.add_argument("--policy", action="append", choices=[each.name for each in POLICIES], help="only this one")
+    parser.add_argument("--jobs", type=int, help="only so many jobs of muri or philly, the first ones")
     parser.add_argument("--seeds", type=int, default=10, help="how often openb is drawn")
     parser.add_argument("--list", action="store_true", help="say which rows there are, and run none")
     return parser.parse_args(arguments)
@@ -111,13 +121,15 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 # ---- traces of jobs ----
 
 
-def _row(policy: Policy, trace: str, folder: Path) -> dict[str, Any]:
+def _row(policy: Policy, trace: str, folder: Path, jobs: int | None) -> dict[str, Any]:
     name, nodes = TRACES[trace]
     workload = find.read(folder / name, nodespec.parse(nodes))
+    arrivals = tuple(_together(each) if policy.one_tenant else each for each in workload.arrivals[:jobs])
+    workload = msgspec.structs.replace(workload, arrivals=arrivals)
     rules = rules_for(policy.choice, workload)
     found = measures.of(simulate(workload, rules, COSTS))
     return {
-        "trace": f"{trace} on {nodes}",
+        "trace": f"{trace} on {nodes}" + (f", first {jobs} jobs" if jobs else ""),
         "policy": policy.name,
         "knows_durations": rules.knows_durations,
         "avg_jct_s": found.completion.avg_s,
@@ -130,6 +142,10 @@ def _row(policy: Policy, trace: str, folder: Path) -> dict[str, Any]:
         "jobs_completed": found.completed,
         "parameters": policy.choice.parameters,
     }
+
+
+def _together(arrival: Arrival) -> Arrival:
+    return msgspec.structs.replace(arrival, spec=msgspec.structs.replace(arrival.spec, tenant="all"))
 
 
 # ---- how much of the GPUs can be given away ----

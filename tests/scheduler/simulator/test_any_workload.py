@@ -13,6 +13,8 @@ from tidegate_scheduler.simulator.costs import Costs
 from tidegate_scheduler.simulator.rules import elastic
 from tidegate_scheduler.simulator.run import JobRun, Run, encode
 from tidegate_scheduler.simulator.workload import Arrival, Span, Truth, Workload
+from tidegate_scheduler.snapshot import decode_snapshot, encode_snapshot
+from tidegate_scheduler.state import State
 
 from tests.scheduler.simulator.small import SECOND, arrival, node, phased, run, workload
 from tests.support.cluster import spec
@@ -142,6 +144,34 @@ def test_nodes_may_fail_at_any_time(work: Workload, seed: int) -> None:
         if job.outcome == "completed":
             again_ns = worked_ns(job) - truth_ns(work, job.job)
             assert 0 <= again_ns <= job.lost_ms * 1_000_000 + 1_000_000
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.one_of(several(plain_jobs), several(elastic_jobs)), st.integers(1, 60))
+def test_it_goes_on_from_any_state_that_there_was(work: Workload, passes: int) -> None:
+    """Whatever is half done there (starts, savings, phases that are asked for): all of it goes on to its end."""
+    states: list[State] = []
+
+    def see(state: State) -> None:
+        if len(states) < passes:
+            states.append(state if len(states) + 1 < passes else decode_snapshot(encode_snapshot(state)))
+
+    run(work, see=see)
+    if len(states) < passes:
+        return
+    state = states[-1]
+    left = tuple(each for each in work.arrivals if each.job not in state.finished)
+    over = {name for name, job in state.jobs.items() if any(m.status in ("completed", "failed") for m in job.members)}
+    result = run(Workload("rest", (), left), begin=state)
+    check_counts(result)
+    for job in result.jobs:
+        if job.job in over:  # what was left of it was to be seen
+            assert job.outcome in ("completed", "failed")
+            continue
+        truth = next(each.truth for each in left if each.job == job.job)
+        assert job.outcome == ("completed" if truth.fails_after_seconds is None else "failed"), job
+        if job.outcome == "completed" and not any(span.cpu_bound for span in truth.spans):
+            assert worked_ns(job) == truth_ns(work, job.job)
 
 
 @settings(max_examples=8, deadline=None)

@@ -17,8 +17,8 @@ SECOND = 1_000_000_000
 PNG = b"\x89PNG\r\n"
 
 
-def stay(job: str, node: str, begin: int, end: int, ended: str = "completed") -> Stay:
-    return Stay(job, 0, node, 1, 0, 1000, begin * SECOND, end * SECOND, ended)
+def stay(job: str, node: str, begin: int, end: int, *, ended: str = "completed", gpus: int = 1) -> Stay:
+    return Stay(job, 0, node, gpus, 0, 1000, begin * SECOND, end * SECOND, ended)
 
 
 def job_run(name: str, tenant: str = "t") -> JobRun:
@@ -36,7 +36,7 @@ def run(stays: list[Stay], *, tenants: int = 1, gpus: int = 4, rules: str = "ela
 
 
 def some_run(**more: object) -> Run:
-    stays = [stay(f"j{n}", f"n{n % 3}", n, n + 7, ("completed", "suspended", "lost")[n % 3]) for n in range(20)]
+    stays = [stay(f"j{n}", f"n{n % 3}", n, n + 7, ended=("completed", "suspended", "lost")[n % 3]) for n in range(20)]
     return run(stays, **more)  # type: ignore[arg-type]
 
 
@@ -100,17 +100,33 @@ def test_the_extra_that_the_message_names_is_there() -> None:
     assert 'picture = ["matplotlib==' in pyproject.read_text()
 
 
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(0, 10)), max_size=40))
-def test_no_bar_lies_over_another(drawn: list[tuple[int, int, int]]) -> None:
-    stays = [stay(f"j{n}", f"n{node}", at, at + long) for n, (node, at, long) in enumerate(drawn)]
+drawn_stays = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(0, 10), st.integers(0, 4)), max_size=40
+)
+
+
+@given(drawn_stays)
+def test_no_bar_lies_over_another(drawn: list[tuple[int, int, int, int]]) -> None:
+    stays = [stay(f"j{n}", f"n{node}", at, at + long, gpus=gpus) for n, (node, at, long, gpus) in enumerate(drawn)]
     (found,) = gantt.rows([run(stays)])
     assert len(found.bars) == len(stays)
     for one in found.bars:
         assert found.names[one.row] == one.stay.node
-        assert 0 <= one.lane < one.lanes
+        assert one.width == max(1, one.stay.gpus)
+        assert 0 <= one.lane < one.lane + one.width <= one.lanes
         for other in found.bars:
-            if one is not other and (one.row, one.lane) == (other.row, other.lane):
+            apart = one.lane + one.width <= other.lane or other.lane + other.width <= one.lane
+            if one is not other and one.row == other.row and not apart:
                 assert one.stay.until_ns <= other.stay.from_ns or other.stay.until_ns <= one.stay.from_ns
+
+
+def test_a_row_has_no_more_lanes_than_it_needs() -> None:
+    stays = [stay("a", "n1", 0, 9, gpus=4), stay("b", "n1", 0, 5, gpus=4), stay("c", "n1", 5, 9, gpus=2)]
+    (found,) = gantt.rows([run(stays)])
+    assert [(bar.stay.job, bar.lane, bar.lanes) for bar in found.bars] == [("b", 0, 8), ("a", 4, 8), ("c", 0, 8)]
+    share = Stay("s", 0, "n1", 1, 250, 1000, 0, SECOND, "")
+    (found,) = gantt.rows([run([share])])
+    assert (found.bars[0].width, found.bars[0].lanes) == (1, 1)
 
 
 def test_nodes_stand_as_people_count_and_in_the_same_rows_of_all_runs() -> None:
@@ -152,8 +168,31 @@ def test_a_curve_that_is_thinned_has_the_same_area(steps: list[tuple[int, int]],
     assert len(times) <= max(points, len(steps)) + 1
 
 
-@pytest.mark.parametrize(("seconds", "last"), [(0.5, 0), (7.5, 7), (100, 100), (5600, 4800), (30 * 86400, 28 * 86400)])
-def test_times_are_round(seconds: float, last: int) -> None:
-    found = gantt.ticks(seconds)
+@pytest.mark.parametrize(
+    ("begin", "end", "first", "last"),
+    [
+        (0, 0.5, 0, 0),
+        (0, 7.5, 0, 7),
+        (0, 100, 0, 100),
+        (0, 5600, 0, 4800),
+        (0, 30 * 86400, 0, 28 * 86400),
+        (99_990, 100_020, 99_990, 100_020),
+        (3601, 7199, 4200, 6600),
+    ],
+)
+def test_times_are_round(begin: float, end: float, first: int, last: int) -> None:
+    found = gantt.ticks(begin, end)
     assert len(found) <= gantt.TICKS_MAX + 1
-    assert (found[0], found[-1]) == (0, last)
+    assert (found[0], found[-1]) == (first, last)
+
+
+def test_it_shows_the_time_in_which_there_are_jobs() -> None:
+    samples = tuple(
+        Sample(at * SECOND, waiting, placed, 0, 0, 0, 0, 0)
+        for at, waiting, placed in ((0, 0, 0), (1000, 1, 0), (1010, 0, 1), (1100, 0, 0))
+    )
+    quiet = Run("quiet", "elastic", 0, Costs(), (), (), samples, (), 0, 9000 * SECOND)
+    assert gantt.window([quiet]) == (999.0, 1101.0)
+    late = Run("late", "fifo", 0, Costs(), (), (), samples[:3], (), 0, 1200 * SECOND)
+    assert gantt.window([quiet, late]) == (998.0, 1202.0)
+    assert gantt.window([Run("empty", "", 0, Costs(), (), (), (), (), 7, 7)]) == (0.0, pytest.approx(0.00101))

@@ -230,6 +230,30 @@ async def test_attempts_that_end_otherwise(tmp_path: Path) -> None:
     assert {each.job: each.lost_ms for each in again.jobs}[flaky] == 3000
 
 
+async def test_who_fails_already_as_the_stretch_begins_does_not_stumble_again(tmp_path: Path) -> None:
+    cluster = Cluster()
+    cluster.node("n1", 4000)
+    name = cluster.submit(spec(1000, gang=2, attempts=2))
+    cluster.settle()
+    cluster.start(name)
+    cluster.advance(3)
+    cluster.exit(name, "failed", ranks=[0], exit_code=1)
+    failed = cluster.state.seq
+    cluster.advance(1)
+    cluster.exit(name, "stopped")
+    cluster.advance(2)
+    cluster.start(name)
+    cluster.advance(6)
+    cluster.exit(name, "completed")
+    recording = await reading(open_file(write(tmp_path / "fails.tgj", cluster.frames)), Moment(seq=failed))
+    assert recording.begin.header.now_ns == START + 3 * SECOND
+    assert truths(recording)[name].stumbles_ms == ()
+    again = simulate(recording.workload, recorded_rules(recording), recording.costs, begin=recording.begin)
+    assert [each.outcome for each in again.jobs] == ["completed"]
+    whole = await reading(open_file(tmp_path / "fails.tgj"))
+    assert truths(whole)[name].stumbles_ms == (3000,)
+
+
 async def test_a_history_of_nothing_is_an_empty_workload(tmp_path: Path) -> None:
     cluster = Cluster()
     cluster.node("n1")

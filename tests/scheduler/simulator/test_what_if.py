@@ -244,6 +244,18 @@ async def test_recorded_journals_are_simulated_close_to_what_happened(name: str)
     assert answer.recorded == "policy 1 as recorded"
 
 
+@pytest.mark.parametrize("name", ["gang", "node-loss", "preemption-storm", "resize"])
+async def test_a_recorded_journal_is_close_to_what_happened_from_wherever_it_begins(name: str) -> None:
+    source = open_file(JOURNALS / f"{name}.tgj")
+    for seq in range(1, source.end, 4):
+        recording = await read(source, name, Moment(seq=seq), Moment(), told)
+        if not recording.workload.arrivals:
+            continue
+        answer, _ = await what_if(source, recording, Choice("elastic"), told)
+        assert answer.calibration.otherwise == (), seq
+        assert answer.calibration.worst_off_s < 4.0, seq
+
+
 async def test_a_history_of_commands_and_suspensions(tmp_path: Path) -> None:
     cluster = a_history()
     source = open_file(write(tmp_path / "history.tgj", cluster.frames))

@@ -95,6 +95,11 @@ RUNNING: dict[str, tuple[str, str]] = {
         "because its limit was raised.",
         "",
     ),
+    "MoreWorkLeft": (
+        "Asked to leave for a job of its own priority that has less work left, as far as is known: `steps` of work, "
+        "which double, against `for_steps`.",
+        "A higher priority; `expected_seconds`, if it takes less than it has run.",
+    ),
     "QuotaReclaimed": ("Asked to leave: its tenant borrowed what another one was guaranteed and now needs.", ""),
     "ShareRaised": (
         "It has more CPU, of what is free or lent: its step rate is below its declared target, or was a while ago. "

@@ -53,6 +53,7 @@ class Parameters(msgspec.Struct, frozen=True):
     defragmentations_per_hour: Annotated[int, msgspec.Meta(ge=0, le=1_000)] = 6
     rebalance_after_seconds: Seconds = 120
     cpu_beside_gpu_millis: Count = 0
+    slice_steps: Count = 0
 
 
 def as_parameters(values: dict[str, int]) -> Parameters:

@@ -78,6 +78,7 @@ class Engine:
     def run(self, told: Told | None = None, watch: Watch | None = None) -> Run:
         """Simulate until every job has ended, or nothing more can happen."""
         self._open()
+        self._tally.sample(self._now_ns)
         done, jobs, quiet = 0, len(self._tally.records), 0
         while self._tally.open and quiet < QUIET_ROUNDS_MAX and (at_ns := self._next_ns()) is not None:
             self._now_ns = max(self._now_ns, at_ns)

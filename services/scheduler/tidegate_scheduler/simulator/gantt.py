@@ -5,7 +5,6 @@ Nothing is drawn here, so that tests can look at it.
 
 from __future__ import annotations
 
-import heapq
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -20,6 +19,8 @@ POINTS_MAX = 2000
 ROWS_MAX = 64
 """More nodes than that are lines, not bars; those on which most happens are shown."""
 OTHERS = "others"
+SECOND_NS = 1_000_000_000
+MARGIN = 0.01
 TICKS_MAX = 8
 STEPS_SECONDS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
 
@@ -27,12 +28,17 @@ Value = Callable[[Sample], int]
 
 
 class Bar(msgspec.Struct, frozen=True, gc=False):
-    """A member on a node: `lane` of `lanes` that lie in the row of its node, from below."""
+    """A member on a node: from `lane` on as many as it has whole devices, of `lanes` that the row of its node has."""
 
     stay: Stay
     row: int
     lane: int
     lanes: int
+
+    @property
+    def width(self) -> int:
+        """Return how many lanes it takes."""
+        return _width(self.stay)
 
 
 class Rows(msgspec.Struct, frozen=True):
@@ -101,36 +107,57 @@ def _bars(run: Run, names: tuple[str, ...]) -> Iterable[Bar]:
     for row, name in enumerate(names):
         found = sorted(stays[name], key=lambda stay: (stay.from_ns, stay.until_ns, stay.job, stay.rank))
         lanes = _lanes(found)
-        count = max(lanes, default=0) + 1
+        count = max((lane + _width(stay) for stay, lane in zip(found, lanes, strict=True)), default=1)
         for stay, lane in zip(found, lanes, strict=True):
             yield Bar(stay, row, lane, count)
 
 
+def _width(stay: Stay) -> int:
+    return 1 if stay.gpu_millis else max(1, stay.gpus)
+
+
 def _lanes(stays: list[Stay]) -> list[int]:
-    """Return a lane for each, so that none lies over another: the lowest that is free as it begins."""
-    free: list[int] = []
-    held: list[tuple[int, int]] = []
+    """Return the first lane of each, so that none lies over another: the lowest that are free as it begins."""
+    free_ns: list[int] = []
     found = []
-    used = 0
     for stay in stays:
-        while held and held[0][0] <= stay.from_ns:
-            heapq.heappush(free, heapq.heappop(held)[1])
-        if free:
-            lane = heapq.heappop(free)
-        else:
-            lane, used = used, used + 1
-        heapq.heappush(held, (stay.until_ns, lane))
+        width, lane = _width(stay), 0
+        while any(until_ns > stay.from_ns for until_ns in free_ns[lane : lane + width]):
+            lane += 1
+        free_ns += [0] * (lane + width - len(free_ns))
+        free_ns[lane : lane + width] = [max(stay.until_ns, stay.from_ns)] * width
         found.append(lane)
     return found
 
 
-def ticks(longest_seconds: float) -> list[int]:
-    """Return round times from 0 on, at most TICKS_MAX of them beside 0."""
-    step = next((each for each in STEPS_SECONDS if each * TICKS_MAX >= longest_seconds), 0)
+def window(runs: Iterable[Run]) -> tuple[float, float]:
+    """Return from when until when there are jobs in any of the runs, in seconds since each began, with a small margin.
+
+    A recording may begin long before, and end long after.
+    """
+    first_ns: list[int] = []
+    last_ns: list[int] = []
+    for run in runs:
+        later = [*(sample.at_ns for sample in run.samples[1:]), run.end_ns]
+        for sample, until_ns in zip(run.samples, later, strict=False):
+            if sample.waiting or sample.placed:
+                first_ns.append(sample.at_ns - run.begin_ns)
+                last_ns.append(until_ns - run.begin_ns)
+    begin, end = min(first_ns, default=0) / SECOND_NS, max(last_ns, default=0) / SECOND_NS
+    end = max(end, begin + 1e-3)
+    margin = (end - begin) * MARGIN
+    return max(0.0, begin - margin), end + margin
+
+
+def ticks(begin_seconds: float, end_seconds: float) -> list[int]:
+    """Return round times between, at most one more than TICKS_MAX."""
+    length = end_seconds - begin_seconds
+    step = next((each for each in STEPS_SECONDS if each * TICKS_MAX >= length), 0)
     if not step:
-        days = -int(-longest_seconds // (STEPS_SECONDS[-1] * TICKS_MAX))
+        days = -int(-length // (STEPS_SECONDS[-1] * TICKS_MAX))
         step = days * STEPS_SECONDS[-1]
-    return list(range(0, int(longest_seconds) + 1, step))
+    first = -int(-begin_seconds // step)
+    return [number * step for number in range(first, int(end_seconds // step) + 1)]
 
 
 def groups(runs: Iterable[Run], most: int) -> dict[str, str]:

@@ -11,11 +11,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from tidegate.cli import exits
 from tidegate.cli.exits import CommandError
 from tidegate.cli.text import span
 
-from tidegate_scheduler.simulator.gantt import OTHERS, Rows, Value, curve, groups, rows, ticks
+from tidegate_scheduler.simulator.gantt import OTHERS, Bar, Rows, Value, curve, groups, rows, ticks, window
 from tidegate_scheduler.simulator.run import Run
 
 if TYPE_CHECKING:
@@ -27,9 +28,13 @@ RUNS_MAX = 3
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
 """Okabe's and Ito's palette, which people see apart who see few colours; in grey its first ones differ, too."""
 GREY = "#999999"
+DARK = ("#0072B2", "#D55E00")
+"""On these one writes white."""
 HATCHES = {"suspended": "////", "lost": "xxxx", "failed": "xxxx", "stopped": "...."}
 LABELLED_BARS_MAX = 80
-LABEL_SHARE_MIN = 0.05
+LABEL_CHARS_MIN = 3
+CHAR_INCHES = 0.062
+LABEL_INCHES_MIN = 0.09
 WIDTH_INCHES, CURVE_INCHES, ROW_INCHES = 11.0, 2.0, 0.28
 DOTS_PER_INCH = 120
 SETTINGS: dict[Any, Any] = {
@@ -39,6 +44,13 @@ SETTINGS: dict[Any, Any] = {
     "hatch.linewidth": 0.6,
     "text.parse_math": False,  # a dollar in a name is a dollar
 }
+
+
+class _Room(msgspec.Struct, frozen=True):
+    """How much there is to write in: characters along the time, and the height of a node."""
+
+    chars_a_second: float
+    row_inches: float
 
 
 def check(path: Path) -> None:
@@ -76,7 +88,10 @@ def _fill(figure: Figure, runs: Sequence[Run]) -> None:
     found = rows(runs)
     gantt_inches = max(1.5, ROW_INCHES * len(found[0].names) + 0.6)
     heights = [CURVE_INCHES, CURVE_INCHES, gantt_inches]
-    figure.set_size_inches(WIDTH_INCHES if len(runs) == 1 else 0.75 * WIDTH_INCHES * len(runs), sum(heights) + 1.2)
+    inches = WIDTH_INCHES if len(runs) == 1 else 0.75 * WIDTH_INCHES
+    figure.set_size_inches(inches * len(runs), sum(heights) + 1.2)
+    begin, end = window(runs)
+    room = _Room(inches / CHAR_INCHES / (end - begin), gantt_inches / max(1, len(found[0].names)))
     grid = figure.subplots(3, len(runs), squeeze=False, sharex=True, sharey="row", height_ratios=heights)
     colours = _colours(runs)
     for column, (run, lines) in enumerate(zip(runs, found, strict=True)):
@@ -85,9 +100,13 @@ def _fill(figure: Figure, runs: Sequence[Run]) -> None:
         _used(used, run)
         _queue(queue, run)
         _gantt(gantt, run, lines, colours)
+        _label(gantt, run, (lines, colours), room)
     for axes in (each for row in grid for each in row[1:]):
         axes.set_ylabel("")
-    _times(grid, runs)
+    for axes in grid[-1]:
+        axes.set_xlim(begin, end)
+        axes.set_xticks(ticks(begin, end), [span(each).replace("d00h", "d") for each in ticks(begin, end)])
+        axes.set_xlabel("since the beginning")
     _legend(figure, runs, colours)
 
 
@@ -135,22 +154,15 @@ def _seconds(run: Run, times_ns: Sequence[int]) -> list[float]:
 
 
 def _gantt(axes: Axes, run: Run, lines: Rows, colours: dict[str, str]) -> None:
-    """Draw each node as a row of bars: who was there, in the colour of its tenant, hatched where it had to leave."""
+    """Draw each node as a row of bars, as high as each has devices: who was there, hatched where it had to leave."""
     from matplotlib.collections import PolyCollection  # noqa: PLC0415
 
     shapes: dict[tuple[str, str], list[list[tuple[float, float]]]] = {}
-    whole_seconds = max((run.end_ns - run.begin_ns) / 1e9, 1e-9)
-    labels = len(lines.bars) <= LABELLED_BARS_MAX
     for bar in lines.bars:
         left, right = _seconds(run, (bar.stay.from_ns, bar.stay.until_ns))
-        height = 0.86 / bar.lanes
-        low = bar.row - 0.43 + bar.lane * height
-        corners = [(left, low), (left, low + height), (right, low + height), (right, low)]
+        low, high = _height(bar)
+        corners = [(left, low), (left, high), (right, high), (right, low)]
         shapes.setdefault((colours[bar.stay.job], HATCHES.get(bar.stay.ended, "")), []).append(corners)
-        if labels and right - left > LABEL_SHARE_MIN * whole_seconds:
-            axes.text(
-                left, low + height / 2, f" {bar.stay.job}", va="center", ha="left", fontsize="x-small", clip_on=True
-            )
     for (colour, hatch), corners_of in sorted(shapes.items()):
         axes.add_collection(
             PolyCollection(corners_of, facecolor=colour, edgecolor="white", linewidth=0.4, hatch=hatch or None)
@@ -160,21 +172,33 @@ def _gantt(axes: Axes, run: Run, lines: Rows, colours: dict[str, str]) -> None:
     axes.set_ylabel("nodes" if lines.nodes == len(lines.names) else f"{len(lines.names)} of {lines.nodes} nodes")
 
 
+def _height(bar: Bar) -> tuple[float, float]:
+    """Return where a bar lies in the row of its node, which takes most of the room between this row and the next."""
+    lane = 0.86 / bar.lanes
+    low = bar.row - 0.43 + bar.lane * lane
+    return low, low + bar.width * lane
+
+
+def _label(axes: Axes, run: Run, drawn: tuple[Rows, dict[str, str]], room: _Room) -> None:
+    """Write jobs into their bars, as far as they fit, unless there are too many."""
+    lines, colours = drawn
+    for bar in lines.bars if len(lines.bars) <= LABELLED_BARS_MAX else ():
+        left, right = _seconds(run, (bar.stay.from_ns, bar.stay.until_ns))
+        low, high = _height(bar)
+        chars, name = int((right - left) * room.chars_a_second) - 1, bar.stay.job
+        if chars < LABEL_CHARS_MIN or (high - low) * room.row_inches < LABEL_INCHES_MIN:
+            continue
+        shown = name if len(name) <= chars else f"{name[: chars - 1]}…"
+        colour = "white" if colours[name] in DARK else "black"
+        axes.text(left, (low + high) / 2, f" {shown}", va="center", fontsize="x-small", clip_on=True, color=colour)
+
+
 def _colours(runs: Sequence[Run]) -> dict[str, str]:
     """Return the colour of each job."""
     group = groups(runs, len(COLOURS))
     names = sorted(set(group.values()) - {OTHERS})
     colour = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)} | {OTHERS: GREY}
     return {job: colour[name] for job, name in group.items()}
-
-
-def _times(grid: Any, runs: Sequence[Run]) -> None:
-    """Say times as people do, since the beginning of the run."""
-    longest = max(1, *(run.end_ns - run.begin_ns for run in runs)) / 1e9
-    for axes in grid[-1]:
-        axes.set_xlim(0, longest)
-        axes.set_xticks(ticks(longest), [span(each) for each in ticks(longest)])
-        axes.set_xlabel("since the beginning")
 
 
 def _legend(figure: Figure, runs: Sequence[Run], colours: dict[str, str]) -> None:

@@ -93,9 +93,15 @@ async def _ending(source: Source, end: Moment, told: Told) -> tuple[int, int]:
 
 
 async def _beginning(source: Source, begin: Moment, told: Told) -> Point:
-    """Return the state to begin with; a history from its first frame on begins with nothing, when that was written."""
+    """Return the state to begin with, and when that was: after a sequence, when the newest that it knows was written.
+
+    A history from its first frame on begins with nothing, when that was written.
+    """
     if begin != Moment():
-        return await reach(source, begin, told)
+        point = await reach(source, begin, told)
+        if begin.seq is not None and begin.seq >= source.first:
+            point.at_ns = max(point.at_ns, await last_time(source, begin.seq))
+        return point
     point = await reach(source, Moment(seq=source.first - 1), told)
     if not point.state.header.now_ns and source.end >= source.first:
         point.at_ns = await last_time(source, source.first)

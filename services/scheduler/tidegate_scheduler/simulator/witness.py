@@ -28,8 +28,9 @@ class Story(msgspec.Struct, kw_only=True):
 
     `gone_ns` is when the last of them left. `asked` are the members that wait for a phase, since when. `left_ns` is
     when it was asked to leave, `left_pace` how it worked then, and `unsaved_ms` how long it took to be gone each time
-    that it saved nothing. `stumbles_ms` is how far it was each time that it failed and was tried again. `ended_by` is
-    the decision that ended it, `codes` its reasons.
+    that it saved nothing. `stumbles_ms` is how far it was each time that it failed and was tried again; one that
+    `fails_already` as the stretch begins does so in any simulation. `ended_by` is the decision that ended it, `codes`
+    its reasons.
     """
 
     arrival: Arrival
@@ -50,6 +51,7 @@ class Story(msgspec.Struct, kw_only=True):
     ended_by: str = ""
     codes: tuple[str, ...] = ()
     stumbles_ms: list[int] = []
+    fails_already: bool = False
 
 
 class Witness:
@@ -64,8 +66,9 @@ class Witness:
         self._count_gpus()
         for job in state.jobs.values():
             arrival = Arrival(job.submitted_ns, job.id, state.specs[job.id], whole(0))
-            self._meet(arrival, job.submitted_ns, begin_ns)
-            self._look(self.stories[job.id], begin_ns)
+            story = self._meet(arrival, job.submitted_ns, begin_ns)
+            story.fails_already = any(member.status == "failed" for member in job.members)
+            self._look(story, begin_ns)
         self.tally.sample(begin_ns)
 
     def saw(self, event: e.AnyEvent) -> None:
@@ -109,7 +112,9 @@ class Witness:
             story.effort.works(None, now_ns)
             story.left_pace = None
         elif isinstance(event, e.JobRequeued) and event.outcome == "failed":
-            story.stumbles_ms.append(max(1, story.effort.position_ns // MILLI_NS))
+            if not story.fails_already:
+                story.stumbles_ms.append(max(1, story.effort.position_ns // MILLI_NS))
+            story.fails_already = False
         elif isinstance(event, e.JobCompleted | e.JobFailed | e.JobCancelled | e.JobRejected) and job is None:
             story.ended_by, story.codes = type(event).__name__, tuple(reason.code for reason in event.reasons)
         self._look(story, event.at_ns)

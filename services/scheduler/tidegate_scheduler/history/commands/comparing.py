@@ -23,6 +23,7 @@ from tidegate_scheduler.simulator.measured import Cost
 from tidegate_scheduler.simulator.what_if import NOT_MODELLED, Change, JobChange, Runs, WhatIf, what_if
 
 JOBS_SHOWN = 10
+NOTHING_TO_SAY = frozenset({"", "0", "0.00", "0.0s"})
 SAME_SECONDS = 0.1
 """Who differs by less is not shown."""
 
@@ -169,8 +170,8 @@ def _first(found: Compared) -> list[Any]:
 
 def _counted(found: WhatIf) -> list[str]:
     lines = [
-        f"of jobs that end in both simulations ({found.whole.recorded.jobs}; {len(found.left_out)} left out); "
-        "~ is not more than the model's own error"
+        f"of jobs that end in both simulations ({found.whole.recorded.jobs}; {len(found.left_out)} left out), "
+        "and the change; ~ is not more than the model's own error"
     ]
     for which, name in enumerate((found.recorded, found.other)):
         if stuck := sorted(job.job for job in found.jobs if not job.outcomes[which]):
@@ -181,10 +182,21 @@ def _counted(found: WhatIf) -> list[str]:
 
 def _changes(found: WhatIf) -> Any:
     groups = [found.whole, *(found.tenants if len(found.tenants) > 1 else ())]
-    return rows(
-        ("TENANT", "JOBS", "COMPLETION", "IN THE QUEUE", "FOR PHASES", "PREEMPTIONS", "GPU-HOURS LOST", "WORK LOST"),
-        (_change(group, found.calibration) for group in groups if group.recorded.jobs),
+    return _table(
+        ("TENANT", "JOBS", "COMPLETION", "IN THE QUEUE", "FOR PHASES", "PREEMPTIONS", "GPU-H LOST", "WORK LOST"),
+        [_change(group, found.calibration) for group in groups if group.recorded.jobs],
+        always=7,
     )
+
+
+def _table(columns: tuple[str, ...], lines: list[tuple[str, ...]], *, always: int) -> Any:
+    """Return a table; of the columns after the first `always` ones those that say nothing are left out."""
+    kept = [
+        number
+        for number in range(len(columns))
+        if number < always or any(line[number] not in NOTHING_TO_SAY for line in lines)
+    ]
+    return rows(tuple(columns[number] for number in kept), (tuple(line[number] for number in kept) for line in lines))
 
 
 def _change(group: Change, calibration: Calibration) -> tuple[str, ...]:
@@ -203,33 +215,32 @@ def _change(group: Change, calibration: Calibration) -> tuple[str, ...]:
 
 
 def _seconds(before: float, after: float, error: float) -> str:
-    """Return both and by how much they differ; `~` before a difference that the model's error may have made."""
+    """Return what it would be, and by how much that differs; `~`: the model's error may have made the difference."""
     change = after - before
     if abs(change) < SAME_SECONDS:
-        return f"{text.span(before)}, the same"
+        return text.span(after)
     mark = "~" if abs(change) <= error else ""
-    return f"{text.span(before)} -> {text.span(after)} ({mark}{'+' if change > 0 else '-'}{text.span(abs(change))})"
+    return f"{text.span(after)} ({mark}{'+' if change > 0 else '-'}{text.span(abs(change))})"
 
 
 def _whole(before: int, after: int) -> str:
-    return str(before) if before == after else f"{before} -> {after}"
+    return str(after) if before == after else f"{after} ({after - before:+d})"
 
 
 def _hours(before_s: float, after_s: float) -> str:
-    before, after = f"{before_s / 3600:.2f}", f"{after_s / 3600:.2f}"
-    return before if before == after else f"{before} -> {after}"
+    after, change = f"{after_s / 3600:.2f}", f"{(after_s - before_s) / 3600:+.2f}"
+    return after if change in ("+0.00", "-0.00") else f"{after} ({change})"
 
 
 def _jobs(found: WhatIf) -> list[Any]:
     differ = [job for job in found.jobs if _differs(job)]
     if not differ:
         return [plain("no job differs by more than 0.1s", "bold")]
-    shown = rows(
-        ("JOB", "TENANT", "COMPLETION", "IN THE QUEUE", "FOR PHASES", "PREEMPTIONS", "GPU-HOURS LOST", "WORK LOST", ""),
-        (
+    shown = _table(
+        ("JOB", "COMPLETION", "IN THE QUEUE", "FOR PHASES", "PREEMPTIONS", "GPU-H LOST", "WORK LOST", "", "TENANT"),
+        [
             (
                 job.job,
-                job.tenant,
                 _ends(job),
                 _seconds(*job.waiting_s, 0.0),
                 _seconds(*job.asked_s, 0.0),
@@ -237,9 +248,11 @@ def _jobs(found: WhatIf) -> list[Any]:
                 _hours(*job.lost_gpu_s),
                 _seconds(*job.lost_s, 0.0),
                 "assumed" if job.assumed else "cut off" if job.censored else "",
+                job.tenant if len(found.tenants) > 1 else "",
             )
             for job in differ[:JOBS_SHOWN]
-        ),
+        ],
+        always=3,
     )
     title = f"jobs that differ most ({len(differ)} of {len(found.jobs)} differ)"
     return [plain(title, "bold"), shown]
@@ -258,8 +271,8 @@ def _ends(job: JobChange) -> str:
     at_least = ">= " if job.censored else ""
     if job.outcomes[0] == job.outcomes[1] and before is not None and after is not None:
         return at_least + _seconds(before, after, 0.0)
-    ends = [
-        f"{outcome or 'no end'}{'' if seconds is None else f' after {text.span(seconds)}'}"
+    was, would_be = (
+        f"{outcome or 'no end'}{'' if seconds is None else f' {text.span(seconds)}'}"
         for outcome, seconds in zip(job.outcomes, job.completion_s, strict=True)
-    ]
-    return at_least + " -> ".join(ends)
+    )
+    return f"{at_least}{would_be} (was {was})"

@@ -8,11 +8,10 @@ from tidegate_events.spec import JobSpec
 from tidegate_scheduler.policy.elastic.peaks import phases_of
 from tidegate_scheduler.policy.elastic.queue import LineKey
 from tidegate_scheduler.policy.elastic.shapes import Shape
+from tidegate_scheduler.policy.elastic.work import steps_left
 from tidegate_scheduler.policy.limits import time_limit_seconds
 from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.state import Job
-
-WORK_UNIT_SECONDS = 60
 
 
 def line_key(job: Job, spec: JobSpec, need: Resources) -> LineKey:
@@ -35,22 +34,8 @@ def line_key(job: Job, spec: JobSpec, need: Resources) -> LineKey:
         job.tenant,
         job.priority,
         shape,
-        work_left(job, spec),
+        steps_left(job, spec, need, job.ran_ns),
         alone,
         limit - job.ran_ns // SECOND_NS if limit is not None else None,
         spec.locality_wait_seconds if shape.intensive else 0,
     )
-
-
-def work_left(job: Job, spec: JobSpec) -> int:
-    """Return about how much work is left, in steps that double: what is expected, else what it has had already.
-
-    Progress shortens what is expected by half at most, so that reporting it buys little.
-    """
-    ran_seconds = job.ran_ns // SECOND_NS
-    seconds = ran_seconds
-    if spec.expected_seconds is not None:
-        seconds = max(0, spec.expected_seconds - ran_seconds)
-        by_progress = spec.expected_seconds * (1000 - job.progress_millis) // 1000
-        seconds = min(seconds, max(by_progress, seconds // 2))
-    return (seconds // WORK_UNIT_SECONDS).bit_length()

@@ -13,12 +13,14 @@ class Right(msgspec.Struct, frozen=True):
     """What lets a job have room that another of its shape may not have.
 
     Its priority pushes others out, its tenant (named where it was guaranteed something) reclaims what others borrowed,
-    and a job that ends soon may borrow what is kept for later.
+    and a job that ends soon may borrow what is kept for later. Of those of its own priority, who has more work left may
+    leave for it.
     """
 
     priority: int
     limit_seconds: int = NO_LIMIT_SECONDS
     tenant: str = ""
+    work: int = 0
 
     def covers(self, other: Right) -> bool:
         """Say whether the other one gives nothing beyond this."""
@@ -26,6 +28,7 @@ class Right(msgspec.Struct, frozen=True):
             self.priority >= other.priority
             and self.limit_seconds <= other.limit_seconds
             and other.tenant in ("", self.tenant)
+            and self.work <= other.work
         )
 
 

@@ -13,7 +13,7 @@ from tidegate_scheduler.policy.elastic.entries import Seat
 from tidegate_scheduler.policy.elastic.forget import forget
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.keeping import Keeping
-from tidegate_scheduler.policy.elastic.nowhere import Nowhere
+from tidegate_scheduler.policy.elastic.nowhere import NO_LIMIT_SECONDS, Nowhere, Right
 from tidegate_scheduler.policy.elastic.plans import Plans
 from tidegate_scheduler.policy.elastic.prefetch import Prefetch
 from tidegate_scheduler.policy.elastic.queue import FairOrder, Line, Turn, Turns
@@ -21,6 +21,7 @@ from tidegate_scheduler.policy.elastic.reasons import Waiting
 from tidegate_scheduler.policy.elastic.rebalance import rebalance
 from tidegate_scheduler.policy.elastic.seek import Seek
 from tidegate_scheduler.policy.elastic.shrink import Shrinking
+from tidegate_scheduler.policy.elastic.slicing import Slicing
 from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.elastic.victims import Victims
 from tidegate_scheduler.policy.elastic.yielding import Yielding
@@ -58,7 +59,7 @@ def decide(draft: Draft) -> None:
     finally:
         trial.undo()
         index.table.peaks.end_pass()
-    for due_ns in (index.next_ns, elastic.victims.spared_until_ns):
+    for due_ns in (index.next_ns, elastic.victims.spared_until_ns, elastic.slicing.spared_until_ns):
         if due_ns is not None:
             draft.wake_by(due_ns)
     # A pass that is just full counts as cut: what it would have looked at next depends on what the index has settled.
@@ -83,7 +84,8 @@ class _Pass:
         self._yielding = Yielding(draft, trial)
         self._shrinking = Shrinking(draft, trial)
         self._seek = Seek(draft, trial, self._yielding)
-        self._plans = Plans(draft, trial, self.victims, self._yielding, self._barred)
+        self.slicing = Slicing(trial.index, draft.now_ns, draft.parameters, draft.leaving)
+        self._plans = Plans(draft, trial, (self.victims, self.slicing), self._yielding, self._barred)
         self._keeping = Keeping(draft, trial, self._waiting, self._seek, self._plans.may_plan)
 
     # ---- what happened, and what operators and nodes ask ----
@@ -169,8 +171,7 @@ class _Pass:
         if not self._within_ceiling(job, line):
             self._keeping.release(job, "QuotaReached")
             return False
-        right = line.right(guaranteed=self._is_guaranteed(line))
-        if not reserved and self._nowhere.any and self._nowhere.rules_out(line.key.shape, right):
+        if not reserved and self._nowhere.any and self._nowhere.rules_out(line.key.shape, self._right(line)):
             self._waiting.of_line(line, None)
             return False
         barred = self._barred.rows(job, line.fit)
@@ -216,8 +217,12 @@ class _Pass:
         draft.wake_by(back_ns)
         return None
 
-    def _is_guaranteed(self, line: Line) -> bool:
-        return self._index.shares[line.key.tenant].guaranteed is not None
+    def _right(self, line: Line) -> Right:
+        key, guaranteed = line.key, self._index.share(line.key.tenant).guaranteed is not None
+        limit = NO_LIMIT_SECONDS if key.limit_seconds is None else key.limit_seconds
+        if self._draft.parameters.slice_steps:
+            return Right(key.priority, limit, key.tenant, key.work)
+        return Right(key.priority, limit, key.tenant if guaranteed else "")
 
     # ---- who is blocked ----
 
@@ -244,7 +249,7 @@ class _Pass:
             return True
         # Windows bar no less from whoever runs for longer, and so has less right; refusals are a job's own.
         if not job.excluded_nodes and not self._plans.untried and not self._seek.waits_within(job, line):
-            self._nowhere.add(line.key.shape, line.right(guaranteed=self._is_guaranteed(line)))
+            self._nowhere.add(line.key.shape, self._right(line))
         if reserved and self._keeping.usable(reserved, barred) and self._keeping.may_keep():
             self._keeping.stay(job, line, reserved, barred)
             return False
@@ -260,6 +265,11 @@ class _Pass:
         if plan is not None:
             self._keeping.keep(job, line, plan.rows, self._keeping.left_by(plan.rows, plan.victims))
             self._plans.preempt(job, plan)
+            return True
+        plan = self._plans.slice(job, line, barred)
+        if plan is not None:
+            self._keeping.keep(job, line, plan.rows, self._keeping.left_by(plan.rows, plan.victims))
+            self._plans.preempt(job, plan, sliced=True)
             return True
         moves = self._plans.moves(job, line, barred)
         if moves is not None:

@@ -11,6 +11,7 @@ from tidegate_scheduler.policy.elastic.barred import Barred
 from tidegate_scheduler.policy.elastic.defragment import Defragmentation, Moves
 from tidegate_scheduler.policy.elastic.preempt import Plan, plan_preemption
 from tidegate_scheduler.policy.elastic.queue import Line
+from tidegate_scheduler.policy.elastic.slicing import Slicing
 from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.elastic.victims import Victims
 from tidegate_scheduler.policy.elastic.yielding import Yielding
@@ -24,13 +25,15 @@ PLANS_MAX = 16
 class Plans:
     """The plans of one pass."""
 
-    def __init__(self, draft: Draft, trial: Trial, victims: Victims, yielding: Yielding, barred: Barred) -> None:
+    def __init__(
+        self, draft: Draft, trial: Trial, victims: tuple[Victims, Slicing], yielding: Yielding, barred: Barred
+    ) -> None:
         self._draft = draft
         self._trial = trial
         self._index = trial.index
-        self._victims = victims
+        self._victims, self._slicing = victims
         self._yielding = yielding
-        self._defragmentation = Defragmentation(draft, trial.index, victims, barred.unwanted)
+        self._defragmentation = Defragmentation(draft, trial.index, self._victims, barred.unwanted)
         self._lowest = min(trial.index.held, default=None)
         self._left = PLANS_MAX
         self._wanted = 0
@@ -42,12 +45,24 @@ class Plans:
         self.untried = False
         if not self._may_preempt(job) or not self.may_plan():
             return None
-        kept = [(other, self._trial.withdraw(other)) for other in self._yielding.borrowing(job)]
-        plan = plan_preemption(self._index, line, job, self._victims, barred)
+        return self._plan((job, line), self._victims, self._yielding.borrowing(job), barred)
+
+    def _plan(
+        self, asks: tuple[Job, Line], victims: Victims, yielding: list[Job], barred: frozenset[int]
+    ) -> Plan | None:
+        """Return who has to leave if those who are yielding lose what is kept for them where that is in the way."""
+        kept = [(other, self._trial.withdraw(other)) for other in yielding]
+        plan = plan_preemption(self._index, asks[1], asks[0], victims, barred)
         for other, promised in kept:
             if plan is None or not set(promised) & set(plan.rows):
                 self._trial.promise(other, promised)
         return plan
+
+    def slice(self, job: Job, line: Line, barred: frozenset[int]) -> Plan | None:
+        """Return who has to leave of those of its priority who have more work left, None where that would not do."""
+        if not self._slicing.steps or not self.may_plan():
+            return None
+        return self._plan((job, line), self._slicing, self._yielding.unknown_after(job), barred)
 
     def moves(self, job: Job, line: Line, barred: frozenset[int]) -> Moves | None:
         """Return who moves so that the job fits, None where nobody does."""
@@ -73,12 +88,15 @@ class Plans:
             return True
         return self._index.share(job.tenant).guaranteed is not None
 
-    def preempt(self, job: Job, plan: Plan) -> None:
+    def preempt(self, job: Job, plan: Plan, *, sliced: bool = False) -> None:
         """Ask those to leave who have to for the job."""
         for name in plan.victims:
             if self._draft.full:
                 return  # the next pass asks the others
             victim = self._draft.state.jobs[name]
+            if sliced:
+                leave.ask(self._draft, self._trial, victim, self._slicing.reason(victim, job), for_job=job.id)
+                continue
             reason = e.Reason(
                 code="LeastCost" if victim.priority < job.priority else "QuotaReclaimed",
                 detail=f"{job.id} has priority {job.priority}, {name} has {victim.priority}",

@@ -79,7 +79,7 @@ def plan_preemption(index: Index, line: Line, job: Job, victims: Victims, barred
 def _offers(index: Index, fit: Fit, job: Job, victims: Victims, barred: frozenset[int]) -> list[_Offer]:
     """Return what each promising node could hold, and at what cost."""
     found: list[_Offer] = []
-    for row in _promising(index, fit, job, barred):
+    for row in _promising(index, fit, job, barred, victims.below(job)):
         offer = _offer(index, fit, row, job, victims)
         if offer is not None:
             found.append(offer)
@@ -88,8 +88,8 @@ def _offers(index: Index, fit: Fit, job: Job, victims: Victims, barred: frozense
     return found
 
 
-def _promising(index: Index, fit: Fit, job: Job, barred: frozenset[int]) -> list[int]:
-    """Return the rows that could hold members if everybody left who may, those that need least to leave first.
+def _promising(index: Index, fit: Fit, job: Job, barred: frozenset[int], below: int) -> list[int]:
+    """Return the rows that could hold members if everybody `below` left, those that need least to leave first.
 
     Whoever is protected is counted in: which of these rows really do is then seen one by one.
     """
@@ -97,7 +97,7 @@ def _promising(index: Index, fit: Fit, job: Job, barred: frozenset[int]) -> list
     room = table.later[:, : len(table)].copy()
     reclaims = index.share(job.tenant).guaranteed is not None
     for priority, held in index.held.items():
-        if reclaims or priority < job.priority:
+        if reclaims or priority < below:
             held.add_to(room)
     room[SHARE] = np.where(room[GPUS] > 0, WHOLE_MILLIS, room[SHARE])
     holds = fit.members(room)

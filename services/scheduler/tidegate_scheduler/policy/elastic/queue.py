@@ -19,7 +19,6 @@ import msgspec
 from sortedcontainers import SortedList
 from tidegate_events.resources import Resources
 
-from tidegate_scheduler.policy.elastic.nowhere import NO_LIMIT_SECONDS, Right
 from tidegate_scheduler.policy.elastic.shapes import Fit, Shape
 
 Amounts = tuple[int, int, int]
@@ -65,12 +64,6 @@ class Line:
         self.key = key
         self.fit = fit
         self.waiters: SortedList[Waiter] = SortedList()
-        limit_seconds = NO_LIMIT_SECONDS if key.limit_seconds is None else key.limit_seconds
-        self._rights = (Right(key.priority, limit_seconds), Right(key.priority, limit_seconds, key.tenant))
-
-    def right(self, *, guaranteed: bool) -> Right:
-        """Return what lets its jobs have room, where their tenant was guaranteed something or not."""
-        return self._rights[guaranteed]
 
     def level(self, position: int, now_ns: int, ageing_ns: int) -> int:
         """Return the class of the job at a position: its priority, and one more for each period that it waited."""

@@ -47,6 +47,10 @@ class Victims:
         found = [jobs[name] for name in self._index.on_row.get(row, ()) if self.may_leave(jobs[name], for_job)]
         return sorted(found, key=self.cost)
 
+    def below(self, for_job: Job) -> int:
+        """Return the priority below which somebody might leave for the job, whatever was guaranteed to whom."""
+        return for_job.priority
+
     def may_leave(self, job: Job, for_job: Job) -> bool:
         """Say whether the job may be asked to leave for the other one."""
         if job.stage not in ("placed", "running") or job.id in self._leaving:

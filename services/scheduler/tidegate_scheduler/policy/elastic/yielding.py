@@ -83,6 +83,14 @@ class Yielding:
             if other.tenant != job.tenant and not other.reserved_start_ns and not self._entitled(other)
         ]
 
+    def unknown_after(self, job: Job) -> list[Job]:
+        """Return those of no higher priority whose turn comes after the job's, and their room at no known time."""
+        return [
+            other
+            for other in self._trial.promised()
+            if other.priority <= job.priority and other.id not in self.asked and not other.reserved_start_ns
+        ]
+
     def _entitled(self, job: Job) -> bool:
         """Say whether the job lies within what its tenant was guaranteed."""
         share, state = self._trial.index.share(job.tenant), self._draft.state

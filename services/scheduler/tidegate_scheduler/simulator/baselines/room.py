@@ -19,18 +19,18 @@ class Room:
         self.cpu_millis = node.capacity.cpu_millis
         self.memory_mib = node.capacity.memory_mib
         self.devices = {gpu.index: WHOLE_MILLIS for gpu in node.gpus}
-        self._models = {gpu.index: (gpu.model, gpu.memory_mib) for gpu in node.gpus}
+        self.gpu_millis = WHOLE_MILLIS * len(self.devices)
+        """How much of all devices is free."""
 
-    @property
-    def gpu_millis(self) -> int:
-        """Return how much of all devices is free."""
-        return sum(self.devices.values())
+        self.whole = len(self.devices)
+        self._models = {gpu.index: (gpu.model, gpu.memory_mib) for gpu in node.gpus}
 
     def copy(self) -> Room:
         """Return a room that is changed without this one."""
         other = Room.__new__(Room)
         other.node, other._models = self.node, self._models
         other.cpu_millis, other.memory_mib, other.devices = self.cpu_millis, self.memory_mib, dict(self.devices)
+        other.gpu_millis, other.whole = self.gpu_millis, self.whole
         return other
 
     def offers(self, spec: JobSpec) -> bool:
@@ -40,7 +40,7 @@ class Room:
 
     def fits(self, need: Resources, models: tuple[str, ...] = ()) -> bool:
         """Say whether one member fits."""
-        if self.cpu_millis < need.cpu_millis or self.memory_mib < need.memory_mib:
+        if self.cpu_millis < need.cpu_millis or self.memory_mib < need.memory_mib or self.whole < need.gpus:
             return False
         if need.gpus:
             return len(self._whole(need, models)) >= need.gpus
@@ -68,6 +68,7 @@ class Room:
         """Let nothing be free."""
         self.cpu_millis = self.memory_mib = 0
         self.devices = dict.fromkeys(self.devices, 0)
+        self.gpu_millis = self.whole = 0
 
     def take(self, need: Resources, models: tuple[str, ...] = ()) -> tuple[int, ...]:
         """Return the devices of one more member, which fits: a part is cut from the device that has least."""
@@ -90,7 +91,10 @@ class Room:
         each = sign * (need.gpu_millis or WHOLE_MILLIS)
         for index in indices:
             if index in self.devices:
-                self.devices[index] -= each
+                before = self.devices[index]
+                self.devices[index] = before - each
+                self.gpu_millis -= each
+                self.whole += (before - each == WHOLE_MILLIS) - (before == WHOLE_MILLIS)
 
     def _whole(self, need: Resources, models: tuple[str, ...]) -> list[int]:
         return [
