@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tidegate.cli import moments, output
+from tidegate.cli import moments, output, text
 from tidegate.cli.exits import CommandError
 from tidegate.cli.root import ORDER
 from tidegate_events import events as e
@@ -50,16 +50,24 @@ def line(live: LiveGateway) -> LiveGateway:
 
 
 def test_the_line_shows_position_start_and_reason(line: LiveGateway, cli: Cli) -> None:
-    ran = cli("jobs", "--start")
+    before, ran, after = cli("jobs", "--start", "--json"), cli("jobs", "--start"), cli("jobs", "--start", "--json")
     assert ran.code == 0
     header, second, third, *legend = _rows(ran.out)
     assert header == ["POSITION", "JOB", "NAME", "TENANT", "PRIO", "STATE", "WAITS", "START", "REASON"]
     assert second[:2] == ["1", "j-second"]
-    assert second[7:9] == ["~in", "59m59s"] or second[7:9] == ["~in", "1h00m"]
+    least, most = (_seconds_left(each.document) for each in (after, before))
+    assert 3000 < least <= most <= 3600, "an hour, less the time that this takes"
+    assert second[7] == "~in"
+    assert second[8] in {text.span(seconds) for seconds in range(least, most + 1)}
     assert third[:2] == ["2", "j-third"]
     assert "unknown" in third
     assert "Priority:" in third
     assert legend[0][0] == "START:"
+
+
+def _seconds_left(document: dict[str, Any]) -> int:
+    """Return in how many whole seconds the first in line starts."""
+    return int((document["queue"][0]["starts_at_ns"] - document["now_ns"]) // SECOND)
 
 
 def test_the_line_is_the_gateway_s_document(line: LiveGateway, cli: Cli) -> None:

@@ -35,6 +35,8 @@ GROWN: dict[type[msgspec.Struct], dict[str, Any]] = {
         "leased_ns": 1,
         "lent_gpus": (1,),
         "lent_millis": 1,
+        "recalls": 1,
+        "recalled_ns": 1,
     },
     Job: {
         "held": True,

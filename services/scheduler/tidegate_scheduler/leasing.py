@@ -9,6 +9,7 @@ from tidegate_events import events as e
 from tidegate_events.resources import Resources
 from tidegate_events.spec import JobSpec, phase_need
 
+from tidegate_scheduler.recall_changes import count_recall
 from tidegate_scheduler.state import Job, Member, State
 
 SILENT_NAMED = 8
@@ -152,6 +153,8 @@ def on_hand_back_requested(state: State, event: e.HandBackRequested, at: str) ->
             continue
         if not event.deadline_ns or member.extra is not None or _has_others(state, job, member, member.quotas):
             member.hand_back_ns, member.hand_back_for = event.deadline_ns, event.for_job
+            if event.deadline_ns:
+                count_recall(member, event.at_ns)
             job.cause = at
             state.touch(f"job/{job.id}")
 

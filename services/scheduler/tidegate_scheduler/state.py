@@ -62,7 +62,8 @@ class Member(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     beyond its floor, `leased` belongs to others and `extra` was nobody's; it was told to hand back what is leased by
     `hand_back_ns`, for `hand_back_for` (0: it was not). `leased_ns` is when it was last granted anything beyond its
     floor. `lent_gpus` are the devices of its floor that its phase does not need, and `lent_millis` is what it does not
-    need of its floor's share of one.
+    need of its floor's share of one. `recalls` counts how often in a row it was told to hand back, last at
+    `recalled_ns`.
     """
 
     rank: int
@@ -86,6 +87,8 @@ class Member(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     leased_ns: int = 0
     lent_gpus: tuple[int, ...] = ()
     lent_millis: int = 0
+    recalls: int = 0
+    recalled_ns: int = 0
 
     @property
     def active(self) -> bool:

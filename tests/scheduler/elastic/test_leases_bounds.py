@@ -11,6 +11,7 @@ from tidegate_events.resources import Resources
 from tidegate_scheduler.draft import PASS_BYTES_MAX
 from tidegate_scheduler.explain import explain
 from tidegate_scheduler.policy.parameters import Parameters
+from tidegate_scheduler.recall_changes import RECALLS_MAX, RECALLS_REST_NS
 
 from tests.scheduler.elastic.lab import asked_to_leave, of
 from tests.scheduler.elastic.lent import (
@@ -384,3 +385,18 @@ def test_what_is_asked_back_beside_room_that_is_being_left_is_asked_back_once() 
     cluster.exit("leaves", "stopped")
     hand_back(cluster)
     assert cluster.stage("new") == "placed"
+
+
+def test_a_recall_that_was_taken_back_too_often_in_a_row_stands_for_a_while() -> None:
+    cluster = lent_out()
+    for _ in range(RECALLS_MAX - 1):
+        assert recalled(ask(cluster, "owner", "learning")) == {"borrower": "owner"}
+        assert recalled(ask(cluster, "owner", "")) == {"borrower": ""}
+    assert recalled(ask(cluster, "owner", "learning")) == {"borrower": "owner"}
+    assert not ask(cluster, "owner", ""), "it was told and told back for long enough"
+    assert not ask(cluster, "owner", "learning"), "it is told already"
+    assert not ask(cluster, "owner", "")
+    assert not recalled(cluster.advance(RECALLS_REST_NS // SECOND - 1))
+    assert recalled(cluster.advance(1)) == {"borrower": ""}
+    assert recalled(ask(cluster, "owner", "learning")) == {"borrower": "owner"}
+    assert recalled(ask(cluster, "owner", "")) == {"borrower": ""}, "they are counted anew"

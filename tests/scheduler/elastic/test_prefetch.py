@@ -180,6 +180,19 @@ def test_what_is_hinted_in_the_same_pass_counts_too() -> None:
     assert cluster.state.nodes["n2"].hinted == [*first, *(image for _, image in given)]
 
 
+def test_a_node_that_takes_no_more_hints_is_not_one_on_which_the_image_will_be() -> None:
+    images = [f"i{number:02}" for number in range(HINTS_KEPT)]
+    cluster = a_full_node(*images, "sim")
+    for image in images:
+        cluster.submit(spec(2000, image=image))
+    cluster.settle()
+    assert cluster.state.nodes["n2"].hinted == images
+    cluster.submit(spec(2000, image="sim", priority=1))
+    assert not hints(cluster.settle())
+    join(cluster, "n3", "base")
+    assert ("n3", "sim") in hints(cluster.settle())
+
+
 def test_a_node_that_cannot_get_as_many_as_are_remembered_is_left_alone_until_it_joins_again() -> None:
     images = [f"i{number:02}" for number in range(HINTS_KEPT + 2)]
     cluster = a_full_node(*images)

@@ -12,7 +12,10 @@ from tidegate_events.spec import JobSpec
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.limits import time_limit_seconds
 from tidegate_scheduler.policy.parameters import SECOND_NS
-from tidegate_scheduler.state import Job, Node
+from tidegate_scheduler.state import ACTIVE_STATUSES, Job, MemberStatus, Node
+
+SOUND_STATUSES = ACTIVE_STATUSES | {"completed"}
+"""How members are while nothing is wrong with an attempt."""
 
 
 def settle(draft: Draft) -> None:
@@ -33,11 +36,13 @@ def settle_job(draft: Draft, job: Job) -> None:
         if job.cancel_requested:
             draft.add(e.JobCancelled, job, e.Reason(code="Cancelled"), attempt=job.attempt)
             draft.leaving.add(job.id)
-    elif not any(member.active for member in job.members):
+        return
+    statuses = {member.status for member in job.members}
+    if statuses.isdisjoint(ACTIVE_STATUSES):
         _end_attempt(draft, job)
         draft.leaving.add(job.id)
     else:
-        _watch_attempt(draft, job)
+        _watch_attempt(draft, job, statuses)
 
 
 def settle_node(draft: Draft, node: Node) -> None:
@@ -51,18 +56,18 @@ def settle_node(draft: Draft, node: Node) -> None:
         draft.wake_by(lost_ns)
 
 
-def _watch_attempt(draft: Draft, job: Job) -> None:
+def _watch_attempt(draft: Draft, job: Job, statuses: set[MemberStatus]) -> None:
     """Start, time or stop an attempt of which at least one member is there."""
     if job.stage == "stopping":
         return
-    reason = _reason_to_stop(draft, job)
+    reason = _reason_to_stop(draft, job, statuses)
     if reason is not None:
         spec = draft.state.specs[job.id]
         grace = min(spec.preemption.grace_seconds, draft.parameters.stop_grace_seconds_max)
         deadline_ns = draft.now_ns + grace * SECOND_NS
         draft.add(e.StopRequested, job, reason, attempt=job.attempt, grace_seconds=grace, deadline_ns=deadline_ns)
         draft.leaving.add(job.id)
-    elif job.stage == "placed" and all(member.status != "ordered" for member in job.members):
+    elif job.stage == "placed" and "ordered" not in statuses:
         if job.resumed_from is None:
             draft.add(e.JobStarted, job, attempt=job.attempt)
         else:
@@ -70,14 +75,14 @@ def _watch_attempt(draft: Draft, job: Job) -> None:
             draft.add(e.JobResumed, job, attempt=job.attempt, checkpoint_id=checkpoint.id, step=checkpoint.step)
 
 
-def _reason_to_stop(draft: Draft, job: Job) -> e.Reason | None:
+def _reason_to_stop(draft: Draft, job: Job, statuses: set[MemberStatus]) -> e.Reason | None:
     if job.cancel_requested:
         return e.Reason(code="Cancelled")
     if job.stage == "preempting":
         return None  # it is leaving already; its node ends it at the deadline
-    for member in job.members:
-        if not member.active and member.status != "completed":
-            return e.Reason(code="MemberGone", detail=f"rank {member.rank} on {member.node}: {member.status}")
+    if not statuses <= SOUND_STATUSES:
+        gone = next(member for member in job.members if member.status not in SOUND_STATUSES)
+        return e.Reason(code="MemberGone", detail=f"rank {gone.rank} on {gone.node}: {gone.status}")
     if job.stage == "placed":
         return _overdue(draft, job.placed_ns, draft.parameters.start_timeout_seconds, "StartTimeout")
     limit = time_limit_seconds(job, draft.state.specs[job.id])

@@ -97,13 +97,15 @@ class Prefetch:
         for row in rows[np.argsort(table.place[rows])][:NODES_LOOKED_AT_MAX].tolist():
             if missing <= 0 or self._hints_left <= 0 or self._draft.full:
                 return
-            missing -= int(holds[row])
             node = nodes[table.names[row]]
             hinted = self._hinted_on(node)
-            if image not in hinted and self._takes_one(hinted):
+            if image not in hinted:
+                if not self._takes_one(hinted):
+                    continue  # it fetches others, and will not have this one
                 self._draft.add_prefetch_hint(node, image)
                 self._hinted[node.name] = [*hinted, image][-HINTS_KEPT:]
                 self._hints_left -= 1
+            missing -= int(holds[row])
 
     def _hinted_on(self, node: Node) -> list[str]:
         """Return what is hinted on the node, by this pass as well: as it will be when the pass is folded."""

@@ -20,6 +20,7 @@ from tidegate_scheduler.policy.elastic.parts import Part
 from tidegate_scheduler.policy.elastic.physical import asking_on, surplus
 from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.parameters import SECOND_NS
+from tidegate_scheduler.recall_changes import stands_until_ns
 from tidegate_scheduler.state import LEAVING_STAGES, Job, Member
 
 
@@ -62,7 +63,11 @@ def _evict(draft: Draft, trial: Trial, job: Job, waiting: list[str]) -> None:
 
 
 def _withdraw(draft: Draft, job: Job, told: list[Member]) -> None:
-    """Tell the members that they may keep what was recalled."""
+    """Tell the members that they may keep what was recalled, unless they were told so too often just now."""
+    stands_ns = [until_ns for each in told if (until_ns := stands_until_ns(each, draft.now_ns)) is not None]
+    if stands_ns:
+        draft.wake_by(max(stands_ns))
+        return
     for member in told:
         detail = f"{member.hand_back_for or member.node} needs it no longer"
         draft.add(
