@@ -309,8 +309,9 @@ def test_a_share_that_was_nobodys_is_handed_back_for_a_whole_device_and_asked_fo
 
 
 def test_members_of_a_gang_get_their_shares_together() -> None:
-    cluster = lending(gpus=1)
+    cluster = lending(gpus=2)
     run(cluster, "owner", owner(*lends(1000)))
+    run(cluster, "plain", spec(100, memory=10, gpus=1))
     run(cluster, "large", borrower(LOW, needs(600), gang_size=2))
     assert not granted(ask(cluster, "large", "learning", ranks=(0,)))
     assert not granted(ask(cluster, "large", "learning", ranks=(1,))), "600 and 600 are not one device's"
