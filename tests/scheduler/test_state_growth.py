@@ -71,7 +71,7 @@ GROWN: dict[type[msgspec.Struct], dict[str, Any]] = {
         "unavailable": ["torch"],
         "fetches_images": True,
     },
-    Header: {"moved_ns": [1]},
+    Header: {"moved_ns": [1], "grew_ns": 1},
 }
 """Every field that came after the first release, at a value that is not its default."""
 

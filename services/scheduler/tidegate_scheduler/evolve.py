@@ -95,11 +95,20 @@ def _on_node_joined(state: State, event: e.NodeJoined, _at: str) -> None:
     for job in state.seats.on(event.node):
         keep_model(state, job)
     if known is None:
+        _grew(state, event)
         return
     # An operator's word outlives a restart, and so does what the node is blamed for.
     node.drain_deadline_ns, node.cordoned, node.failures = known.drain_deadline_ns, known.cordoned, known.failures
     for gone in known.zombies:
         state.forget_spec(gone.job)
+
+
+def _grew(state: State, event: e.NodeJoined) -> None:
+    """Note that there is a node more: a job that the cluster cannot hold may fit when the others have joined too."""
+    if state.elastic:
+        # Its writer's clock may be behind the scheduler's time, in which the bound is counted.
+        state.header.grew_ns = max(event.at_ns, state.header.now_ns)
+        state.touch("header")
 
 
 def _joined(state: State, event: e.NodeJoined, zombies: list[e.HeldSandbox]) -> Node:

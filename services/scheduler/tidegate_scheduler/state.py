@@ -242,7 +242,11 @@ class Maintenance(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Header(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
-    """What belongs to no entity. `moved_ns` is when jobs were asked to move against fragmentation, in the last hour."""
+    """What belongs to no entity.
+
+    `moved_ns` is when jobs were asked to move against fragmentation, in the last hour, and `grew_ns` when a node joined
+    last that was not known.
+    """
 
     generation: int
     now_ns: int
@@ -250,6 +254,7 @@ class Header(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     policy: int
     parameters: dict[str, int]
     moved_ns: list[int] = []
+    grew_ns: int = 0
 
 
 class State:

@@ -160,6 +160,28 @@ def test_an_inadmissible_job_at_the_head_blocks_nobody_and_is_refused() -> None:
     assert (rejected["wide"]["members_needed"], rejected["wide"]["members_most"]) == (3, 1)
 
 
+def test_a_job_that_waited_before_there_were_nodes_is_not_refused_when_the_first_of_them_joins() -> None:
+    cluster = elastic()
+    cluster.submit(spec(1000, gpus=8, gang=3), "gang")
+    cluster.submit(spec(1000, gpus=8, gang=4), "larger")
+    cluster.settle()
+    cluster.advance(3600)
+    for number in range(3):
+        cluster.node(f"n{number}", 2000, gpus=8)
+        cluster.settle()
+        cluster.advance(30)
+    assert cluster.stage("gang") == "placed", "the others were on their way"
+    assert not of(cluster.advance(29), e.JobRejected)
+    (rejected,) = of(cluster.advance(1), e.JobRejected)
+    (why,) = rejected.reasons
+    assert (rejected.job, why.detail) == ("larger", "all nodes together are too small for the gang")
+    assert (why.numbers["members_needed"], why.numbers["members_most"]) == (4, 3)
+    cluster.submit(spec(1000, gpus=9), "wide")
+    cluster.settle()
+    (rejected,) = of(cluster.advance(60), e.JobRejected)
+    assert rejected.reasons[0].detail == "no node has the GPUs that a member needs"
+
+
 def test_a_victim_that_still_terminates_is_not_counted_twice() -> None:
     cluster = elastic()
     cluster.node("n1", 2000)

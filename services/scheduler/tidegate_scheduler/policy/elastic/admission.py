@@ -6,6 +6,7 @@ from tidegate_events import events as e
 
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.elastic.fit import could_hold
+from tidegate_scheduler.policy.elastic.lacking import missing
 from tidegate_scheduler.policy.elastic.queue import Line, Share, amounts
 from tidegate_scheduler.policy.elastic.shapes import Fit
 from tidegate_scheduler.policy.parameters import SECOND_NS
@@ -23,10 +24,14 @@ def ceiling_reached(share: Share, line: Line) -> e.Reason | None:
 
 
 def reject(draft: Draft, job: Job, fit: Fit) -> bool:
-    """Reject a job that the cluster cannot hold, once it has waited for other nodes; say whether it was."""
+    """Reject a job that the cluster cannot hold, once it has waited for other nodes; say whether it was.
+
+    Where nodes join, as they all do when a cluster starts, others may be on their way.
+    """
     if not draft.state.nodes or job.attempt > 0 or could_hold(fit, up_only=False):
         return False
-    due_ns = job.submitted_ns + draft.parameters.inadmissible_after_seconds * SECOND_NS
+    since_ns = max(job.submitted_ns, draft.state.header.grew_ns)
+    due_ns = since_ns + draft.parameters.inadmissible_after_seconds * SECOND_NS
     if draft.now_ns < due_ns:
         draft.wake_by(due_ns)
         return False
@@ -38,6 +43,6 @@ def reject(draft: Draft, job: Job, fit: Fit) -> bool:
         "members_needed": fit.shape.gang_size,
         "members_most": int(fit.holds_empty().sum()),
     }
-    detail = "larger than the cluster, or no node offers its isolation level, image or devices"
-    draft.add(e.JobRejected, job, e.Reason(code="Inadmissible", detail=detail, numbers=numbers))
+    lacks = missing(fit)
+    draft.add(e.JobRejected, job, e.Reason(code="Inadmissible", detail=lacks.detail, numbers=numbers | lacks.numbers))
     return True

@@ -13,6 +13,7 @@ from tidegate_scheduler.policy.elastic.causes import SHORT, Causes, queue_stoppe
 from tidegate_scheduler.policy.elastic.domains import narrowest
 from tidegate_scheduler.policy.elastic.fit import could_hold
 from tidegate_scheduler.policy.elastic.forecast import forecast
+from tidegate_scheduler.policy.elastic.lacking import missing
 from tidegate_scheduler.policy.elastic.order import Order
 from tidegate_scheduler.policy.elastic.pipeline import index_of
 from tidegate_scheduler.policy.elastic.queue import Line, LineKey, Share, amounts
@@ -142,7 +143,7 @@ class ElasticOutlook:
             return Reason(code="QuotaReached", detail=f"larger than the ceiling of {job.tenant}")
         if not self._state.nodes or could_hold(self._index.fit(key.shape), up_only=False):
             return None
-        return self._causes.missing(key.shape)
+        return missing(self._index.fit(key.shape))
 
     def verdicts(self, job: Job) -> tuple[Verdict, ...]:
         """Return what every node means for the job, by name."""

@@ -53,9 +53,11 @@ class Standing:
             job = self._state.jobs.get(name)
             if job is None or job.not_before_ns != at_ns or at_ns <= self._state.header.now_ns:
                 continue
+            if name not in self._places:
+                continue  # it stands aside again: what was decided of it was not folded
             if at_ns <= now_ns:
                 self._woken.append((at_ns, name))
-            elif name in self._places:
+            else:
                 self._step_out(name)
                 self.aside.add(job)
                 heappush(self._resting, (at_ns, name))
