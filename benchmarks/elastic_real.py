@@ -41,14 +41,15 @@ RESULT = ("weights_digest", "mean_return", "steps", "updates")
 WORKING_PHASES = ("sampling", "learning")
 KINDS = ("JobSubmitted", "PhaseRequested", "PhaseChanged", "SandboxExited", "JobCompleted")
 
-IDLE_MILLIS = {"simulator": 10, "learner": 50}
+IDLE_MILLIS = {"simulator": 10, "learner": 20}
 """What a process of an elastic job has between its phases at least."""
 
 NEED_MILLIS = {
-    "sampling": {"simulator": 200, "learner": 200},
-    "learning": {"simulator": 10, "learner": 300},
+    "sampling": {"simulator": 160, "learner": 200},
+    "learning": {"simulator": 10, "learner": 200},
 }
-"""What one process needs in each phase, static and elastic. A job needs 1000 while it samples, 340 while it learns."""
+"""What one process needs in each phase, static and elastic. A job needs 840 while it samples, 240 while it learns:
+two fit by their peaks; of four, two may sample while one learns, or one while three do."""
 
 MOST_MILLIS = {"simulator": 350, "learner": 1000}
 """What one process of an elastic job can use of what is lent."""
