@@ -147,3 +147,17 @@ def test_a_pass_that_is_exactly_full_asks_for_the_next_one_whoever_is_left_to_lo
     kept, anew = answers(cluster.state, cluster.now), answers(told_anew(cluster.frames), cluster.now)
     assert kept == anew
     assert kept[1] == cluster.now
+
+
+@pytest.mark.parametrize("high", [Resources(500, 500, 1), Resources(500, 500, gpu_millis=700)])
+def test_what_was_just_placed_is_looked_at_again_if_it_lends_devices(high: Resources) -> None:
+    cluster = elastic()
+    cluster.node("n1", 4000, gpus=1)
+    cluster.settle()
+    cluster.submit(owner(Resources(500, 500), high), "owner")
+    decided = decide(cluster.state, cluster.now).events
+    assert [event.members[0].gpu_indices for event in decided if isinstance(event, e.JobPlaced)] == [(0,)]
+    cluster.append("scheduler", cluster.leader, *decided)
+    assert answers(cluster.state, cluster.now) == answers(told_anew(cluster.frames), cluster.now)
+    cluster.settle()
+    assert cluster.members("owner")[0].lent_gpus == (0,)
