@@ -46,6 +46,16 @@ def test_a_node_fetches_an_image_that_a_job_is_placed_for() -> None:
     assert ends(result) == {"a": 40 + 1 + 10, "b": 200 + 1 + 10}
 
 
+def test_an_image_that_is_being_fetched_is_not_fetched_again() -> None:
+    work = workload(
+        [node("n1", fetches_images=True)],
+        arrival("a", 0, spec(image="trainer"), 10),
+        arrival("b", 30, spec(image="trainer"), 10),
+    )
+    result = run(work, Costs(image_pull_seconds=40), rules=ANYWHERE)
+    assert ends(result) == {"a": 40 + 1 + 10, "b": 40 + 1 + 10}
+
+
 def test_a_node_that_fetches_none_refuses_what_it_has_no_image_for() -> None:
     nodes = [node("n1"), node("n2", images={"host": "b3:00", "trainer": "b3:01"})]
     result = run(workload(nodes, arrival("a", 0, spec(image="trainer"), 10)), rules=ANYWHERE)
