@@ -9,6 +9,7 @@ from tidegate_scheduler.policy.settle import settle
 from tidegate_scheduler.policy.sharing import fixed
 from tidegate_scheduler.simulator.costs import Costs
 from tidegate_scheduler.simulator.rules import Rules
+from tidegate_scheduler.simulator.run import PhaseTime
 from tidegate_scheduler.simulator.workload import Span, Truth
 
 from tests.scheduler.simulator.small import SECOND, arrival, by_name, ends, node, phased, run, stays, workload
@@ -131,6 +132,19 @@ def test_a_gang_that_asks_enters_its_phase_together() -> None:
         20 * SECOND,
         2 * 2 * SECOND,
     )  # two members wait for two seconds each
+
+
+def test_who_is_in_no_phase_any_more_does_not_ask_for_that() -> None:
+    job = phased({"default": Resources(500, 512), "learning": Resources(500, 512, 1)}, entry="asked", borrows=True)
+    work = workload([node("n1", gpus=1)], arrival("a", 0, job, [("learning", 20), ("default", 10)]))
+    result = run(work, Costs(phase_change_ms=2000))
+    assert by_name(result)["a"].phases == (
+        PhaseTime("learning", 20 * SECOND, 2 * SECOND),
+        PhaseTime("default", 10 * SECOND, 0),
+    )
+    assert ends(result)["a"] == 1 + 2 + 20 + 10
+    back = [each.at_ns // SECOND for each in result.decided if each.kind == "QuotaChanged"]
+    assert back == [1, 23]  # it has the device when it asks, and no longer than it is in the phase
 
 
 def test_who_waits_for_a_phase_has_left_the_one_before() -> None:
