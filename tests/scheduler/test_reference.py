@@ -15,7 +15,7 @@ UNITS = {"seconds": "seconds", "permille": "thousandths"}
 
 
 def _said_in_the_code() -> set[str]:
-    """Return every code that a reason or a verdict is given in the scheduler's sources; a simulated node says others."""
+    """Return every code that a reason or a verdict is given in the scheduler's sources; simulated nodes say others."""
     patterns = (
         r'\bcode="(\w+)"',
         r'code="\w+" if [^\n]*? else "(\w+)"',
