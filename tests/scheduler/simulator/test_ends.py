@@ -48,6 +48,13 @@ def test_who_can_never_run_does_not_keep_it_from_ending(monkeypatch: pytest.Monk
     assert measures.of(result).makespan_s == 11
 
 
+def test_who_comes_last_and_is_never_placed_has_come() -> None:
+    held = e.HoldRequested(id="h", at_ns=60 * SECOND, tenant="t", job="b", actor="ada")
+    work = workload([node("n1")], arrival("a", 0, spec(gpus=1), 10), arrival("b", 60, spec(gpus=1), 10), facts=(held,))
+    result = run(work)
+    assert (result.end_ns, by_name(result)["b"].waited_ns) == (60 * SECOND, 0)
+
+
 def test_rules_that_decide_for_ever_at_one_time_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "PASSES_MAX", 20)
 

@@ -84,15 +84,15 @@ class Engine:
             self._now_ns = max(self._now_ns, at_ns)
             for act in self._agenda.due(self._now_ns):
                 act(self._now_ns)
-            rounds = self._round_due()
-            if (rounds and self._round(watch)) or self._agenda.pending:
-                quiet, self._end_ns = 0, self._now_ns
-            else:
-                quiet += rounds
+            if self._round_due():
+                decided = self._round(watch)
+                quiet = 0 if decided or self._agenda.pending else quiet + 1
+                self._end_ns = self._now_ns if decided else self._end_ns
             self._tally.sample(self._now_ns)
             if told is not None and jobs - self._tally.open != done:
                 done = jobs - self._tally.open
                 told(done, jobs)
+        self._end_ns = max(self._end_ns, self._agenda.happened_ns)
         self._tally.close(self._end_ns)  # passes and nodes that came to nothing for any job are no part of it
         return self._result()
 
