@@ -4,7 +4,8 @@ Prints one JSON line for each row (`trace, policy, knows_durations, avg_jct_s, p
 gpu_allocation_pct, preemptions, lost_gpu_s`); what has no meaning in a row is null. Every row can be run alone. The
 whole of philly takes hours; `--jobs` takes its first ones.
 
-Run: python benchmarks/policies.py --traces DIR [--trace muri|philly|openb] [--policy NAME ...] [--jobs N] [--seeds 10]
+Run: python benchmarks/policies.py --traces DIR [--trace muri|philly|openb] [--policy NAME ...] [--list]
+     [--jobs N] [--nodes 64x8] [--seeds 10]
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 for row in _openb_rows(policy, asked.traces, asked.seeds):
                     print(json.dumps(row), flush=True)
             else:
-                print(json.dumps(_row(policy, trace, asked.traces, asked.jobs)), flush=True)
+                print(json.dumps(_row(policy, trace, asked)), flush=True)
 
 
 def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -113,6 +114,7 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--trace", action="append", choices=[*TRACES, "openb"], help="only rows of this trace")
     parser.add_argument("--policy", action="append", choices=[each.name for each in POLICIES], help="only this one")
     parser.add_argument("--jobs", type=int, help="only so many jobs of muri or philly, the first ones")
+    parser.add_argument("--nodes", help="other nodes for muri or philly, as in 64x8")
     parser.add_argument("--seeds", type=int, default=10, help="how often openb is drawn")
     parser.add_argument("--list", action="store_true", help="say which rows there are, and run none")
     return parser.parse_args(arguments)
@@ -121,15 +123,15 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 # ---- traces of jobs ----
 
 
-def _row(policy: Policy, trace: str, folder: Path, jobs: int | None) -> dict[str, Any]:
-    name, nodes = TRACES[trace]
-    workload = find.read(folder / name, nodespec.parse(nodes))
-    arrivals = tuple(_together(each) if policy.one_tenant else each for each in workload.arrivals[:jobs])
+def _row(policy: Policy, trace: str, asked: argparse.Namespace) -> dict[str, Any]:
+    name, nodes = TRACES[trace][0], asked.nodes or TRACES[trace][1]
+    workload = find.read(asked.traces / name, nodespec.parse(nodes))
+    arrivals = tuple(_together(each) if policy.one_tenant else each for each in workload.arrivals[: asked.jobs])
     workload = msgspec.structs.replace(workload, arrivals=arrivals)
     rules = rules_for(policy.choice, workload)
     found = measures.of(simulate(workload, rules, COSTS))
     return {
-        "trace": f"{trace} on {nodes}" + (f", first {jobs} jobs" if jobs else ""),
+        "trace": f"{trace} on {nodes}" + (f", first {asked.jobs} jobs" if asked.jobs else ""),
         "policy": policy.name,
         "knows_durations": rules.knows_durations,
         "avg_jct_s": found.completion.avg_s,

@@ -78,6 +78,10 @@ def test_a_stopped_queue_is_stopped_from_the_beginning(tmp_path: Path) -> None:
         ({"rules": "elastic", "parameters": {"ageing_seconds": -1}}, "the parameters are refused: Expected `int` >= 0"),
         ({"rules": "elastic", "parameters": {"ageing_seconds": "1"}}, "Expected `int`, got `str`"),
         ({"rules": "elastic", "queues": [{"tenant": "a", "weight": 0}]}, "the weight of the queue of a is less than 1"),
+        (
+            {"rules": "elastic", "queues": [{"tenant": "a", "ceiling": {"gpus": -3}}]},
+            "the queue of a is bounded by less than nothing; 0 is the least",
+        ),
         ({"rules": "elastic", "queues": [{"tenant": "a", "gpus": 0}]}, "unknown field `gpus`"),
     ],
 )

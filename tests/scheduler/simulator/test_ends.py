@@ -7,7 +7,7 @@ from tidegate_events import events as e
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.settle import settle
 from tidegate_scheduler.policy.sharing import fixed
-from tidegate_scheduler.simulator import engine
+from tidegate_scheduler.simulator import engine, measures
 from tidegate_scheduler.simulator.costs import Costs
 from tidegate_scheduler.simulator.engine import simulate
 from tidegate_scheduler.simulator.errors import SimulationError
@@ -43,6 +43,16 @@ def test_who_can_never_run_does_not_keep_it_from_ending(monkeypatch: pytest.Monk
     work = workload([node("n1")], arrival("a", 0, spec(gpus=1), 10), arrival("b", 0, spec(gpus=1), 10), facts=(held,))
     result = run(work, Costs(node_failures_per_day_millis=24_000))
     assert {job.job: job.outcome for job in result.jobs} == {"a": "completed", "b": ""}
+    assert (result.end_ns, result.samples[-1].at_ns) == (11 * SECOND, 11 * SECOND)  # not where it gave up, days later
+    assert by_name(result)["b"].waited_ns == 11 * SECOND
+    assert measures.of(result).makespan_s == 11
+
+
+def test_who_comes_last_and_is_never_placed_has_come() -> None:
+    held = e.HoldRequested(id="h", at_ns=60 * SECOND, tenant="t", job="b", actor="ada")
+    work = workload([node("n1")], arrival("a", 0, spec(gpus=1), 10), arrival("b", 60, spec(gpus=1), 10), facts=(held,))
+    result = run(work)
+    assert (result.end_ns, by_name(result)["b"].waited_ns) == (60 * SECOND, 0)
 
 
 def test_rules_that_decide_for_ever_at_one_time_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

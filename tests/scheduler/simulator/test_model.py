@@ -9,6 +9,7 @@ from tidegate_scheduler.policy.settle import settle
 from tidegate_scheduler.policy.sharing import fixed
 from tidegate_scheduler.simulator.costs import Costs
 from tidegate_scheduler.simulator.rules import Rules
+from tidegate_scheduler.simulator.run import PhaseTime
 from tidegate_scheduler.simulator.workload import Span, Truth
 
 from tests.scheduler.simulator.small import SECOND, arrival, by_name, ends, node, phased, run, stays, workload
@@ -44,6 +45,16 @@ def test_a_node_fetches_an_image_that_a_job_is_placed_for() -> None:
     )
     result = run(work, Costs(image_pull_seconds=40), rules=ANYWHERE)
     assert ends(result) == {"a": 40 + 1 + 10, "b": 200 + 1 + 10}
+
+
+def test_an_image_that_is_being_fetched_is_not_fetched_again() -> None:
+    work = workload(
+        [node("n1", fetches_images=True)],
+        arrival("a", 0, spec(image="trainer"), 10),
+        arrival("b", 30, spec(image="trainer"), 10),
+    )
+    result = run(work, Costs(image_pull_seconds=40), rules=ANYWHERE)
+    assert ends(result) == {"a": 40 + 1 + 10, "b": 40 + 1 + 10}
 
 
 def test_a_node_that_fetches_none_refuses_what_it_has_no_image_for() -> None:
@@ -121,6 +132,19 @@ def test_a_gang_that_asks_enters_its_phase_together() -> None:
         20 * SECOND,
         2 * 2 * SECOND,
     )  # two members wait for two seconds each
+
+
+def test_who_is_in_no_phase_any_more_does_not_ask_for_that() -> None:
+    job = phased({"default": Resources(500, 512), "learning": Resources(500, 512, 1)}, entry="asked", borrows=True)
+    work = workload([node("n1", gpus=1)], arrival("a", 0, job, [("learning", 20), ("default", 10)]))
+    result = run(work, Costs(phase_change_ms=2000))
+    assert by_name(result)["a"].phases == (
+        PhaseTime("learning", 20 * SECOND, 2 * SECOND),
+        PhaseTime("default", 10 * SECOND, 0),
+    )
+    assert ends(result)["a"] == 1 + 2 + 20 + 10
+    back = [each.at_ns // SECOND for each in result.decided if each.kind == "QuotaChanged"]
+    assert back == [1, 23]  # it has the device when it asks, and no longer than it is in the phase
 
 
 def test_who_waits_for_a_phase_has_left_the_one_before() -> None:

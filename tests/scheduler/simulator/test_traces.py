@@ -139,6 +139,7 @@ def test_nodes_in_a_word() -> None:
         ("8x(cpu=4,cpu=5,memory=1G)", "each once"),
         ("8x(cpu=4,disk=5,memory=1G)", "accepted are cpu"),
         ("8x(cpu=-4,memory=1G)", "a whole number from 1"),
+        ("8x(cpu=²,memory=1G)", "a whole number from 1"),
         ("8x(cpu=4,memory=1T)", "a number of MiB or GiB"),
         ("8x(cpu=4,memory=0G)", "a number of MiB or GiB"),
         ("nowhere.csv", "No such file"),
@@ -159,18 +160,27 @@ def test_nodes_that_are_not_understood(text: str, why: str) -> None:
         ("a,b\n1,2\n", "no known format: it has the columns a, b. Accepted are muri"),
         (PHILLY.splitlines()[0] + "\n", "no rows"),
         (PHILLY + "3,vc,1\n", r"line 5: 3 values; accepted is one for each of the 7 columns"),
-        (PHILLY + "3,vc,x,1,1,1,0\n", "line 5: num_gpu is 'x'; accepted is a number of at least 0"),
+        (PHILLY + "3,vc,x,1,1,1,0\n", "line 5: num_gpu is 'x'; accepted is a number from 0 to 1000000000000"),
         (PHILLY + "3,vc,1,-5,1,1,0\n", "line 5: submit_time is '-5'"),
-        (PHILLY + "3,vc,1,5,1,0,0\n", "line 5: duration is '0'; accepted is a number of at least 1"),
+        (PHILLY + "3,vc,1,5,1,0,0\n", "line 5: duration is '0'; accepted is a number from 1 to 315360000"),
+        (PHILLY + "3,vc,1,5,1,1e300,0\n", "line 5: duration is '1e300'"),
+        (PHILLY + "3,vc,1_0,5,1,1,0\n", "line 5: num_gpu is '1_0'"),
+        (PHILLY + "0,vc,1,5,1,1,0\n", "has philly-000000 more than once"),
+        ("job_id," + PHILLY, "more than one column job_id"),
         (PHILLY + "3,vc,1,5,1,nan,0\n", "line 5: duration is 'nan'"),
         (PHILLY + "3,vc,1,5,1,inf,0\n", "line 5: duration is 'inf'"),
         (PODS + "pod-3,1,1,1,2000,,LS,Running,0,1,0\n", "gpu_milli is '2000'; accepted is at most 1000"),
-        (PODS + "pod-3,1,1,1,1000,,LS,Running,10,1,0\n", "deletion_time is '1'; accepted is a number of at least 10"),
+        (PODS + "pod-3,1,1,1,1000,,LS,Running,10,1,0\n", "deletion_time is '1'; accepted is a number from 10 to 3153"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused_by_its_line(tmp_path: Path, text: str, why: str) -> None:
     with pytest.raises(InputError, match=why):
         find.read(written(tmp_path / "trace.csv", text), nodespec.parse("2x8"))
+
+
+def test_a_file_with_the_mark_of_a_spreadsheet_is_read(tmp_path: Path) -> None:
+    work = find.read(written(tmp_path / "philly.csv", "\ufeff" + PHILLY), nodespec.parse("4x8"))
+    assert len(work.arrivals) == 3
 
 
 def test_what_is_no_table_is_refused(tmp_path: Path) -> None:

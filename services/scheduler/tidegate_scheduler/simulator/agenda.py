@@ -21,12 +21,15 @@ class Entry:
 
 
 class Agenda:
-    """The entries. `pending` counts those that are not in the background: by these alone the simulation goes on."""
+    """The entries. `pending` counts those that are not in the background: by these alone the simulation goes on.
+
+    `happened_ns` is when the last of them happened.
+    """
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Entry]] = []
         self._order = 0
-        self.pending = 0
+        self.pending = self.happened_ns = 0
 
     def at(self, at_ns: int, act: Act, *, background: bool = False) -> Entry:
         """Let `act(at_ns)` happen then."""
@@ -54,5 +57,7 @@ class Agenda:
         while (at_ns := self.next_ns) is not None and at_ns <= now_ns:
             entry = heappop(self._heap)[2]
             entry.over = True
-            self.pending -= not entry.background
+            if not entry.background:
+                self.pending -= 1
+                self.happened_ns = now_ns
             yield entry.act

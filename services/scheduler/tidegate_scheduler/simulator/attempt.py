@@ -105,7 +105,7 @@ class Attempt:
             self._complete(now_ns)
             return
         others = [each for each in self._there() if each.phase != span.phase]
-        if others and self._asks:
+        if others and self._asks and span.phase != DEFAULT_PHASE:  # to be in none needs no leave
             for sandbox in others:
                 self._ask(sandbox, span.phase, now_ns)
             return

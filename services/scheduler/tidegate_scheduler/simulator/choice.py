@@ -66,7 +66,14 @@ def choose(text: str) -> Choice:
         raise InputError(f"{path}: the parameters are refused: {error}") from error
     if wrong := [queue.tenant for queue in found.queues if queue.weight < 1]:
         raise InputError(f"{path}: the weight of the queue of {wrong[0]} is less than 1, which is the least")
+    if wrong := [queue.tenant for queue in found.queues if _is_negative(queue)]:
+        raise InputError(f"{path}: the queue of {wrong[0]} is bounded by less than nothing; 0 is the least")
     return found
+
+
+def _is_negative(queue: QueueChoice) -> bool:
+    bounds = [each for each in (queue.guaranteed, queue.ceiling) if each is not None]
+    return any(amount < 0 for each in bounds for amount in msgspec.structs.astuple(each))
 
 
 def rules_for(choice: Choice, workload: Workload) -> Rules:

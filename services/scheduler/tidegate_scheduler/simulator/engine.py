@@ -71,12 +71,12 @@ class Engine:
         self._nodes = Nodes(self._scribe, self._agenda, self._tally, costs, seed)
         self._world = World(Ground(self._agenda, self._nodes, self._tally, costs))
         self._decided: list[Decided] = []
-        self._now_ns = self._begin_ns = self.state.header.now_ns
+        self._now_ns = self._begin_ns = self._end_ns = self.state.header.now_ns
         self._last_round_ns: int | None = None
         self._wake_at_ns: int | None = None
 
     def run(self, told: Told | None = None, watch: Watch | None = None) -> Run:
-        """Simulate until every job has ended, or nothing more can happen."""
+        """Simulate until every job has ended, or nothing more can happen to any; it ends with what happened last."""
         self._open()
         self._tally.sample(self._now_ns)
         done, jobs, quiet = 0, len(self._tally.records), 0
@@ -87,11 +87,13 @@ class Engine:
             if self._round_due():
                 decided = self._round(watch)
                 quiet = 0 if decided or self._agenda.pending else quiet + 1
+                self._end_ns = self._now_ns if decided else self._end_ns
             self._tally.sample(self._now_ns)
             if told is not None and jobs - self._tally.open != done:
                 done = jobs - self._tally.open
                 told(done, jobs)
-        self._tally.close(self._now_ns)
+        self._end_ns = max(self._end_ns, self._agenda.happened_ns)
+        self._tally.close(self._end_ns)  # passes and nodes that came to nothing for any job are no part of it
         return self._result()
 
     def _result(self) -> Run:
@@ -103,9 +105,9 @@ class Engine:
             jobs=self._tally.runs(),
             stays=tuple(self._tally.stays),
             samples=tuple(self._tally.samples),
-            decided=tuple(self._decided),
+            decided=tuple(each for each in self._decided if each.at_ns <= self._end_ns),
             begin_ns=self._begin_ns,
-            end_ns=self._now_ns,
+            end_ns=self._end_ns,
         )
 
     # ---- it begins ----

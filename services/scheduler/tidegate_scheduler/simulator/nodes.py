@@ -22,19 +22,26 @@ WHOLE_MILLIS = 1000
 
 
 class NodeModel(msgspec.Struct):
-    """A node: as it joined first, whether it runs, whether it is heard, and what it said that was not."""
+    """A node: as it joined first, whether it runs, whether it is heard, and what it said that was not.
+
+    `pulls` are the images that it is fetching, with when each is there.
+    """
 
     joined: e.NodeJoined
     images: dict[str, str]
     alive: bool = True
     heard: bool = True
     unheard: list[e.AnyEvent] = msgspec.field(default_factory=list)
-    pulls: set[str] = msgspec.field(default_factory=set)
+    pulls: dict[str, int] = msgspec.field(default_factory=dict)
 
     @property
     def takes_orders(self) -> bool:
         """Say whether what is decided reaches it."""
         return self.alive and self.heard
+
+    def has(self, image: str) -> bool:
+        """Say whether the image is there, by its name or its digest."""
+        return image in self.images or image in self.images.values()
 
 
 class Nodes:
@@ -200,22 +207,25 @@ class Nodes:
 
     # ---- images ----
 
-    def pull_ns(self, node: str, image: str) -> int | None:
-        """Return how long it takes until the image is there, None where it cannot be got."""
+    def has_image_ns(self, node: str, image: str, now_ns: int) -> int | None:
+        """Return when the image is there, if it is fetched from now on at the latest; None where it cannot be got."""
         model = self.by_name[node]
-        if image in model.images or image in model.images.values():
-            return 0
-        return self._costs.image_pull_seconds * SECOND_NS if model.joined.fetches_images else None
+        if model.has(image):
+            return now_ns
+        if not model.joined.fetches_images:
+            return None
+        return model.pulls.get(image, now_ns + self._costs.image_pull_seconds * SECOND_NS)
 
     def pull(self, node: str, image: str, now_ns: int) -> None:
         """Have the node get an image, and say so when it is there."""
         model = self.by_name[node]
-        if image in model.pulls or self.pull_ns(node, image) != self._costs.image_pull_seconds * SECOND_NS:
+        there_ns = self.has_image_ns(node, image, now_ns)
+        if there_ns is None or image in model.pulls or model.has(image):
             return
-        model.pulls.add(image)
+        model.pulls[image] = there_ns
 
         def pulled(at_ns: int) -> None:
-            model.pulls.discard(image)
+            del model.pulls[image]
             known = self.scribe.state.nodes.get(node)
             if known is not None and model.alive:
                 model.images[image] = image
@@ -228,7 +238,7 @@ class Nodes:
                 )
                 self.say(node, changed)
 
-        self._agenda.at(now_ns + self._costs.image_pull_seconds * SECOND_NS, pulled)
+        self._agenda.at(there_ns, pulled)
 
 
 def _nobody(_node: str, _now_ns: int) -> None:

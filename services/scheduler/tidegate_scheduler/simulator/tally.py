@@ -202,7 +202,9 @@ class Tally:
             self.samples.append(found)
 
     def close(self, now_ns: int) -> None:
-        """Count what goes on still until now."""
+        """Count what goes on still until now, which is where it ended; what the cluster was like later is left out."""
+        while len(self.samples) > 1 and self.samples[-1].at_ns > now_ns:
+            self.samples.pop()
         for job, rank in list(self._seats):
             self.left(job, rank, now_ns, "")
         for name, record in self.records.items():

@@ -91,14 +91,14 @@ class World:
     def _order(self, attempt: Attempt, sandbox: Sandbox, now_ns: int) -> None:
         """Let a node start a member, once it has the image; one that is away does when it is back."""
         nodes, image = self._ground.nodes, attempt.spec.image
-        pull_ns = nodes.pull_ns(sandbox.node, image)
-        starts_ns = now_ns + self._ground.costs.start_ms * MILLI_NS
-        if pull_ns is None:
+        there_ns = nodes.has_image_ns(sandbox.node, image, now_ns)
+        start_ns = self._ground.costs.start_ms * MILLI_NS
+        if there_ns is None:
             reason = e.Reason(code="ImageMissing", detail=f"image {image} is not on {sandbox.node}")
-            attempt.refuse(sandbox, reason, starts_ns)
+            attempt.refuse(sandbox, reason, now_ns + start_ns)
         elif nodes.by_name[sandbox.node].takes_orders:
             nodes.pull(sandbox.node, image, now_ns)
-            attempt.order(sandbox, starts_ns + pull_ns)
+            attempt.order(sandbox, there_ns + start_ns)
         else:
             attempt.sandboxes[sandbox.rank] = sandbox
 

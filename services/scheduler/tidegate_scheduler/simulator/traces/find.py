@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from tidegate_scheduler.simulator.errors import InputError
 from tidegate_scheduler.simulator.traces import muri, openb, philly, table
 from tidegate_scheduler.simulator.workload import Workload
 
+DOUBLED_SHOWN = 8
 Reader = Callable[[Path, tuple[NodeJoined, ...]], Workload]
 
 READERS: tuple[tuple[str, tuple[str, ...], Reader], ...] = (
@@ -26,6 +28,13 @@ def read(path: Path, nodes: tuple[NodeJoined, ...]) -> Workload:
     names = table.columns(path)
     for _, needed, reader in READERS:
         if set(needed) <= set(names):
-            return reader(path, nodes)
+            return _each_once(path, reader(path, nodes))
     known = "; ".join(f"{name} ({', '.join(needed)})" for name, needed, _ in READERS)
     raise InputError(f"{path} is of no known format: it has the columns {', '.join(names)}. Accepted are {known}")
+
+
+def _each_once(path: Path, workload: Workload) -> Workload:
+    doubled = [job for job, count in Counter(each.job for each in workload.arrivals).items() if count > 1]
+    if doubled:
+        raise InputError(f"{path} has {', '.join(doubled[:DOUBLED_SHOWN])} more than once; accepted is one line a job")
+    return workload

@@ -22,7 +22,7 @@ def read(path: Path, nodes: tuple[NodeJoined, ...]) -> Workload:
             tenant=TENANT,
             gpus=row.whole("num_gpu"),
             submitted_seconds=row.whole("submit_time"),
-            work_ms=row.whole("duration", least=1),
+            work_ms=row.whole("duration", least=1, most=table.YEARS_10_SECONDS * 1000),
         )
         for row in table.rows(path, COLUMNS)
     ]

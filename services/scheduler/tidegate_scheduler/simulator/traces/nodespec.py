@@ -117,7 +117,7 @@ def _kind(part: re.Match[str], text: str) -> Kind:
 
 def _number(value: str, name: str, text: str, bounds: tuple[int, int]) -> int:
     least, most = bounds
-    if not value.isdigit() or not least <= int(value) <= most:
+    if not (value.isascii() and value.isdigit()) or not least <= int(value) <= most:
         raise InputError(f"{name}={value} in the nodes {text!r}: accepted is a whole number from {least} to {most}")
     return int(value)
 

@@ -47,7 +47,7 @@ def read(path: Path, nodes: tuple[NodeJoined, ...]) -> Workload:
     arrivals = []
     for row in table.rows(path, (*COLUMNS, *TIMES)):
         pod, created = _pod(row), row.whole("creation_time")
-        seconds = row.whole("deletion_time", least=created) - created
+        seconds = row.whole("deletion_time", least=created, most=created + table.YEARS_10_SECONDS) - created
         arrivals.append(Arrival(created * SECOND_NS, pod.name, spec_of(pod, max(1, seconds)), whole(max(1, seconds))))
     first_ns = min(arrival.at_ns for arrival in arrivals)
     arrivals = [msgspec.structs.replace(arrival, at_ns=arrival.at_ns - first_ns) for arrival in arrivals]

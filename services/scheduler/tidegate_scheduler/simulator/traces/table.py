@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,14 @@ import msgspec
 from tidegate_scheduler.simulator.errors import InputError
 
 ROWS_MAX = 2_000_000
+NUMBER_MAX = 10**12
+YEARS_10_SECONDS = 10 * 365 * 24 * 3600
+"""No job of a trace is longer: a simulation goes by what happens, and would not come to an end."""
+
+ENCODING = "utf-8-sig"
+"""UTF-8, with the mark before it that spreadsheets write, or without."""
+
+_NUMBER = re.compile(r"-?\d+(\.\d*)?([eE][+-]?\d+)?", re.ASCII)
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -24,16 +33,12 @@ class Row(msgspec.Struct, frozen=True):
         """Return the value of a column, without the spaces around it."""
         return self.values[column]
 
-    def whole(self, column: str, *, least: int = 0) -> int:
-        """Return a whole number; a decimal is rounded down. Raises InputError for less than `least`, or no number."""
-        text = self.values[column]
-        try:
-            value = int(text) if text.lstrip("-").isdigit() else int(float(text))
-        except (ValueError, OverflowError):
-            value = None
-        if value is None or value < least:
-            raise self.refused(column, f"a number of at least {least}")
-        return value
+    def whole(self, column: str, *, least: int = 0, most: int = NUMBER_MAX) -> int:
+        """Return a whole number; a decimal is rounded down. Raises InputError for what is outside, or no number."""
+        found = _NUMBER.fullmatch(self.values[column])
+        if found is None or not least <= (value := float(found[0])) < most + 1:
+            raise self.refused(column, f"a number from {least} to {most}")
+        return int(value) if found[1] or found[2] else int(found[0])
 
     def refused(self, column: str, accepted: str) -> InputError:
         """Return the error for the value of a column."""
@@ -44,7 +49,7 @@ class Row(msgspec.Struct, frozen=True):
 def columns(path: Path) -> tuple[str, ...]:
     """Return the names of a table's columns. Raises InputError where there is no such file, or no table in it."""
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding=ENCODING, newline="") as file:
             head = next(csv.reader(file), None)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}; accepted is a CSV file") from error
@@ -52,7 +57,10 @@ def columns(path: Path) -> tuple[str, ...]:
         raise InputError(f"{path} is not a CSV file in UTF-8: {error}") from error
     if not head:
         raise InputError(f"{path} is empty; accepted is a CSV file whose first line names its columns")
-    return tuple(name.strip() for name in head)
+    names = tuple(name.strip() for name in head)
+    if doubled := sorted({name for name in names if name and names.count(name) > 1}):
+        raise InputError(f"{path} has more than one column {', '.join(doubled)}; accepted is one of each name")
+    return names
 
 
 def rows(path: Path, needed: tuple[str, ...]) -> Iterator[Row]:
@@ -62,7 +70,7 @@ def rows(path: Path, needed: tuple[str, ...]) -> Iterator[Row]:
         raise InputError(f"{path} has no column {', '.join(missing)}; it has {', '.join(names)}")
     count = 0
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding=ENCODING, newline="") as file:
             reader = csv.reader(file)
             next(reader)
             for values in reader:
