@@ -21,6 +21,7 @@ from tidegate_scheduler.policy.elastic.table import CPU, GPUS
 from tidegate_scheduler.state import State
 
 from tests.scheduler.elastic.lab import all_events, complete, elastic, looked_up, phased
+from tests.scheduler.elastic.lent import borrower, owner
 from tests.scheduler.elastic.test_lending import rate
 from tests.support.cluster import Cluster, spec
 
@@ -124,7 +125,8 @@ def placed_in_one_pass(*, folded: bool) -> Cluster:
     """Return a cluster with jobs on a row that a pass has placed there, and has shared it with."""
     cluster = elastic()
     cluster.node("n1", 2000)
-    looked_up(cluster)
+    cluster.settle()
+    assert not looked_up(cluster).unshared
     for job in ("one", "two"):
         cluster.submit(phased(spec(500), default=(500, 900), sampling=(500, 3000)), job)
     decided = decide(cluster.state, cluster.now).events
@@ -138,6 +140,20 @@ def test_a_row_that_was_shared_with_who_came_is_not_shared_anew() -> None:
     cluster = placed_in_one_pass(folded=True)
     assert not looked_up(cluster).unshared
     assert not any(isinstance(each, e.QuotaChanged) for each in cluster.settle())
+
+
+@pytest.mark.parametrize("job", [owner(), borrower()], ids=["owner", "borrower"])
+def test_a_row_on_which_somebody_comes_whom_more_decides_about_is_looked_at_again(job: JobSpec) -> None:
+    cluster = elastic()
+    cluster.node("n1", 4000, memory=4000, gpus=2)
+    cluster.settle()
+    cluster.submit(job, "one")
+    assert not looked_up(cluster).unshared
+    decided = decide(cluster.state, cluster.now).events
+    assert any(isinstance(each, e.JobPlaced) for each in decided)
+    cluster.append("scheduler", cluster.leader, *decided)
+    index = looked_up(cluster)
+    assert index.unshared == {index.table.rows["n1"]: None}
 
 
 @pytest.mark.parametrize("change", ["nothing", "phase", "rate", "exit", "priority"])

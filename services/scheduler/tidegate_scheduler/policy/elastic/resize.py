@@ -56,7 +56,8 @@ def resize(draft: Draft, trial: Trial, placements: Placements) -> _Shares:
     index, tried, disturbed = trial.index, trial.changed(), trial.disturbed()
     earlier, index.shared = index.shared, {}
     _rouse(draft, trial)
-    rows = sorted(index.unshared.keys() | tried, key=index.table.names.__getitem__)
+    index.unshared |= dict.fromkeys(tried)  # until one of them is found to be at rest
+    rows = sorted(index.unshared, key=index.table.names.__getitem__)
     lending = Lending(draft, trial, len(placements)).run(rows)
     for row in rows:
         new = coming.get(row, [])
