@@ -38,7 +38,7 @@ def test_a_node_may_come_later() -> None:
 
 def test_who_can_never_run_does_not_keep_it_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes fail and come back for ever, and passes are due for ever: that alone brings nobody on."""
-    monkeypatch.setattr(engine, "QUIET_ROUNDS_MAX", 50)
+    monkeypatch.setattr(engine, "QUIET_STEPS_MAX", 50)
     held = e.HoldRequested(id="h", at_ns=0, tenant="t", job="b", actor="ada")
     work = workload([node("n1")], arrival("a", 0, spec(gpus=1), 10), arrival("b", 0, spec(gpus=1), 10), facts=(held,))
     result = run(work, Costs(node_failures_per_day_millis=24_000))
@@ -46,6 +46,14 @@ def test_who_can_never_run_does_not_keep_it_from_ending(monkeypatch: pytest.Monk
     assert (result.end_ns, result.samples[-1].at_ns) == (11 * SECOND, 11 * SECOND)  # not where it gave up, days later
     assert by_name(result)["b"].waited_ns == 11 * SECOND
     assert measures.of(result).makespan_s == 11
+
+
+def test_failures_of_a_node_that_is_gone_for_good_do_not_keep_it_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "QUIET_STEPS_MAX", 50)
+    gone = e.NodeUnreachable(id="u", at_ns=5 * SECOND, node="n1", incarnation=1)
+    work = Workload("gone", ONE.nodes, (arrival("a", 60, spec(gpus=1), 10),), (gone,))
+    result = run(work, Costs(node_failures_per_day_millis=24_000))
+    assert by_name(result)["a"].first_placed_ns is None
 
 
 def test_who_comes_last_and_is_never_placed_has_come() -> None:

@@ -134,6 +134,22 @@ def test_a_gang_that_asks_enters_its_phase_together() -> None:
     )  # two members wait for two seconds each
 
 
+def test_who_asks_for_phases_loses_the_gpus_of_the_phases_that_are_done_again() -> None:
+    job = phased(
+        {"default": Resources(500, 512), "sampling": Resources(500, 512), "learning": Resources(500, 512, 2)},
+        entry="asked",
+        borrows=True,
+    )
+    silent = e.NodeUnreachable(id="u", at_ns=100 * SECOND, node="n1", incarnation=1)
+    back = e.NodeJoined(
+        **{**{name: getattr(node("n1"), name) for name in node("n1").__struct_fields__}, "at_ns": 101 * SECOND}
+    )
+    work = workload([node("n1")], arrival("a", 0, job, [("learning", 30), ("sampling", 90)]), facts=(silent, back))
+    found = by_name(run(work, Costs(phase_change_ms=0)))["a"]
+    assert found.lost_ms == 99_000
+    assert found.lost_gpu_ms == 2 * 30_000
+
+
 def test_who_is_in_no_phase_any_more_does_not_ask_for_that() -> None:
     job = phased({"default": Resources(500, 512), "learning": Resources(500, 512, 1)}, entry="asked", borrows=True)
     work = workload([node("n1", gpus=1)], arrival("a", 0, job, [("learning", 20), ("default", 10)]))

@@ -321,7 +321,8 @@ class Attempt:
         if any(sandbox.there for sandbox in self.sandboxes.values()):
             return
         self._broken = True
-        self._ground.tally.lost(self.job, self.work.lost_ns)
+        for phase, lost_ns in self.work.lost_in():
+            self._ground.tally.lost(self.job, lost_ns, phase)
         self.work.drop()
 
     # ---- what these share ----
@@ -336,7 +337,8 @@ class Attempt:
 
     def _end_overhead(self, now_ns: int) -> None:
         if self._overhead_ns is not None:
-            self._ground.tally.lost(self.job, now_ns - self._overhead_ns)
+            first = self.sandboxes[min(self.sandboxes)]  # they are in their phases together
+            self._ground.tally.lost(self.job, now_ns - self._overhead_ns, first.phase)
             self._overhead_ns = None
 
     def _save(self, now_ns: int) -> None:

@@ -46,10 +46,15 @@ class Effort:
         self._pace: Pace | None = None
         self._since_ns = 0
 
-    @property
-    def lost_ns(self) -> int:
-        """Return how much would have to be done again."""
-        return max(0, self.position_ns - self.saved_ns)
+    def lost_in(self) -> list[tuple[str, int]]:
+        """Return how much would have to be done again, and of which phase, piece by piece."""
+        found, begin_ns = [], 0
+        for piece in self._pieces:
+            end_ns = begin_ns + piece.work_ns
+            if (lost_ns := end_ns - max(begin_ns, self.saved_ns)) > 0:
+                found.append((piece.phase, lost_ns))
+            begin_ns = end_ns
+        return found
 
     def works(self, pace: Pace | None, now_ns: int) -> None:
         """Count what was done until now, and work on like this; None: it works no more."""

@@ -31,8 +31,9 @@ from tidegate_scheduler.state import Job, Node, State
 PASSES_MAX = 10_000
 """Passes of one round: rules that have more to say at one time never come to rest."""
 
-QUIET_ROUNDS_MAX = 10_000
-"""Rounds that decide nothing about a job while nothing but time goes by and nodes fail: who waits waits for ever."""
+QUIET_STEPS_MAX = 10_000
+"""Times at which nothing is decided about a job while nothing but passes and failures of nodes is to come: who waits
+waits for ever."""
 
 Told = Callable[[int, int], None]
 Watch = Callable[[State], None]
@@ -80,14 +81,13 @@ class Engine:
         self._open()
         self._tally.sample(self._now_ns)
         done, jobs, quiet = 0, len(self._tally.records), 0
-        while self._tally.open and quiet < QUIET_ROUNDS_MAX and (at_ns := self._next_ns()) is not None:
+        while self._tally.open and quiet < QUIET_STEPS_MAX and (at_ns := self._next_ns()) is not None:
             self._now_ns = max(self._now_ns, at_ns)
             for act in self._agenda.due(self._now_ns):
                 act(self._now_ns)
-            if self._round_due():
-                decided = self._round(watch)
-                quiet = 0 if decided or self._agenda.pending else quiet + 1
-                self._end_ns = self._now_ns if decided else self._end_ns
+            decided = self._round(watch) if self._round_due() else 0
+            quiet = 0 if decided or self._agenda.pending else quiet + 1
+            self._end_ns = self._now_ns if decided else self._end_ns
             self._tally.sample(self._now_ns)
             if told is not None and jobs - self._tally.open != done:
                 done = jobs - self._tally.open

@@ -41,8 +41,9 @@ class JobRun(msgspec.Struct, frozen=True, gc=False):
 
     `outcome` is completed, failed, rejected or cancelled; empty where it had not ended. `gpus` counts those of all
     members, in whole devices, `gpu_millis` a share of one. `lost_gpu_ms` is GPU time that went into work that had to be
-    done again, into saving when asked to leave, and into restarting; `lost_ms` is that time of the job, with GPUs or
-    without. `waited_ns` is all its time in the queue, `asked_ns` what it waited for phases while it was placed.
+    done again, into saving when asked to leave, and into restarting: of all its GPUs, or where it asks for its phases,
+    of those that each phase needs. `lost_ms` is that time of the job, with GPUs or without. `waited_ns` is all its time
+    in the queue, `asked_ns` what it waited for phases while it was placed.
     """
 
     job: str

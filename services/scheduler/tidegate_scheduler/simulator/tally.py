@@ -6,6 +6,7 @@ import msgspec
 from tidegate_events.resources import Resources
 from tidegate_events.spec import JobSpec, phase_need
 
+from tidegate_scheduler.leasing import asks
 from tidegate_scheduler.policy.sharing import quota_millis
 from tidegate_scheduler.simulator.run import JobRun, PhaseTime, Sample, Stay
 from tidegate_scheduler.simulator.work import MILLI_NS
@@ -29,6 +30,7 @@ class Record(msgspec.Struct, kw_only=True):
     outcome: str = ""
     preemptions: int = 0
     lost_ns: int = 0
+    lost_gpu_millis_ns: int = 0
     waited_ns: int = 0
     waits_since_ns: int | None = None
     placed: bool = False
@@ -42,6 +44,17 @@ class Record(msgspec.Struct, kw_only=True):
     def gpu_millis(self) -> int:
         """Return the GPUs of all members, in thousandths of one."""
         return (self.peak.gpus * WHOLE_MILLIS + self.peak.gpu_millis) * self.arrival.spec.gang_size
+
+    def gpu_millis_in(self, phase: str) -> int:
+        """Return what of these they have in a phase: who asks for its phases needs no more than each, others keep all.
+
+        Where it is not known which phase it was, it counts as the one with the most.
+        """
+        spec = self.arrival.spec
+        if not phase or not asks(spec):
+            return self.gpu_millis
+        need = phase_need(spec, phase)
+        return (need.gpus * WHOLE_MILLIS + need.gpu_millis) * spec.gang_size
 
 
 class _Seat(msgspec.Struct):
@@ -104,9 +117,11 @@ class Tally:
         """The job was asked to leave for another one."""
         self.records[job].preemptions += 1
 
-    def lost(self, job: str, lost_ns: int) -> None:
-        """So much time of the job, and of its GPUs, came to nothing."""
-        self.records[job].lost_ns += lost_ns
+    def lost(self, job: str, lost_ns: int, phase: str = "") -> None:
+        """So much time of the job came to nothing, and of the GPUs that it has in that phase, if it asks for them."""
+        record = self.records[job]
+        record.lost_ns += lost_ns
+        record.lost_gpu_millis_ns += lost_ns * record.gpu_millis_in(phase)
 
     def works(self, job: str, now_ns: int, phase: str, busy_millis: int) -> None:
         """The job works from now on, in a phase that needs so much of its GPUs."""
@@ -231,7 +246,7 @@ def _job_run(record: Record) -> JobRun:
         gpus=record.peak.gpus * members,
         gpu_millis=record.peak.gpu_millis * members,
         preemptions=record.preemptions,
-        lost_gpu_ms=record.lost_ns * record.gpu_millis // (WHOLE_MILLIS * MILLI_NS),
+        lost_gpu_ms=record.lost_gpu_millis_ns // (WHOLE_MILLIS * MILLI_NS),
         waited_ns=record.waited_ns,
         asked_ns=sum(record.asked_ns.values()),
         phases=tuple(

@@ -176,10 +176,11 @@ class Witness:
         """Count what came to nothing: work after the newest checkpoint, and the time in which it saved to leave."""
         name = story.arrival.job
         if story.stage != "ended" or story.ended_by != "JobCompleted":
-            self.tally.lost(name, story.effort.lost_ns)
+            for phase, lost_ns in story.effort.lost_in():
+                self.tally.lost(name, lost_ns, phase)
         if story.left_ns and story.left_pace is not None:
             leaving_ns = max(0, story.gone_ns - story.left_ns)
-            self.tally.lost(name, leaving_ns)
+            self.tally.lost(name, leaving_ns, story.left_pace.phase)
             if story.left_saved:
                 story.saved_to_leave = True
             else:

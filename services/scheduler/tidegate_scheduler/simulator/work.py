@@ -53,6 +53,15 @@ class Work:
         """Return how much work would be lost if it ended now."""
         return self.done_ns - self.saved_ns
 
+    def lost_in(self) -> list[tuple[str, int]]:
+        """Return how much of that is of which phase, span by span."""
+        found, begin_ns = [], 0
+        for span, end_ns in zip(self.truth.spans, self._ends, strict=True):
+            if (lost_ns := min(end_ns, self.done_ns) - max(begin_ns, self.saved_ns)) > 0:
+                found.append((span.phase, lost_ns))
+            begin_ns = end_ns
+        return found
+
     @property
     def fails(self) -> bool:
         """Say whether it is where it fails by its own fault."""
