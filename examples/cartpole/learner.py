@@ -34,6 +34,9 @@ def main() -> int:
     try:
         with Simulators(options.simulators, options.connect_seconds) as simulators:
             return run(job, Training(simulators, Settings()), options)
+    except tidegate.PhaseRefusedError:
+        # Asked to leave while it waited for a phase: what it has sampled since its newest checkpoint is sampled again.
+        job.exit_suspended()
     except (SimulatorError, WireError) as error:
         print(f"learner: {error}", file=sys.stderr)
         return EXIT_SIMULATORS_FAILED
