@@ -142,9 +142,9 @@ class Core:
         """Let those who were submitted first of all who are placed complete, each member by a frame of its node."""
         ended = 0
         while ended < count and self._placed:
-            job = self.state.jobs[heappop(self._placed)]
-            if job.stage not in ("placed", "running"):
-                continue  # it was asked to leave
+            job = self.state.jobs.get(heappop(self._placed))
+            if job is None or job.stage not in ("placed", "running"):
+                continue  # it was asked to leave, or left before and was placed again since
             ended += 1
             self._exit(job, "completed")
 
