@@ -36,7 +36,7 @@ class Parameters(msgspec.Struct, frozen=True):
     retry_backoff_seconds: Seconds = 1
     retry_backoff_seconds_max: Seconds = 60
     infrastructure_failures_max: Count = 20
-    decisions_per_pass_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 250
+    decisions_per_pass_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 100
     ageing_seconds: Seconds = 3600
     protection_permille: Permille = 800
     overrun_permille: Permille = 250

@@ -72,7 +72,7 @@ def may_hold_later(fit: Fit, left: set[int]) -> bool:
 
 def _holds_later(fit: Fit, left: set[int]) -> bool:
     """Say whether one of the rows has enough for a member once those who leave it have left."""
-    return any(fit.holds_one(fit.table.later_on(row)) for row in left)
+    return any(map(fit.holds_one, map(fit.table.later_on, left)))
 
 
 def rows_in(

@@ -42,6 +42,7 @@ class Index:
         self.state = state
         self.table = NodeTable()
         self._accounts = Accounts()
+        self.share = self._accounts.share
         self._standing = Standing(state, self.table)
         self.settling = Settling(state)
         self.unsettled_nodes: dict[str, None] = {}
@@ -203,10 +204,6 @@ class Index:
     def total(self) -> Amounts:
         """Return the whole of the cluster, of which tenants have their shares."""
         return self._accounts.total
-
-    def share(self, tenant: str) -> Share:
-        """Return the tenant's account."""
-        return self._accounts.share(tenant)
 
     # ---- jobs ----
 

@@ -229,9 +229,9 @@ class _Pass:
     def _block(self, job: Job, turn: Turn, reserved: fit.Rows, barred: frozenset[int]) -> bool:
         """Let a job wait that finds no room now; say whether the next one of its line is asked too."""
         line = turn.line
-        if admission.reject(self._draft, job, line.fit):
-            return True
         if not fit.could_hold(line.fit, up_only=True):
+            if admission.reject(self._draft, job, line.fit):
+                return True
             self._keeping.release(job, "NoNode")
             reason = e.Reason(code="NoNode", detail="the nodes that are open could not hold it, were they empty")
             self._waiting.of_line(line, reason)

@@ -18,7 +18,7 @@ from tidegate_scheduler.policy.elastic.yielding import Yielding
 from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.state import Job
 
-PLANS_MAX = 16
+PLANS_MAX = 8
 """Preemptions and new reservations that one pass works out; who is blocked behind them waits for the next."""
 
 

@@ -22,7 +22,7 @@ from tidegate_scheduler.policy.limits import ends_by_ns
 from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.state import Job
 
-NODES_LOOKED_AT_MAX = 32
+NODES_LOOKED_AT_MAX = 16
 """Nodes of one reservation beyond what its gang needs at least: those that are emptiest already."""
 
 SLIP_NS = 60 * SECOND_NS

@@ -27,6 +27,7 @@ class Seek:
         self._trial = trial
         self._table = trial.index.table
         self.yielding = yielding
+        self._most: tuple[tuple[int, int], list[int]] = ((-1, 0), [])
 
     def rows(self, job: Job, turn: Turn, reserved: fit.Rows, barred: frozenset[int]) -> fit.Rows | None:
         """Return where the job fits at once: in free room, in room kept for lower ones, in room kept for later."""
@@ -36,7 +37,7 @@ class Seek:
         others = self.yielding.to(job, turn) if rows is None else []
         if others and fit.any_roomy(line.fit, [self._trial.promises[other.id] for other in others]):
             rows = self._without(others, lambda: fit.rows_now(line.fit, barred, locality))
-        if rows is None and (behind := self.yielding.behind(job, reserved)):
+        if rows is None and reserved and (behind := self.yielding.behind(job, reserved)):
             rows = self._without(
                 behind,
                 lambda: fit.rows_in(line.fit, self._table.now, barred, among=set(reserved), locality=locality),
@@ -67,7 +68,7 @@ class Seek:
         if rows is not None and (found := use(rows)) is not None:
             return found
         # Those whose room comes after have it still, as the next pass will see it: theirs is what is left then.
-        behind = self.yielding.behind(job, reserved)
+        behind = self.yielding.behind(job, reserved) if reserved else []
         return self._trial.beside(behind, on_reserved) if behind else None
 
     def _beside_all(
@@ -77,10 +78,20 @@ class Seek:
         if not self._trial.left:
             return None  # what will be free is free already
         if line.fit.shape.gang_size == 1 and not reserved:
+            if not line.fit.holds_one(self._most_later()):
+                return None
             return fit.row_later(line.fit, self._trial.left, barred, locality.near)
         if not fit.may_hold_later(line.fit, self._trial.left):
             return None
         return fit.rows_in(line.fit, self._table.later, barred, locality=locality)
+
+    def _most_later(self) -> list[int]:
+        """Return the most of each amount that there will be on any row that somebody leaves."""
+        known = (self._table.changes.position, len(self._trial.left))
+        if self._most[0] != known:
+            rooms = [self._table.later_on(row) for row in self._trial.left]
+            self._most = (known, [max(amounts) for amounts in zip(*rooms, strict=True)])
+        return self._most[1]
 
     def waits_within(self, job: Job, line: Line) -> Level | None:
         """Return within what an intensive gang still waits to be, None where the widest that it may take will do.
