@@ -6,8 +6,8 @@ those who run end. Passes are made as the service makes them, `decide` on the fo
 decided, and timed in CPU time, so that others beside it count less.
 
 - `placements_per_s`: jobs placed over the time of deciding and folding, while the cluster fills.
-- `pass_p50_ms`, `pass_p99_ms`: `decide` alone, of all passes with a full queue. A pass makes at most 100 decisions, as
-  `decisions_per_pass_max` is set: twice as many take less than twice as long, so the next waits longer for little.
+- `pass_p50_ms`, `pass_p99_ms`: `decide` alone, of all passes with a full queue, each at most 100 decisions, as many as
+  `decisions_per_pass_max` lets a pass make.
 - `settled_pass_p50_ms`: a pass in which nothing changed.
 - `pass_over_half_queue`: the median pass over that with half of the queue, of the same run: 1 where the queue's length
   costs nothing.
