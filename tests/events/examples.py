@@ -211,6 +211,7 @@ EXAMPLES: tuple[e.Event, ...] = (
         gpu_indices=(0, 1),
         leased=Resources(0, 512, 1),
         extra=Resources(500, 0, 1),
+        gpu_millis=500,
     ),
     e.HandBackRequested(**_TRIED, rank=0, deadline_ns=1_796_000_030_000_000_000, for_job="j-9x1p"),
     e.RoomReserved(**_DECISION, nodes=("n1", "n2"), start_by_ns=1_796_000_090_000_000_000),
