@@ -344,3 +344,20 @@ def test_who_leaves_a_phase_with_whole_devices_and_asks_for_it_again_at_once_too
     applied(cluster, "borrower")
     member = cluster.members("borrower")[0]
     assert (member.gpu_indices, member.leased) == ((0,), Resources(gpus=1))
+
+
+def test_room_that_needs_nobody_to_hand_back_is_asked_of_nobody() -> None:
+    """Who was told to hand back leaves altogether, and somebody else has something to hand back elsewhere."""
+    cluster = lending(gpus=1, memory=3500)
+    run(cluster, "told", borrower(Resources(100, 500, gpu_millis=400), Resources(100, 3000, gpu_millis=400)))
+    go(cluster, "told", "learning")
+    cluster.submit(spec(100, memory=800, gpu_millis=200), "comes")
+    assert recalled(cluster.settle()) == {"told": "comes"}
+    cluster.submit(spec(100, memory=800, gpu_millis=200, priority=1), "urgent")
+    cluster.settle()
+    cluster.node("n2", 300, memory=3100, gpus=0)
+    run(cluster, "other", borrower(Resources(100, 500), Resources(100, 3000)))
+    go(cluster, "other", "learning")
+    cluster.ask(e.SuspendRequested, "told")
+    assert asked_to_leave(cluster.settle()) == {"told": ""}
+    assert cluster.job("comes").reserved_nodes == cluster.job("urgent").reserved_nodes == ("n1",)

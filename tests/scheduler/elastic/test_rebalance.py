@@ -21,8 +21,8 @@ AFTER = 120
 STAYS = 600
 
 
-def learner(cpu: int = 3000, **more: Any) -> JobSpec:
-    return borrower(low=LOW, high=Resources(cpu, 100), **more)
+def learner(cpu: int = 3000, *, gpu_millis: int = 0, **more: Any) -> JobSpec:
+    return borrower(low=LOW, high=Resources(cpu, 100, gpu_millis=gpu_millis), **more)
 
 
 def uneven(parameters: Parameters | None = None, *, stays: int = STAYS) -> Cluster:
@@ -166,3 +166,36 @@ def test_an_index_that_was_kept_moves_whom_one_that_is_made_anew_does() -> None:
     assert b"Rebalanced" in found[0]
     assert found == answers(told_anew(cluster.frames), cluster.now)
     assert found == answers(told_anew(cluster.frames, turned=True), cluster.now)
+
+
+def test_nobody_moves_to_where_its_floor_has_no_room() -> None:
+    """Simulators need CPU in the default phase, and learning a GPU and hardly any: both must be there."""
+    cluster = elastic()
+    cluster.node("n1", 8000, memory=5000, gpus=1)
+    for name in ("learns", "waits"):
+        run(cluster, name, borrower(low=Resources(3000, 100), high=Resources(500, 3000, 1)))
+        cluster.save(name, 1)
+    cluster.node("n2", 4000, memory=5000, gpus=1)
+    run(cluster, "plain", spec(2500, memory=100))
+    assert nodes_of(cluster, "plain") == ["n2"]
+    go(cluster, "learns", "learning")
+    cluster.advance(STAYS)
+    assert not granted(ask(cluster, "waits", "learning"))
+    assert not asked_to_leave(cluster.advance(STAYS + AFTER))
+
+
+def test_nobody_moves_for_a_share_of_a_device_that_is_not_there() -> None:
+    cluster = elastic()
+    for name in ("n1", "n2"):
+        cluster.node(name, 4000, memory=8000, gpus=1)
+    for name in ("learns", "ended", "waits"):
+        run(cluster, name, learner(gpu_millis=800))
+    assert [nodes_of(cluster, name) for name in ("learns", "ended", "waits")] == [["n1"], ["n2"], ["n1"]]
+    cluster.exit("ended", "completed")
+    run(cluster, "plain", spec(100, memory=7850, gpus=1))
+    assert nodes_of(cluster, "plain") == ["n2"]
+    cluster.save("waits", 1)
+    go(cluster, "learns", "learning")
+    cluster.advance(STAYS)
+    assert not granted(ask(cluster, "waits", "learning"))
+    assert not asked_to_leave(cluster.advance(STAYS + AFTER))

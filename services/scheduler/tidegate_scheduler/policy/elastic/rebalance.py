@@ -116,7 +116,7 @@ def _candidates(trial: Trial, fit: Fit, need: Need, barred: frozenset[int]) -> l
     """Return rows on which nobody waits and as much may be taken as the phase needs."""
     table = trial.index.table
     now = table.now[:, : len(table)]
-    able = fit.suits() & (now[CPU] >= need.cpu_millis) & (now[GPUS] >= need.gpus)
+    able = fit.suits() & fit.enough(now) & (now[CPU] >= need.cpu_millis) & (now[GPUS] >= need.gpus)
     able &= now[MEMORY] >= max(need.memory_mib, fit.shape.need.memory_mib)
     able[list(barred)] = False
     rows = np.flatnonzero(able)
@@ -126,6 +126,8 @@ def _candidates(trial: Trial, fit: Fit, need: Need, barred: frozenset[int]) -> l
 def _grants(index: Index, row: int, job: Job, need: Need) -> bool:
     """Say whether neither devices nor CPU are lent there that the phase needs."""
     one = Resources(gpus=1, gpu_memory_mib=need.gpu_memory_mib)
+    if need.gpu_millis:
+        return False  # which part of which device it would be granted is not looked at
     if need.gpus and len(index.table.devices[row].at_hand(one, index.state.specs[job.id].gpu_models)) < need.gpus:
         return False
     lent_millis = sum(_leased_millis(member) for _, member in asking_on(index, row))

@@ -58,6 +58,8 @@ class Shrinking:
         if rows is None:
             return None
         needed = [each for each in extras if each[0] in rows]
+        if not needed:
+            return None  # it fits there without anybody handing back, which is for others to see
         for name in self._in_turn(needed):
             rest = [each for each in needed if each[1].id != name]
             if rest and self._fits(fit, rest, barred, set(rows)):
