@@ -199,3 +199,14 @@ def test_nobody_moves_for_a_share_of_a_device_that_is_not_there() -> None:
     cluster.advance(STAYS)
     assert not granted(ask(cluster, "waits", "learning"))
     assert not asked_to_leave(cluster.advance(STAYS + AFTER))
+
+
+def test_nobody_moves_for_room_that_a_job_will_have_which_the_pass_did_not_reach() -> None:
+    cluster = uneven(Parameters(decisions_per_pass_max=1))
+    ask(cluster, "waits", "learning")
+    node(cluster, "n3", cpu=50, memory=100)
+    cluster.advance(AFTER - 1)
+    cluster.submit(spec(50, memory=50, priority=3), "first")
+    cluster.submit(spec(4000, memory=4900, priority=2), "second")
+    assert not asked_to_leave(cluster.advance(1))
+    assert nodes_of(cluster, "second") == ["n2"]

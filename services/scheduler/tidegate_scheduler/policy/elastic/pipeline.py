@@ -52,8 +52,10 @@ def decide(draft: Draft) -> None:
     try:
         elastic = _Pass(draft, trial)
         elastic.settle()
-        placements = [] if cordon(draft, index) else elastic.place_waiting()
-        elastic.rebalance()
+        placements: list[Placement] = []
+        if not cordon(draft, index):
+            placements = elastic.place_waiting()
+            elastic.rebalance()
         quotas = resize.resize(draft, trial, [(each.job, each.seats) for each in placements])
         trial.leave_placed(quotas)
     finally:
@@ -152,7 +154,9 @@ class _Pass:
         return self._placements
 
     def rebalance(self) -> None:
-        """Let borrowers move that wait while another node has what they wait for."""
+        """Let borrowers move that wait while another node has what they wait for, once nobody is placed any more."""
+        if self._placements or self._draft.cut:
+            return  # what these take, or those who were not asked yet will, is known to the next pass
         rebalance(self._draft, self._trial, self.victims, self._barred.unwanted)
 
     def _stop(self, line: Line) -> None:
