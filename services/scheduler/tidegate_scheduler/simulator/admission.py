@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS
 from tidegate_scheduler.state import Node, State
-
-WHOLE_MILLIS = 1000
 
 
 def overfull(state: State, node: Node) -> str:

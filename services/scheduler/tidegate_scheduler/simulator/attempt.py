@@ -13,13 +13,14 @@ from tidegate_events import events as e
 from tidegate_events.spec import DEFAULT_PHASE, JobSpec, phase_need
 
 from tidegate_scheduler.leasing import asks
+from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS
+from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.policy.sharing import quota_millis
 from tidegate_scheduler.simulator.agenda import Act, Entry
 from tidegate_scheduler.simulator.sandbox import Ground, Sandbox, forget_plans
-from tidegate_scheduler.simulator.work import FULL, MILLI_NS, SECOND_NS, Pace, Work, share, slower
+from tidegate_scheduler.simulator.work import FULL, MILLI_NS, Pace, Work, share, slower
 from tidegate_scheduler.state import Job
 
-WHOLE_MILLIS = 1000
 _Fact = TypeVar("_Fact", bound=e.AttemptEvent)
 DWELL_NS = 200 * MILLI_NS
 """Who waits for a phase for longer than an agent's dwell is in none meanwhile: it has left the one that it was in."""

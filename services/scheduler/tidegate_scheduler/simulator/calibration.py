@@ -11,10 +11,10 @@ from statistics import median_low
 
 import msgspec
 
+from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.simulator import measures
 from tidegate_scheduler.simulator.run import JobRun, Run
 
-SECOND_NS = 1_000_000_000
 PLACES = 3
 
 

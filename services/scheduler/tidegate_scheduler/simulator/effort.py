@@ -10,10 +10,10 @@ import msgspec
 from tidegate_events.events import Quota
 from tidegate_events.spec import JobSpec
 
+from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.policy.sharing import quota_millis
 from tidegate_scheduler.simulator.workload import Span
 
-SECOND_NS = 1_000_000_000
 MILLI_NS = 1_000_000
 
 

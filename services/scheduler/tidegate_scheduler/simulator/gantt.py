@@ -12,6 +12,7 @@ from itertools import pairwise
 
 import msgspec
 
+from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.simulator.run import Run, Sample, Stay
 
 POINTS_MAX = 2000
@@ -19,7 +20,6 @@ POINTS_MAX = 2000
 ROWS_MAX = 64
 """More nodes than that are lines, not bars; those on which most happens are shown."""
 OTHERS = "others"
-SECOND_NS = 1_000_000_000
 MARGIN = 0.01
 TICKS_MAX = 8
 STEPS_SECONDS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 21600, 43200, 86400)

@@ -9,7 +9,6 @@ from tidegate_events import events as e
 
 from tidegate_scheduler.simulator.costs import Costs
 
-SECOND_NS = 1_000_000_000
 MILLI_NS = 1_000_000
 PASS_INTERVAL_MS_MAX = 1000
 

@@ -11,9 +11,9 @@ from fractions import Fraction
 
 import msgspec
 
+from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.simulator.run import JobRun, Run, Sample
 
-SECOND_NS = 1_000_000_000
 RAN = ("completed", "failed")
 PLACES = 3
 

@@ -11,14 +11,15 @@ from random import Random
 import msgspec
 from tidegate_events import events as e
 
+from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS
+from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.simulator.agenda import Agenda
 from tidegate_scheduler.simulator.costs import Costs
 from tidegate_scheduler.simulator.scribe import Scribe
 from tidegate_scheduler.simulator.tally import Tally
-from tidegate_scheduler.simulator.work import MILLI_NS, SECOND_NS
+from tidegate_scheduler.simulator.work import MILLI_NS
 
 DAY_MS = 24 * 3600 * 1000
-WHOLE_MILLIS = 1000
 
 
 class NodeModel(msgspec.Struct):

@@ -21,7 +21,7 @@ from tidegate_scheduler.history.errors import NotInHistoryError
 from tidegate_scheduler.history.moment import Moment
 from tidegate_scheduler.history.point import FRAMES_PER_WORD, Point, Told, last_time, reach
 from tidegate_scheduler.history.source import Source
-from tidegate_scheduler.policy.parameters import Parameters, as_parameters
+from tidegate_scheduler.policy.parameters import SECOND_NS, Parameters, as_parameters
 from tidegate_scheduler.simulator.costs import Costs
 from tidegate_scheduler.simulator.measured import Cost, Meter
 from tidegate_scheduler.simulator.run import Run
@@ -30,7 +30,6 @@ from tidegate_scheduler.simulator.workload import Span, Truth, Workload
 from tidegate_scheduler.snapshot import decode_snapshot, encode_snapshot
 from tidegate_scheduler.state import State
 
-SECOND_NS = 1_000_000_000
 OWN_FAULTS = frozenset({"JobError", "OutOfMemory"})
 WORK_SECONDS_ASSUMED = 60
 """What a job works of which nothing is known, in a history of which nothing is known: no job of it ever ended."""

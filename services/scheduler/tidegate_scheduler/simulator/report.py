@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from tidegate.cli import text
 
+from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.simulator import measures
 from tidegate_scheduler.simulator.measures import Measures, Spread
 from tidegate_scheduler.simulator.run import JobRun, Run
@@ -14,7 +15,6 @@ from tidegate_scheduler.simulator.run import JobRun, Run
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-SECOND_NS = 1_000_000_000
 SLOWEST_SHOWN = 5
 BAR_CHARS = 30
 

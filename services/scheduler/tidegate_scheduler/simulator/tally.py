@@ -7,13 +7,12 @@ from tidegate_events.resources import Resources
 from tidegate_events.spec import JobSpec, phase_need
 
 from tidegate_scheduler.leasing import asks
+from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS
 from tidegate_scheduler.policy.sharing import quota_millis
 from tidegate_scheduler.simulator.run import JobRun, PhaseTime, Sample, Stay
 from tidegate_scheduler.simulator.work import MILLI_NS
 from tidegate_scheduler.simulator.workload import Arrival
 from tidegate_scheduler.state import Member
-
-WHOLE_MILLIS = 1000
 
 
 class Record(msgspec.Struct, kw_only=True):

@@ -15,7 +15,7 @@ from tidegate_events.spec import JobSpec
 from tidegate_scheduler.history.point import Told
 from tidegate_scheduler.history.source import Source
 from tidegate_scheduler.policy import registry
-from tidegate_scheduler.policy.parameters import Parameters, as_parameters, as_values
+from tidegate_scheduler.policy.parameters import SECOND_NS, Parameters, as_parameters, as_values
 from tidegate_scheduler.simulator import report
 from tidegate_scheduler.simulator.calibration import Calibration, Numbers, calibrate, numbers
 from tidegate_scheduler.simulator.choice import ELASTIC, Choice, rules_for
@@ -28,7 +28,6 @@ from tidegate_scheduler.simulator.rules import Rules
 from tidegate_scheduler.simulator.run import JobRun, Run
 from tidegate_scheduler.snapshot import decode_snapshot, encode_snapshot
 
-SECOND_NS = 1_000_000_000
 NOT_MODELLED = (
     "how far jobs say that they are (ProgressReported), and step rates that fall or recover",
     "nodes that refuse a member, and starts that time out",

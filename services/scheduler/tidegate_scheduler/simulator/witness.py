@@ -12,13 +12,13 @@ import msgspec
 from tidegate_events import events as e
 from tidegate_events.spec import phase_need
 
+from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS
 from tidegate_scheduler.simulator.effort import MILLI_NS, Effort, Pace, pace_of
 from tidegate_scheduler.simulator.run import Decided
 from tidegate_scheduler.simulator.tally import Tally
 from tidegate_scheduler.simulator.workload import Arrival, whole
 from tidegate_scheduler.state import Job, Member, State
 
-WHOLE_MILLIS = 1000
 NOT_DECIDED = (e.DecisionPass, e.LeaderElected, e.PolicyChanged, e.NodeUnreachable, e.NodeReachable)
 """What the leader writes that no policy decided."""
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from itertools import accumulate
 
+from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.simulator.workload import Span, Truth
 
-SECOND_NS = 1_000_000_000
 MILLI_NS = 1_000_000
 
 Pace = tuple[int, int]

@@ -11,16 +11,14 @@ from __future__ import annotations
 from tidegate_events.resources import Resources
 from tidegate_events.spec import JobSpec
 
+from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS
 from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.state import Job
 
 UNIT_MILLIS = 60 * 1000
-"""One step is a minute of one device; every further doubling of that is STEPS_PER_DOUBLING more."""
+"""The first step is a minute of one device; every doubling of that is one more."""
 
-FINE_BITS = 0
-STEPS_PER_DOUBLING = 1 << FINE_BITS
 OVERRUN_PERMILLE = 1250
-WHOLE_MILLIS = 1000
 
 
 def steps_left(job: Job, spec: JobSpec, need: Resources, ran_ns: int) -> int:
@@ -49,12 +47,9 @@ def size_millis(spec: JobSpec, need: Resources) -> int:
 
 def steps_of(service_millis: int) -> int:
     """Return the steps of so much service, in seconds of thousandths of a device: they double."""
-    units = service_millis // UNIT_MILLIS
-    doublings = max(0, units.bit_length() - 1 - FINE_BITS)
-    return (doublings << FINE_BITS) + (units >> doublings)
+    return (service_millis // UNIT_MILLIS).bit_length()
 
 
 def service_of(steps: int) -> int:
     """Return the least service that is so many steps."""
-    doublings = max(0, (steps >> FINE_BITS) - 1)
-    return ((steps - (doublings << FINE_BITS)) << doublings) * UNIT_MILLIS
+    return (1 << steps >> 1) * UNIT_MILLIS

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from tidegate_events.resources import Resources
 
+from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS
 from tidegate_scheduler.simulator.baselines.in_turn import in_turn
-from tidegate_scheduler.simulator.baselines.room import WHOLE_MILLIS, Room
+from tidegate_scheduler.simulator.baselines.room import Room
 from tidegate_scheduler.simulator.rules import Rules
 from tidegate_scheduler.simulator.workload import Workload
 from tidegate_scheduler.state import Job, State

@@ -16,8 +16,9 @@ from collections import Counter
 import msgspec
 from tidegate_events.resources import Resources
 
+from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS
 from tidegate_scheduler.simulator.baselines.in_turn import in_turn
-from tidegate_scheduler.simulator.baselines.room import WHOLE_MILLIS, Room
+from tidegate_scheduler.simulator.baselines.room import Room
 from tidegate_scheduler.simulator.rules import Rules
 from tidegate_scheduler.simulator.workload import Workload
 from tidegate_scheduler.state import Job, State

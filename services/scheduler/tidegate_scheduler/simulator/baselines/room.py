@@ -5,9 +5,8 @@ from __future__ import annotations
 from tidegate_events.resources import Resources
 from tidegate_events.spec import JobSpec
 
+from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS
 from tidegate_scheduler.state import Node
-
-WHOLE_MILLIS = 1000
 
 
 class Room:

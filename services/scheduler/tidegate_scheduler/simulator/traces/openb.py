@@ -9,6 +9,8 @@ from tidegate_events.events import NodeJoined
 from tidegate_events.resources import Resources
 from tidegate_events.spec import DEFAULT_PHASE, Component, JobSpec, ResourceRange
 
+from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS
+from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.simulator.errors import InputError
 from tidegate_scheduler.simulator.traces import table
 from tidegate_scheduler.simulator.traces.nodespec import GPUS_MAX
@@ -17,8 +19,6 @@ from tidegate_scheduler.simulator.workload import Arrival, Workload, whole
 COLUMNS = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
 TIMES = ("creation_time", "deletion_time")
 TENANT = "openb"
-WHOLE_MILLIS = 1000
-SECOND_NS = 1_000_000_000
 
 
 class Pod(msgspec.Struct, frozen=True):

@@ -10,12 +10,12 @@ from tidegate_events.events import NodeJoined
 from tidegate_events.resources import Resources
 from tidegate_events.spec import DEFAULT_PHASE, Component, JobSpec, ResourceRange
 
+from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.simulator.errors import InputError
 from tidegate_scheduler.simulator.workload import Arrival, Span, Truth, Workload
 
 CPU_MILLIS = 1000
 MEMORY_MIB = 1024
-SECOND_NS = 1_000_000_000
 
 
 class TrainingJob(msgspec.Struct, frozen=True):
