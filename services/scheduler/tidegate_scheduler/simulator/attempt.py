@@ -6,44 +6,23 @@ ask for becomes facts, at the times that they take.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
-
 from tidegate_events import events as e
-from tidegate_events.spec import DEFAULT_PHASE, JobSpec, phase_need
+from tidegate_events.spec import DEFAULT_PHASE, phase_need
 
-from tidegate_scheduler.leasing import asks
 from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS
 from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.policy.sharing import quota_millis
-from tidegate_scheduler.simulator.agenda import Act, Entry
-from tidegate_scheduler.simulator.sandbox import Ground, Sandbox, forget_plans
-from tidegate_scheduler.simulator.work import FULL, MILLI_NS, Pace, Work, share, slower
+from tidegate_scheduler.simulator.leaving import Leaving
+from tidegate_scheduler.simulator.sandbox import Sandbox
+from tidegate_scheduler.simulator.work import FULL, MILLI_NS, Pace, share, slower
 from tidegate_scheduler.state import Job
 
-_Fact = TypeVar("_Fact", bound=e.AttemptEvent)
 DWELL_NS = 200 * MILLI_NS
 """Who waits for a phase for longer than an agent's dwell is in none meanwhile: it has left the one that it was in."""
 
 
-class Attempt:
-    """The attempt `number` of a job, with its sandboxes. `resumed`: it goes on from a checkpoint."""
-
-    def __init__(self, ground: Ground, job: str, spec: JobSpec, work: Work, number: int) -> None:
-        self.job = job
-        self.spec = spec
-        self.work = work
-        self.number = number
-        self.sandboxes: dict[int, Sandbox] = {}
-        self.resumed = False
-        self._ground = ground
-        self._asks = asks(spec)
-        self._broken = False
-        """A member is gone that had not done its part, or the job was asked to leave: nobody works any more."""
-
-        self._next: Entry | None = None
-        self._overhead_ns: int | None = None
-        """Since when the attempt restarts or saves, which is GPU time that comes to nothing."""
+class Attempt(Leaving):
+    """An attempt that starts, works, and changes its phases."""
 
     # ---- it starts ----
 
@@ -116,13 +95,6 @@ class Attempt:
         self._ground.tally.works(self.job, now_ns, span.phase, self._busy_millis(span.phase))
         self._plan(self.work.due_ns(), self._reached)
 
-    def _rest(self, now_ns: int) -> None:
-        """Count what was done until now, and work no more for the time being."""
-        self._ground.agenda.cancel(self._next)
-        self._next = None
-        self.work.stop(now_ns)
-        self._ground.tally.rests(self.job, now_ns)
-
     def _reached(self, now_ns: int) -> None:
         """A span ends, or the job saves or fails, by the work alone; or only its pace changes."""
         self._rest(now_ns)
@@ -185,11 +157,6 @@ class Attempt:
         self._enter(sandbox, phase, now_ns)
         self._go(now_ns)
 
-    def _end_asking(self, sandbox: Sandbox, now_ns: int) -> None:
-        if sandbox.asked:
-            self._ground.tally.asked(self.job, sandbox.asked, now_ns - sandbox.asked_ns)
-            sandbox.asked = ""
-
     def recall(self, sandbox: Sandbox, deadline_ns: int, now_ns: int) -> None:
         """Have a member leave its phase by the deadline, after the step that it is in; 0: it need not any more."""
         if not deadline_ns:
@@ -208,161 +175,3 @@ class Attempt:
             self._rest(now_ns)
             self._enter(sandbox, DEFAULT_PHASE, now_ns)
             self._go(now_ns)  # what is left of the span waits until its phase is granted anew
-
-    # ---- it leaves ----
-
-    def leave(self, deadline_ns: int, now_ns: int) -> None:
-        """Save and leave by the deadline; whoever has nothing to save leaves at once, and some never save."""
-        hangs = self._broken
-        self._halt(now_ns)
-        saved_ns = now_ns + self._ground.costs.checkpoint_seconds * SECOND_NS
-        unsaved_ms = self.work.truth.leaves_in_ms
-        if not hangs and unsaved_ms is None and not self.work.lost_ns:
-            self._plan(now_ns, lambda at_ns: self._exit(self._there(), "suspended", at_ns))
-            return
-        self._overhead_ns = now_ns
-        if not hangs and unsaved_ms is None and saved_ns <= deadline_ns:
-            self._plan(saved_ns, self._leave_saved)
-            return
-        gone_ns = deadline_ns if hangs or unsaved_ms is None else min(deadline_ns, now_ns + unsaved_ms * MILLI_NS)
-        self._plan(max(now_ns, gone_ns), lambda at_ns: self._exit(self._there(), "stopped", at_ns))
-
-    def _leave_saved(self, now_ns: int) -> None:
-        self._save(now_ns)
-        self._exit(self._there(), "suspended", now_ns)
-
-    def stop(self, now_ns: int) -> None:
-        """End at once, with nothing saved."""
-        self._halt(now_ns)
-        self._plan(now_ns, lambda at_ns: self._exit(self._there(), "stopped", at_ns))
-
-    def crash(self, node: str, now_ns: int) -> None:
-        """What ran on the node is gone, and nobody says so; the other members hang until they are told to end.
-
-        What was about to start there does so when the node is back, unless it is told otherwise.
-        """
-        on_it = [sandbox for sandbox in self._there() if sandbox.node == node]
-        for sandbox in on_it:
-            self._ground.agenda.cancel(sandbox.starting)
-            sandbox.starting = None
-        started = [sandbox for sandbox in on_it if sandbox.status == "started"]
-        if not started:
-            return
-        leaving = self._broken and self._next is not None
-        self._halt(now_ns)
-        for sandbox in started:
-            self._gone(sandbox, now_ns, "lost")
-        if leaving:
-            self._plan(now_ns, lambda at_ns: self._exit(self._there(), "stopped", at_ns))
-        self._close_if_empty()
-
-    def abandon(self, now_ns: int) -> None:
-        """Be over: the scheduler counts nobody of it any more."""
-        self._halt(now_ns)
-        for sandbox in list(self._there()):
-            self._gone(sandbox, now_ns, "lost")
-        self._close_if_empty()
-
-    def refuse(self, sandbox: Sandbox, reason: e.Reason, now_ns: int) -> None:
-        """A node does not take the member: nothing was started there."""
-        self.sandboxes[sandbox.rank] = sandbox
-
-        def refused(at_ns: int) -> None:
-            self._halt(at_ns)
-            said = self._said(e.PlacementRejected, sandbox, at_ns, node=sandbox.node, reason=reason)
-            self._gone(sandbox, at_ns, "rejected")
-            self._say(sandbox, said)
-            self._close_if_empty()
-
-        sandbox.starting = self._ground.agenda.at(now_ns, refused)
-
-    def _complete(self, now_ns: int) -> None:
-        self.work.keep()
-        self._exit(self._there(), "completed", now_ns)
-
-    def _fail(self, now_ns: int) -> None:
-        """The first member fails by its own fault; the others hang until they are told to end."""
-        self._halt(now_ns)
-        self.work.failed()
-        first = min(self._there(), key=lambda sandbox: sandbox.rank)
-        self._exit([first], "failed", now_ns)
-
-    def _halt(self, now_ns: int) -> None:
-        self._rest(now_ns)
-        self._end_overhead(now_ns)
-        self._broken = True
-        for sandbox in self._there():
-            forget_plans(self._ground, sandbox)
-
-    def _exit(self, sandboxes: Iterable[Sandbox], outcome: e.Outcome, now_ns: int) -> None:
-        self._end_overhead(now_ns)
-        for sandbox in list(sandboxes):
-            exited = self._said(
-                e.SandboxExited,
-                sandbox,
-                now_ns,
-                node=sandbox.node,
-                outcome=outcome,
-                exit_code={"completed": 0, "failed": 1}.get(outcome),
-                acknowledged=outcome == "suspended",
-                last_step=self.work.step,
-            )
-            self._gone(sandbox, now_ns, outcome)
-            self._say(sandbox, exited)
-        self._close_if_empty()
-
-    def _gone(self, sandbox: Sandbox, now_ns: int, outcome: str) -> None:
-        forget_plans(self._ground, sandbox)
-        self._end_asking(sandbox, now_ns)
-        sandbox.status = "gone"
-        self._ground.tally.left(self.job, sandbox.rank, now_ns, outcome)
-
-    def _close_if_empty(self) -> None:
-        """Once nobody is there, what was done and not saved is lost, and is done again another time."""
-        if any(sandbox.there for sandbox in self.sandboxes.values()):
-            return
-        self._broken = True
-        for phase, lost_ns in self.work.lost_in():
-            self._ground.tally.lost(self.job, lost_ns, phase)
-        self.work.drop()
-
-    # ---- what these share ----
-
-    def _there(self) -> Iterable[Sandbox]:
-        return (sandbox for sandbox in self.sandboxes.values() if sandbox.there)
-
-    def _plan(self, at_ns: int | None, act: Act) -> None:
-        """Let this be what happens next to the attempt as a whole."""
-        self._ground.agenda.cancel(self._next)
-        self._next = None if at_ns is None else self._ground.agenda.at(at_ns, act)
-
-    def _end_overhead(self, now_ns: int) -> None:
-        if self._overhead_ns is not None:
-            first = self.sandboxes[min(self.sandboxes)]  # they are in their phases together
-            self._ground.tally.lost(self.job, now_ns - self._overhead_ns, first.phase)
-            self._overhead_ns = None
-
-    def _save(self, now_ns: int) -> None:
-        first = self.sandboxes[min(self.sandboxes)]
-        if not first.there:
-            return
-        step = self.work.step
-        checkpoint = e.CheckpointRef(
-            id=f"{self.job}-{self.number}-{self.work.done_ns}", step=step, attempt=self.number, directory=f"{step}"
-        )
-        self.work.save(checkpoint.id)
-        self._say(first, self._said(e.CheckpointSaved, first, now_ns, node=first.node, checkpoint=checkpoint))
-
-    def _said(self, kind: Callable[..., _Fact], sandbox: Sandbox, now_ns: int, **fields: Any) -> _Fact:
-        return kind(
-            id=self._ground.nodes.scribe.next_id(),
-            at_ns=now_ns,
-            tenant=self.spec.tenant,
-            job=self.job,
-            attempt=self.number,
-            rank=sandbox.rank,
-            **fields,
-        )
-
-    def _say(self, sandbox: Sandbox, *events: e.AnyEvent) -> None:
-        self._ground.nodes.say(sandbox.node, *events)

@@ -12,9 +12,8 @@ from tidegate_events.spec import JobSpec
 
 from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.policy.sharing import quota_millis
+from tidegate_scheduler.simulator.work import MILLI_NS
 from tidegate_scheduler.simulator.workload import Span
-
-MILLI_NS = 1_000_000
 
 
 class Piece(msgspec.Struct, frozen=True, gc=False):

@@ -8,8 +8,8 @@ import msgspec
 from tidegate_events import events as e
 
 from tidegate_scheduler.simulator.costs import Costs
+from tidegate_scheduler.simulator.work import MILLI_NS
 
-MILLI_NS = 1_000_000
 PASS_INTERVAL_MS_MAX = 1000
 
 

@@ -13,9 +13,10 @@ from tidegate_events import events as e
 from tidegate_events.spec import phase_need
 
 from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS
-from tidegate_scheduler.simulator.effort import MILLI_NS, Effort, Pace, pace_of
+from tidegate_scheduler.simulator.effort import Effort, Pace, pace_of
 from tidegate_scheduler.simulator.run import Decided
 from tidegate_scheduler.simulator.tally import Tally
+from tidegate_scheduler.simulator.work import MILLI_NS
 from tidegate_scheduler.simulator.workload import Arrival, whole
 from tidegate_scheduler.state import Job, Member, State
 
