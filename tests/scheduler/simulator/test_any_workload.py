@@ -90,7 +90,7 @@ def check_counts(result: Run) -> None:
     """What is counted of the cluster agrees with what is counted of its members and of its jobs."""
     total = sum(len(each.gpus) for each in NODES) * 1000
     for sample in result.samples:
-        assert 0 <= sample.gpus_busy_millis <= sample.gpus_held_millis <= total
+        assert 0 <= sample.gpus_busy_millis <= sample.gpus_held_millis <= sample.gpus_total_millis <= total
         assert 0 <= sample.working <= sample.placed
     last = result.samples[-1]
     assert (last.placed, last.working, last.gpus_held_millis, last.cpu_held_millis) == (0, 0, 0, 0)

@@ -70,6 +70,8 @@ def test_it_can_be_simulated_again_whatever_fails(work: Workload, minutes: int) 
     costs = msgspec.structs.replace(COSTS, node_failures_per_day_millis=24_000, node_repair_seconds=90)
     run, recording = recorded(work, costs, Moment(at_ns=run_ns) if (run_ns := minutes * 60_000_000_000) else None)
     assert {each.job for each in recording.happened.jobs} <= {each.job for each in run.jobs}
+    for sample in (*run.samples, *recording.happened.samples):
+        assert sample.gpus_busy_millis <= sample.gpus_held_millis <= sample.gpus_total_millis
     rules = recorded_rules(recording)
     again = simulate(recording.workload, rules, recording.costs, begin=recording.begin)
     assert {each.job for each in again.jobs} == {arrival.job for arrival in recording.workload.arrivals}

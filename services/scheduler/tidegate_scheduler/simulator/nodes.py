@@ -80,13 +80,13 @@ class Nodes:
         """Take note of a node of which the state knows already."""
         model = NodeModel(event, dict(event.images), heard=heard)
         self.by_name[event.node] = model
-        self._count(model, 1)
+        self._there(model)
         if rate := self._costs.node_failures_per_day_millis:
             from_ns = max(event.at_ns, self.scribe.state.header.now_ns)
             self._fail_next(model, Random(f"{self._seed}/{event.node}"), from_ns, rate)
 
-    def _count(self, model: NodeModel, sign: int) -> None:
-        self._tally.gpus_total_millis += sign * len(model.joined.gpus) * WHOLE_MILLIS
+    def _there(self, model: NodeModel) -> None:
+        self._tally.node_there(model.joined.node, len(model.joined.gpus) * WHOLE_MILLIS)
 
     def _fail_next(self, model: NodeModel, random: Random, from_ns: int, rate_millis: int) -> None:
         after_ms = int(random.expovariate(rate_millis / (1000 * DAY_MS)))
@@ -116,7 +116,7 @@ class Nodes:
         """A node is gone, with all that runs there; whoever knows of it knows already."""
         model = self.by_name[node]
         model.alive = False
-        self._count(model, -1)
+        self._tally.node_gone(node)
         self.crashes(node, now_ns)
 
     def repair(self, node: str, now_ns: int) -> None:
@@ -154,7 +154,6 @@ class Nodes:
         if model is None:
             self.join(event)
             return
-        self._count(model, -1 if model.alive else 0)
         model.joined, model.images = event, dict(event.images)
         self._rejoin(model, held, now_ns)
 
@@ -170,7 +169,7 @@ class Nodes:
             sandboxes=held,
         )
         model.alive = True
-        self._count(model, 1)
+        self._there(model)
         self.scribe.node_says(model.joined.node, back)
         self._heard(model, now_ns)
 

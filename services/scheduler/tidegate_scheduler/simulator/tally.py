@@ -69,17 +69,22 @@ class _Seat(msgspec.Struct):
 
 
 class Tally:
-    """All counts. Jobs are known by their arrivals; `open` counts those that have not ended."""
+    """All counts. Jobs are known by their arrivals; `open` counts those that have not ended.
+
+    What members hold on a node counts while the node is there: what failed with it nobody can use.
+    """
 
     def __init__(self) -> None:
         self.records: dict[str, Record] = {}
         self.stays: list[Stay] = []
         self.samples: list[Sample] = []
         self.open = 0
-        self.gpus_total_millis = 0
+        self._gpus_millis: dict[str, int] = {}
+        """Of the nodes that are there, their devices in thousandths."""
+
         self._seats: dict[tuple[str, int], _Seat] = {}
         self._waiting = self._placed = self._working = 0
-        self._held = self._busy = self._cpu = 0
+        self._held = self._busy = self._cpu = self._total = 0
 
     # ---- jobs ----
 
@@ -193,10 +198,29 @@ class Tally:
             )
 
     def _hold(self, seat: _Seat, sign: int) -> None:
-        self._held += sign * seat.gpus * (seat.gpu_millis or WHOLE_MILLIS)
-        self._cpu += sign * seat.cpu_millis
+        if seat.node in self._gpus_millis:
+            self._held += sign * seat.gpus * (seat.gpu_millis or WHOLE_MILLIS)
+            self._cpu += sign * seat.cpu_millis
 
     # ---- the cluster ----
+
+    def node_there(self, node: str, gpus_millis: int) -> None:
+        """A node is there, or is back; whoever has a seat on it holds that from now on."""
+        self.node_gone(node)
+        self._gpus_millis[node] = gpus_millis
+        self._total += gpus_millis
+        self._hold_all(node, 1)
+
+    def node_gone(self, node: str) -> None:
+        """A node is gone, and what is held on it; nothing changes where it was not there."""
+        if node in self._gpus_millis:
+            self._hold_all(node, -1)
+            self._total -= self._gpus_millis.pop(node)
+
+    def _hold_all(self, node: str, sign: int) -> None:
+        for seat in self._seats.values():
+            if seat.node == node:
+                self._hold(seat, sign)
 
     def sample(self, now_ns: int) -> None:
         """Take a sample, if anything differs from the last one; of several at one time the last counts."""
@@ -208,7 +232,7 @@ class Tally:
             self._held,
             self._busy,
             self._cpu,
-            self.gpus_total_millis,
+            self._total,
         )
         if self.samples and self.samples[-1].at_ns == now_ns:
             self.samples.pop()

@@ -64,7 +64,8 @@ class Witness:
         self.decided: list[Decided] = []
         self.now_ns = begin_ns
         self._state = state
-        self._count_gpus()
+        for name in state.nodes:
+            self._count_gpus(name)
         for job in state.jobs.values():
             arrival = Arrival(job.submitted_ns, job.id, state.specs[job.id], whole(0))
             story = self._meet(arrival, job.submitted_ns, begin_ns)
@@ -78,7 +79,7 @@ class Witness:
         if isinstance(event, e.JobEvent):
             self._saw_job(event)
         elif isinstance(event, e.NodeJoined | e.NodeLost | e.NodeForgotten | e.NodeUnreachable | e.NodeReachable):
-            self._count_gpus()
+            self._count_gpus(event.node)
             for story in [each for each in self.stories.values() if each.seats]:
                 self._look(story, event.at_ns)
         self._note_decision(event)
@@ -235,9 +236,13 @@ class Witness:
             busy_millis = (need.gpus * WHOLE_MILLIS + need.gpu_millis) * len(members)
             self.tally.works(name, now_ns, pace.phase, busy_millis)
 
-    def _count_gpus(self) -> None:
-        there = (node for node in self._state.nodes.values() if node.status == "up")
-        self.tally.gpus_total_millis = sum(len(node.gpus) for node in there) * WHOLE_MILLIS
+    def _count_gpus(self, name: str) -> None:
+        """Note whether a node is there: one that is not heard may be, with what its jobs do, until it is given up."""
+        node = self._state.nodes.get(name)
+        if node is not None and node.status != "lost":
+            self.tally.node_there(name, len(node.gpus) * WHOLE_MILLIS)
+        else:
+            self.tally.node_gone(name)
 
     def _note_decision(self, event: e.AnyEvent) -> None:
         if isinstance(event, e.Decision):
