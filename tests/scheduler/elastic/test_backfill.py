@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tidegate_events import events as e
 from tidegate_scheduler.policy.parameters import Parameters
 
-from tests.scheduler.elastic.lab import all_events, elastic, looked_up, nodes_of, of, run
+from tests.scheduler.elastic.lab import all_events, asked_to_leave, elastic, looked_up, nodes_of, of, run
 from tests.scheduler.elastic.world import CheckedCluster, answers, tables, told_anew
 from tests.support.cluster import SECOND, Cluster, spec
 
@@ -98,6 +98,22 @@ def test_nobody_leaves_whose_room_is_wanted_no_more(gone: str) -> None:
     cluster.settle()
     assert of(to(cluster, start_ns + 100 * SECOND), e.PreemptRequested) == []
     assert cluster.stage("meanwhile") == "running"
+
+
+def test_a_device_that_two_share_comes_free_once() -> None:
+    """Both end before the owner comes; who has a part of the other device is in its way all the same."""
+    cluster = elastic()
+    cluster.node("n1", 4000, gpus=2)
+    for name in ("one", "two"):
+        run(cluster, name, spec(100, gpu_millis=400, time_limit_seconds=2000))
+    cluster.submit(spec(100, gpus=2), "owner")
+    cluster.settle()
+    start_ns = cluster.job("owner").reserved_start_ns
+    run(cluster, "meanwhile", spec(100, gpu_millis=300, grace=30, time_limit_seconds=100))
+    assert [cluster.members(job)[0].gpu_indices for job in ("one", "two", "meanwhile")] == [(0,), (0,), (1,)]
+    cluster.ask(e.JobLimitChanged, "meanwhile", time_limit_seconds=None)
+    cluster.settle()
+    assert asked_to_leave(to(cluster, start_ns - 30 * SECOND)) == {"meanwhile": "owner"}
 
 
 def test_a_gang_is_let_in_beside_and_into_room_that_is_kept() -> None:

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from tidegate_events import events as e
 from tidegate_events.resources import GpuDevice, Resources
 from tidegate_scheduler.policy.elastic.shapes import NOWHERE, Fit, Shape
-from tidegate_scheduler.policy.elastic.table import Kind, NodeTable
+from tidegate_scheduler.policy.elastic.table import GPUS, SHARE, Kind, NodeTable
 from tidegate_scheduler.policy.parameters import Parameters
 
-from tests.scheduler.elastic.lab import elastic
+from tests.scheduler.elastic.lab import asked_to_leave, elastic, leave, run
 from tests.support.cluster import spec
 
 NEEDS = [
@@ -115,3 +115,68 @@ def test_leaving_at_an_operators_word_uses_up_no_budget() -> None:
         cluster.exit("j", "suspended", acknowledged=True)
         cluster.settle()
     assert (cluster.stage("j"), cluster.job("j").preemptions) == ("placed", 0)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["take", "take", "leave", "promise"]), st.integers(0, 9), st.sampled_from(NEEDS))
+    ),
+)
+def test_who_is_placed_now_takes_nothing_that_is_kept(done: list[tuple[str, int, Resources]]) -> None:
+    """Nor does it count on parts of devices that others will not have left."""
+    table = NodeTable()
+    devices = tuple(GpuDevice(index, f"g{index}", "H", 1000) for index in range(3))
+    kind = Kind(1 << 20, 1 << 20, ("trusted",), (("host", "b3"),), (("H", 1000),) * 3, "")
+    row = table.put("n", kind, devices, is_open=True)
+    table.rank_names()
+    there: list[tuple[Resources, tuple[int, ...]]] = []
+    for what, which, need in done:
+        fit = Fit(Shape("trusted", "host", need, 1), table)
+        if what == "take" and fit.members(table.now)[row]:
+            there.append((need, table.take(row, need, ())))
+            table.occupy(row, *there[-1])
+        elif what == "promise" and fit.members(table.later)[row]:
+            table.promise(row, need)
+        elif what == "leave" and there:
+            table.leave(row, *there.pop(which % len(there)))
+        assert table.later_on(row)[GPUS] >= 0, "a device that is kept is held by somebody who stays"
+        staying = table.devices[row].staying_millis
+        assert table.later_on(row)[SHARE] == max((1000 - used for used in staying.values()), default=0)
+
+
+def test_what_will_be_left_of_a_device_is_kept_though_nobody_can_have_it_yet() -> None:
+    cluster = elastic(Parameters(reservations_max=0))
+    cluster.node("n1", 4000, gpus=1)
+    run(cluster, "stays", spec(500, gpu_millis=400))
+    run(cluster, "leaves", spec(500, gpu_millis=500))
+    cluster.submit(spec(500, gpu_millis=500), "waits")
+    cluster.settle()
+    cluster.ask(e.SuspendRequested, "leaves")
+    cluster.settle()
+    assert cluster.job("waits").reserved_nodes == ("n1",)
+    assert cluster.job("waits").reserved_start_ns == cluster.job("leaves").deadline_ns
+
+
+def test_nobody_begins_a_part_of_a_device_that_is_kept_as_a_whole() -> None:
+    """All who have parts of it are leaving, and it is kept for one who needs all of it."""
+    cluster = elastic()
+    cluster.node("n1", 4000, gpus=1)
+    run(cluster, "leaves", spec(500, gpu_millis=400))
+    cluster.submit(spec(500, gpus=1, priority=1), "whole")
+    assert asked_to_leave(cluster.settle()) == {"leaves": "whole"}
+    cluster.submit(spec(500, gpu_millis=300), "part")
+    cluster.settle()
+    assert cluster.stage("part") == "pending"
+    leave(cluster, "leaves")
+    assert [cluster.stage(job) for job in ("whole", "part", "leaves")] == ["placed", "pending", "suspended"]
+
+
+def test_a_part_beside_one_who_leaves_is_given_at_once_where_it_is_kept_for_nobody() -> None:
+    cluster = elastic()
+    cluster.node("n1", 4000, gpus=1)
+    run(cluster, "leaves", spec(500, gpu_millis=400))
+    cluster.ask(e.SuspendRequested, "leaves")
+    cluster.settle()
+    cluster.submit(spec(500, gpu_millis=300), "part")
+    cluster.settle()
+    assert cluster.stage("part") == "placed"

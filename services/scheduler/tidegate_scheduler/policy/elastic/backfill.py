@@ -8,16 +8,15 @@ limit. Then it is asked to leave in time for those all the same, whoever it is, 
 from __future__ import annotations
 
 from tidegate_events import events as e
-from tidegate_events.resources import Resources
 
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.elastic import leave
+from tidegate_scheduler.policy.elastic.devices import use
 from tidegate_scheduler.policy.elastic.fit import rows_in
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.reserve import NEVER
 from tidegate_scheduler.policy.elastic.shapes import Fit
 from tidegate_scheduler.policy.elastic.spread import Locality, Rows
-from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY
 from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.limits import ends_by_ns, time_limit_seconds
 from tidegate_scheduler.policy.parameters import SECOND_NS
@@ -87,28 +86,27 @@ def in_the_way(trial: Trial, row: int, job: Job, owner: Job) -> bool:
     counted.
     """
     index, start_ns = trial.index, owner.reserved_start_ns
-    room = index.table.later_on(row)[: GPUS + 1]
+    devices, (cpu, memory, *_) = index.table.devices[row], index.table.later_on(row)
+    used_millis, promised = dict(devices.staying_millis), devices.promised
     for name in index.on_row.get(row, ()):
         other = index.state.jobs[name]
         if other is not job and not index.leaving(name) and name not in trial.asked and _ends(index, other) <= start_ns:
             for seat in index.seats_of(name):
                 if seat.row == row:
-                    room = _plus(room, seat.holds(index.state.floors[name]))
+                    need = seat.holds(index.state.floors[name])
+                    cpu, memory = cpu + need.cpu_millis, memory + need.memory_mib
+                    use(used_millis, devices, need, seat.gpu_indices, -1)
     for name, rows in trial.promises.items():
         if name != owner.id and (index.state.jobs[name].reserved_start_ns or NEVER) > start_ns:
-            for _ in range(rows.count(row)):
-                room = _plus(room, index.state.floors[name])
-    return any(amount < 0 for amount in room)
+            need, count = index.state.floors[name], rows.count(row)
+            cpu, memory = cpu + count * need.cpu_millis, memory + count * need.memory_mib
+            promised -= count * (need.gpus or (1 if need.gpu_millis else 0))
+    return cpu < 0 or memory < 0 or len(devices.all) - len(used_millis) < promised
 
 
 def _ends(index: Index, job: Job) -> int:
     ends = ends_by_ns(job, index.state.specs[job.id])
     return NEVER if ends is None else ends
-
-
-def _plus(room: list[int], need: Resources) -> list[int]:
-    devices = need.gpus or (1 if need.gpu_millis else 0)
-    return [room[CPU] + need.cpu_millis, room[MEMORY] + need.memory_mib, room[GPUS] + devices]
 
 
 def _usable_until(trial: Trial, until_ns: int) -> set[int]:

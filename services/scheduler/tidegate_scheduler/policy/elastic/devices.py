@@ -46,6 +46,20 @@ class Devices(msgspec.Struct):
         """Return how much of a device nobody holds."""
         return WHOLE_MILLIS - self.used_millis.get(index, 0)
 
+    def largest_parts(self, *, has_whole_later: bool) -> tuple[int, int, int]:
+        """Return the largest part of a device beside others' that is free, that will be, and that may be taken now.
+
+        A device that all who have parts of it are leaving will be free as a whole, and may be kept as such: then
+        (unless it `has_whole_later` that are not) nobody else begins a part of it.
+        """
+        staying, most, may_take = self.staying_millis, 0, 0
+        for index, used in self.used_millis.items():
+            left = WHOLE_MILLIS - used
+            most = left if left > most else most
+            if left > may_take and (has_whole_later or index in staying):
+                may_take = left
+        return most, max([WHOLE_MILLIS - used for used in staying.values()], default=0), may_take
+
     def spare_of(self, index: int) -> int:
         """Return how much of it nobody has: less than none where more is leased than is there."""
         return self.free_of(index) + self.lent.get(index, 0) - self.leased.get(index, 0)

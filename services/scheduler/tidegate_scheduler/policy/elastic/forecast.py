@@ -24,6 +24,7 @@ from tidegate_scheduler.policy.elastic.fit import rows_in, rows_now
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.queue import NONE, Amounts, amounts, plus
 from tidegate_scheduler.policy.elastic.reasons import kept_rows
+from tidegate_scheduler.policy.elastic.reserve import NEVER
 from tidegate_scheduler.policy.elastic.shapes import Fit
 from tidegate_scheduler.policy.elastic.spread import Locality, Rows
 from tidegate_scheduler.policy.elastic.table import CPU, GPUS, SHARE, Ints
@@ -38,8 +39,6 @@ HOLDERS_MAX = 1000
 ROWS_MAX = 150_000
 LOOK_ROWS_LEAST = 500
 """Rows that are looked at in one forecast, each look counted as so many at least: it must not delay decisions."""
-
-NEVER = 1 << 62
 
 
 class _Hold(msgspec.Struct):

@@ -1,7 +1,8 @@
 """The room of every node as numpy columns: what is free, what will be, and what may be taken at once.
 
 `free` is what nobody holds. `later` is what will be free when all who are leaving have left, less what is promised: so
-room that is being left is counted once, and for whom it was freed. What may be taken now is the smaller of the two.
+room that is being left is counted once, and for whom it was freed. What may be taken now is the smaller of the two; of
+parts of a device that all who have some are leaving, only where it is kept for nobody as a whole.
 
 Rows are numbered in the order in which nodes became known, which no decision may depend on: ties are broken by `place`,
 the position of the node's name among all names.
@@ -17,7 +18,7 @@ import numpy.typing as npt
 from tidegate_events.resources import GpuDevice, Resources
 
 from tidegate_scheduler.policy.elastic.changes import Changes
-from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS, Devices, accepts, use
+from tidegate_scheduler.policy.elastic.devices import Devices, accepts, use
 from tidegate_scheduler.policy.elastic.numbering import Numbering
 from tidegate_scheduler.policy.elastic.peaks import Peaks
 from tidegate_scheduler.policy.elastic.sites import NUMBERS_SPARE, Sites
@@ -271,14 +272,15 @@ class NodeTable:
         """Return the devices that one more member gets, those that waste least; `occupy` takes them."""
         devices = self.devices[row]
         if need.gpu_millis:
+            kept = self._later[row][GPUS] <= 0
             parts = [
-                (index not in devices.used_millis, here, index)
+                (kept and index not in devices.staying_millis, index not in devices.used_millis, here, index)
                 for index in devices.used_millis | devices.leased
                 if (here := devices.here_of(index)) >= need.gpu_millis
                 and index in devices.all
                 and accepts(devices.all[index], need, models)
             ]
-            return (min(parts)[2],) if parts else (devices.at_hand(need, models)[0].index,)
+            return (min(parts)[3],) if parts else (devices.at_hand(need, models)[0].index,)
         return tuple([gpu.index for gpu in devices.at_hand(need, models)[: need.gpus]]) if need.gpus else ()
 
     def overfull(self, row: int) -> bool:
@@ -291,6 +293,10 @@ class NodeTable:
     def now_on(self, row: int) -> list[int]:
         """Return the amounts that may be taken on one row."""
         return self._now[row]
+
+    def now_on_each(self, rows: list[int]) -> list[list[int]]:
+        """Return the amounts that may be taken on each of the rows, to be looked at only."""
+        return [self._now[row] for row in rows]
 
     def place_of(self, row: int) -> int:
         """Return the position of one row's name among all names."""
@@ -313,17 +319,17 @@ class NodeTable:
         devices, free, later = self.devices[row], self._free[row], self._later[row]
         free[GPUS] = len(devices.free)
         later[GPUS] = len(devices.all) - len(devices.staying_millis) - devices.promised
+        share_now = 0
         if devices.parted:
-            parts = (WHOLE_MILLIS - used for used in devices.used_millis.values())
-            free[SHARE] = later[SHARE] = max(parts, default=0)
+            free[SHARE], later[SHARE], share_now = devices.largest_parts(has_whole_later=later[GPUS] > 0)
         before = self._now[row]
-        cpu, memory, gpus, share = free
-        cpu_later, memory_later, gpus_later, share_later = later
+        cpu, memory, gpus, _ = free
+        cpu_later, memory_later, gpus_later, _ = later
         now = self._now[row] = [
             cpu if cpu < cpu_later else cpu_later,
             memory if memory < memory_later else memory_later,
             gpus if gpus < gpus_later else gpus_later,
-            share if share < share_later else share_later,
+            share_now,
         ]
         self._behind[row] = None
         self.changes.note(row, before, now)
