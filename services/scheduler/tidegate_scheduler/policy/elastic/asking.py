@@ -68,7 +68,10 @@ class Asking:
 
     def leave(self, name: str, table: NodeTable) -> None:
         """Take out what was entered of a job."""
-        for row in self._rows.pop(name, ()):
+        rows = self._rows.pop(name, None)
+        if rows is None:
+            return  # most jobs ask for nothing
+        for row in rows:
             self.on_row[row].pop(name, None)
             if not self.on_row[row]:
                 del self.on_row[row]

@@ -6,7 +6,6 @@ were when that began, and at those that grew: what is found out once is of use f
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,16 +30,19 @@ class Changes:
         self._trimmed = 0
         self._began: list[int] = []
         self._first_round = 0
-        self._grown: dict[int, list[int]] = {}
+        self.grown: dict[int, list[int]] = {}
+        """The rows that have more room than at some time in this round, and how much they had then."""
+
+        self.this_round = -1
         self._recent: dict[int, Recent] = {}
 
     def note(self, row: int, before: list[int], now: list[int]) -> None:
         """Note that what may be taken on a row is `now` other than `before`."""
-        earlier = self._grown.get(row)
+        earlier = self.grown.get(row)
         if _exceeds(now, before):
-            self._grown[row] = before if earlier is None else [min(pair) for pair in zip(before, earlier, strict=True)]
+            self.grown[row] = before if earlier is None else [min(pair) for pair in zip(before, earlier, strict=True)]
         elif earlier is not None and not _exceeds(now, earlier):
-            del self._grown[row]
+            del self.grown[row]
         if len(self._log) >= LOG_ROWS_MAX:
             self._trimmed += len(self._log)
             self._log.clear()
@@ -64,11 +66,7 @@ class Changes:
         if len(self._began) > ROUNDS_REMEMBERED:
             self._began.pop(0)
             self._first_round += 1
-
-    @property
-    def this_round(self) -> int:
-        """Return the number of this round, -1 before the first."""
-        return self._first_round + len(self._began) - 1
+        self.this_round += 1
 
     def recent(self, since: int) -> Recent | None:
         """Return the rows that changed since that round began, and what could be taken there; None: not known.
@@ -89,11 +87,7 @@ class Changes:
     def gather_anew(self) -> None:
         """Forget what `recent` and `grown` told: what is taken since is not there any more."""
         self._recent.clear()
-        self._grown.clear()
-
-    def grown(self) -> Collection[int]:
-        """Return the rows that have more room than at some time in this round."""
-        return self._grown.keys()
+        self.grown.clear()
 
 
 def _exceeds(amounts: list[int], others: list[int]) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from tidegate_scheduler.policy.elastic.shapes import Shape
@@ -43,12 +45,10 @@ class Nowhere:
         rest = [other for other in self._tried.get(shape, ()) if not right.covers(other)]
         self._tried[shape] = [*rest, right]
 
-    @property
-    def any(self) -> bool:
-        """Say whether anything was tried in vain."""
-        return bool(self._tried)
-
-    def rules_out(self, shape: Shape, right: Right) -> bool:
-        """Say whether a job of the shape would find no room either."""
+    def rules_out(self, shape: Shape, right: Callable[[], Right]) -> bool:
+        """Say whether a job of the shape would find no room either; its right is asked for only where that matters."""
         tried = self._tried.get(shape)
-        return tried is not None and any(other.covers(right) for other in tried)
+        if tried is None:
+            return False
+        own = right()
+        return any(other.covers(own) for other in tried)

@@ -172,10 +172,10 @@ class _Pass:
             return True
         self._yielding.asked.add(job.id)
         reserved = self._trial.withdraw(job)
-        if not self._within_ceiling(job, line):
+        if turn.share.ceiling is not None and not self._within_ceiling(turn):
             self._keeping.release(job, "QuotaReached")
             return False
-        if not reserved and self._nowhere.any and self._nowhere.rules_out(line.key.shape, self._right(line)):
+        if not reserved and self._nowhere.rules_out(line.key.shape, lambda: self._right(turn)):
             self._waiting.of_line(line, None)
             return False
         barred = self._barred.rows(job, line.fit)
@@ -221,8 +221,8 @@ class _Pass:
         draft.wake_by(back_ns)
         return None
 
-    def _right(self, line: Line) -> Right:
-        key, guaranteed = line.key, self._index.share(line.key.tenant).guaranteed is not None
+    def _right(self, turn: Turn) -> Right:
+        key, guaranteed = turn.line.key, turn.share.guaranteed is not None
         limit = NO_LIMIT_SECONDS if key.limit_seconds is None else key.limit_seconds
         if self._draft.parameters.slice_steps:
             return Right(key.priority, limit, key.tenant, key.work)
@@ -252,8 +252,8 @@ class _Pass:
         if self._make_room(job, line, barred):
             return True
         # Windows bar no less from whoever runs for longer, and so has less right; refusals are a job's own.
-        if not job.excluded_nodes and not self._plans.untried and not self._seek.waits_within(job, line):
-            self._nowhere.add(line.key.shape, self._right(line))
+        if not (job.excluded_nodes or self._plans.untried or self._seek.waits_within(job, line)):
+            self._nowhere.add(line.key.shape, self._right(turn))
         if reserved and self._keeping.usable(reserved, barred) and self._keeping.may_keep():
             self._keeping.stay(job, line, reserved, barred)
             return False
@@ -281,9 +281,9 @@ class _Pass:
             self._plans.move(job, moves)
         return moves is not None
 
-    def _within_ceiling(self, job: Job, line: Line) -> bool:
+    def _within_ceiling(self, turn: Turn) -> bool:
         """Say whether the tenant may hold the job too; where not, its line waits for that."""
-        reached = admission.ceiling_reached(self._index.share(job.tenant), line)
+        reached = admission.ceiling_reached(turn.share, turn.line)
         if reached is not None:
-            self._waiting.of_line(line, reached)
+            self._waiting.of_line(turn.line, reached)
         return reached is None

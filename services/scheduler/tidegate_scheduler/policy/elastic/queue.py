@@ -159,12 +159,16 @@ class FairOrder:
 
 
 class Turn(msgspec.Struct, frozen=True, gc=False):
-    """The job that is asked next: the first one of `line` that was not, in this class; behind it stands the `rest`."""
+    """The job that is asked next: the first one of `line` that was not, in this class; behind it stands the `rest`.
+
+    `share` is its tenant's.
+    """
 
     line: Line
     rest: Iterator[Waiter]
     level: int
     job: str
+    share: Share
 
 
 class Turns:
@@ -232,7 +236,7 @@ class Turns:
             if not heap:
                 heappop(tenants)
                 del lines[tenant]
-            yield Turn(line, rest, level, job)
+            yield Turn(line, rest, level, job, self._shares[tenant])
 
     def _standing(self, tenant: str) -> _Standing:
         share, stood = self._shares[tenant], self._stood.get(tenant)

@@ -10,7 +10,7 @@ from tidegate_scheduler.policy.elastic import backfill, fit
 from tidegate_scheduler.policy.elastic.domains import narrowest
 from tidegate_scheduler.policy.elastic.queue import Line, Turn
 from tidegate_scheduler.policy.elastic.sites import Level
-from tidegate_scheduler.policy.elastic.spread import Locality
+from tidegate_scheduler.policy.elastic.spread import ANYWHERE, Locality
 from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.elastic.yielding import Yielding
 from tidegate_scheduler.policy.parameters import SECOND_NS
@@ -32,7 +32,7 @@ class Seek:
     def rows(self, job: Job, turn: Turn, reserved: fit.Rows, barred: frozenset[int]) -> fit.Rows | None:
         """Return where the job fits at once: in free room, in room kept for lower ones, in room kept for later."""
         line = turn.line
-        locality = Locality(self.waits_within(job, line), self._table.rows.get(job.saved_on, -1))
+        locality = self._locality(job, line)
         rows = fit.rows_now(line.fit, barred, locality)
         others = self.yielding.to(job, turn) if rows is None else []
         if others and fit.any_roomy(line.fit, [self._trial.promises[other.id] for other in others]):
@@ -45,6 +45,11 @@ class Seek:
         self._trial.backfills.pop(job.id, None)
         return rows if rows is not None else backfill.find(self._draft, self._trial, job, line.fit, barred)
 
+    def _locality(self, job: Job, line: Line) -> Locality:
+        within = self.waits_within(job, line) if line.key.shape.intensive else None
+        near = self._table.rows.get(job.saved_on, -1)
+        return ANYWHERE if within is None and near < 0 else Locality(within, near)
+
     def later(
         self, job: Job, line: Line, reserved: fit.Rows, barred: frozenset[int], use: Callable[[fit.Rows], _Use | None]
     ) -> _Use | None:
@@ -53,6 +58,8 @@ class Seek:
         Where room was promised to it before all else.
         """
 
+        if not reserved and not self._trial.left:
+            return None  # what will be free is free already
         locality = Locality(near=self._table.rows.get(job.saved_on, -1))
 
         def on_reserved() -> _Use | None:
@@ -76,7 +83,7 @@ class Seek:
     ) -> fit.Rows | None:
         """Return where the job fits then beside all that is promised to others, wherever that is."""
         if not self._trial.left:
-            return None  # what will be free is free already
+            return None
         if line.fit.shape.gang_size == 1 and not reserved:
             if not line.fit.holds_one(self._most_later()):
                 return None

@@ -117,25 +117,28 @@ class Fit:
 
         It fits nowhere as long as no row has come to hold one member that did not, or more of them.
         """
-        known = self.table.changes.recent(self._nowhere_in)
+        changes = self.table.changes
+        known = changes.recent(self._nowhere_in)
         if known is None:
             return False
         rows, room, most = known
-        changed = rows[self.enough(room)].tolist() if len(rows) and self.holds_one(most) else []
+        changed = rows[self.enough(room)].tolist() if self.holds_one(most) else []
+        if not (changed or changes.grown):
+            self._nowhere_in = changes.this_round
+            return True
         if len(changed) > ROWS_LOOKED_AT_MAX:
             return False
-        looked_at = [*changed, *self.table.changes.grown()]
+        looked_at = [*changed, *changes.grown]
         least_cpu, least_memory, least_gpus = self._least
-        now_on = self.table.now_on
-        for row in looked_at:
-            left = now_on(row)  # most have been taken since: that is seen at a glance
+        for row, left in zip(looked_at, self.table.now_on_each(looked_at), strict=True):
+            # Most have been taken since: that is seen at a glance.
             if left[GPUS] < least_gpus or left[CPU] < least_cpu or left[MEMORY] < least_memory:
                 continue
             if self._score_of(row) != NOWHERE:
                 return False
         if len(looked_at) > ROWS_ONE_BY_ONE_MAX:
-            self.table.changes.gather_anew()
-        self._nowhere_in = self.table.changes.this_round
+            changes.gather_anew()
+        self._nowhere_in = changes.this_round
         return True
 
     def found_nowhere(self) -> None:

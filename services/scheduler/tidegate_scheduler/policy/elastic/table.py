@@ -298,6 +298,10 @@ class NodeTable:
         """Return the amounts that may be taken on each of the rows, to be looked at only."""
         return [self._now[row] for row in rows]
 
+    def now_on_each(self, rows: list[int]) -> list[list[int]]:
+        """Return the amounts that may be taken on each of the rows, to be looked at only."""
+        return [self._now[row] for row in rows]
+
     def place_of(self, row: int) -> int:
         """Return the position of one row's name among all names."""
         return self._places[row]
