@@ -19,9 +19,11 @@ from tidegate_scheduler.state import Job
 
 
 class Keeping:
-    """Keeps room in one pass; `may_plan` says whether one more place for it may be worked out."""
+    """Keeps room in one pass; `may_plan` says whether one more place for a job may be worked out."""
 
-    def __init__(self, draft: Draft, trial: Trial, waiting: Waiting, seek: Seek, may_plan: Callable[[], bool]) -> None:
+    def __init__(
+        self, draft: Draft, trial: Trial, waiting: Waiting, seek: Seek, may_plan: Callable[[Job], bool]
+    ) -> None:
         self._draft = draft
         self._trial = trial
         self._index = trial.index
@@ -65,7 +67,7 @@ class Keeping:
             first = self._trial.beside(behind, lambda: first_on(self._trial, now_ns, job, line.fit, reserved))
             start_ns = first.start_by_ns if first is not None else 0
         found = Reservation(reserved, start_ns)
-        if slips(told_ns, start_ns) and self._may_plan():
+        if slips(told_ns, start_ns) and self._may_plan(job):
             other = reserve(self._trial, now_ns, job, line.fit, barred)
             if other is not None and other.start_by_ns and slips(other.start_by_ns, start_ns):
                 found = other
@@ -74,7 +76,7 @@ class Keeping:
     def reserve(self, job: Job, line: Line, barred: frozenset[int]) -> None:
         """Keep room for the job where it comes free first, if that many may be kept."""
         found, may_keep = None, self.may_keep()
-        if may_keep and self._may_plan():
+        if may_keep and self._may_plan(job):
             found = reserve(self._trial, self._draft.now_ns, job, line.fit, barred)
             found = found or self._after_all(job, line, barred)
         if found is not None:

@@ -19,7 +19,22 @@ from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.state import Job
 
 PLANS_MAX = 8
-"""Preemptions and new reservations that one pass works out; who is blocked behind them waits for the next."""
+"""Preemptions and new reservations that one pass works out; who is blocked behind them waits for the next. A job whose
+turn it is has all of its plans worked out, so there may be a few more."""
+
+GOLDEN, GOLDEN_BITS = 0x9E3779B97F4A7C15, 64
+"""The golden ratio's fraction, in so many bits."""
+
+
+def round_begins_at(now_ns: int, lines: int) -> int:
+    """Return from which of so many lines on the plans that go round are given out in a pass at that time.
+
+    A pass that decides nothing leaves nothing behind that could say whose turn it was: it is the time that says. Passes
+    come at any interval, as their leader or an operator has it, and multiples of the golden ratio are spread evenly
+    whichever of them are looked at, every one or every tenth.
+    """
+    second = now_ns // SECOND_NS
+    return (second * GOLDEN % (1 << GOLDEN_BITS)) * lines >> GOLDEN_BITS
 
 
 class Plans:
@@ -36,14 +51,15 @@ class Plans:
         self._defragmentation = Defragmentation(draft, trial.index, self._victims, barred.unwanted)
         self._lowest = min(trial.index.held, default=None)
         self._left = PLANS_MAX
-        self._wanted = 0
+        self._asks, self._asked, self._its_turn = "", 0, False
+        self._round = round_begins_at(draft.now_ns, len(trial.index.lines))
         self.untried = False
         """Whether no plan was worked out for the job that asked last, though one might have helped."""
 
     def preemption(self, job: Job, line: Line, barred: frozenset[int]) -> Plan | None:
         """Return who has to leave so that the job fits, None where that would not do, or others had their turn."""
         self.untried = False
-        if not self._may_preempt(job) or not self.may_plan():
+        if not self._may_preempt(job) or not self.may_plan(job):
             return None
         return self._plan((job, line), self._victims, self._yielding.borrowing(job), barred)
 
@@ -60,7 +76,7 @@ class Plans:
 
     def slice(self, job: Job, line: Line, barred: frozenset[int]) -> Plan | None:
         """Return who has to leave of those of its priority who have more work left, None where that would not do."""
-        if not self._slicing.steps or not self.may_plan():
+        if not self._slicing.steps or self._lowest is None or self._lowest > job.priority or not self.may_plan(job):
             return None
         return self._plan((job, line), self._slicing, self._yielding.unknown_after(job), barred)
 
@@ -68,19 +84,21 @@ class Plans:
         """Return who moves so that the job fits, None where nobody does."""
         return self._defragmentation.plan(job, line, barred)
 
-    def may_plan(self) -> bool:
-        """Say whether one more plan may be worked out in this pass; half of them are for whoever is in front.
+    def may_plan(self, job: Job) -> bool:
+        """Say whether one more plan may be worked out for the job: as many as it asks for, or none in this pass.
 
-        The other half goes round, second by second, so that those in front whom no plan helps keep nobody from theirs.
+        Half of all are for those who ask first. The other half goes round, so that those whom no plan helps keep nobody
+        behind them from theirs.
         """
-        second, number = self._draft.now_ns // SECOND_NS, self._wanted
-        self._wanted += 1
-        rounds = max(1, 2 * len(self._index.lines) // PLANS_MAX)
-        if self._left > PLANS_MAX // 2 or (self._left > 0 and number % rounds == second % rounds):
+        if job.id != self._asks:
+            self._asks = job.id
+            self._its_turn = self._left > PLANS_MAX // 2 or (self._left > 0 and self._asked >= self._round)
+            self._asked += 1
+        if self._its_turn:
             self._left -= 1
             return True
         self.untried = True
-        self._draft.wake_by((second + 1) * SECOND_NS)
+        self._draft.wake_by((self._draft.now_ns // SECOND_NS + 1) * SECOND_NS)
         return False
 
     def _may_preempt(self, job: Job) -> bool:
