@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tidegate_events.resources import Resources
 from tidegate_events.spec import JobSpec
 from tidegate_scheduler.simulator.baselines import (
     best_fit,
@@ -18,13 +19,13 @@ from tidegate_scheduler.simulator.baselines import (
     static_priority,
     tiresias,
 )
-from tidegate_scheduler.simulator.choice import BASELINES, Choice, rules_for
+from tidegate_scheduler.simulator.choice import BASELINES, TOLD_ESTIMATES, Choice, rules_for
 from tidegate_scheduler.simulator.costs import Costs
 from tidegate_scheduler.simulator.rules import Rules
 from tidegate_scheduler.simulator.run import Run, encode
 from tidegate_scheduler.simulator.workload import Arrival, Workload
 
-from tests.scheduler.simulator.small import arrival, by_name, ends, node, run, seconds, stays, workload
+from tests.scheduler.simulator.small import arrival, by_name, ends, node, phased, run, seconds, stays, workload
 from tests.support.cluster import spec
 
 COSTS = Costs(start_ms=0, image_pull_seconds=0, checkpoint_seconds=10, restart_seconds=20)
@@ -214,7 +215,21 @@ def any_job(draw: st.DrawFn, number: int) -> Arrival:
 def test_whatever_comes_all_of_it_runs_to_its_end_and_the_same_again(name: str, data: st.DataObject) -> None:
     jobs = [data.draw(any_job(number)) for number in range(data.draw(st.integers(1, 12)))]
     work = workload([node("n1", gpus=4), node("n2", gpus=2), node("n3", 4000, gpus=0)], *jobs)
-    choice = Choice(name, estimates=data.draw(st.sampled_from([None, True])))
+    told = [None, True, False] if name in TOLD_ESTIMATES else [None]
+    choice = Choice(name, estimates=data.draw(st.sampled_from(told)))
     result = run(work, COSTS, rules=rules_for(choice, work))
     assert {job.outcome for job in result.jobs} == {"completed"}
     assert encode(result) == encode(run(work, COSTS, rules=rules_for(choice, work)))
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_who_asks_for_phases_holds_its_peak_for_life(name: str) -> None:
+    """No baseline grants a phase. Two fit beside each other by their floors, and by their peaks one does."""
+    phases = {"default": Resources(500, 512), "learning": Resources(500, 512, 1)}
+    job = phased(phases, entry="asked", borrows=True)
+    does = [("default", 10), ("learning", 20)]
+    work = workload([node("n1", gpus=1)], arrival("a", 0, job, does), arrival("b", 0, job, does))
+    result = run(work, rules=rules_for(Choice(name), work))
+    assert ends(result) == {"a": 31, "b": 62}
+    assert {each.kind for each in result.decided} == {"JobPlaced", "JobStarted", "JobCompleted"}
+    assert max(sample.gpus_held_millis for sample in result.samples if seconds(sample.at_ns) == 0) == 1000

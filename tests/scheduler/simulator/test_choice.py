@@ -7,10 +7,12 @@ from pathlib import Path
 import msgspec
 import pytest
 from tidegate_events.resources import Resources
+from tidegate_scheduler import draft
 from tidegate_scheduler.policy.parameters import Parameters
 from tidegate_scheduler.simulator import choice
 from tidegate_scheduler.simulator.costs import Costs
 from tidegate_scheduler.simulator.errors import InputError
+from tidegate_scheduler.simulator.workload import Span, Truth
 
 from tests.scheduler.simulator.small import arrival, ends, node, run, workload
 from tests.support.cluster import spec
@@ -45,12 +47,12 @@ def test_a_file_says_what_differs(tmp_path: Path) -> None:
         "rules": "elastic",
         "parameters": {"ageing_seconds": 0, "preemptions_max": 3},
         "estimates": True,
-        "queues": [{"tenant": "a", "weight": 2, "guaranteed": {"gpus": 4}}],
+        "queues": [{"tenant": "t", "weight": 2, "guaranteed": {"gpus": 4}}],
     }
     rules = choice.rules_for(choice.choose(written(tmp_path, document)), SMALL)
     assert rules.parameters == Parameters(ageing_seconds=0, preemptions_max=3)
     assert (rules.knows_durations, rules.name) == (True, "elastic with estimates")
-    assert [(each.tenant, each.weight, each.guaranteed) for each in rules.queues] == [("a", 2, Resources(gpus=4))]
+    assert [(each.tenant, each.weight, each.guaranteed) for each in rules.queues] == [("t", 2, Resources(gpus=4))]
 
 
 def test_a_queue_bounds_what_its_tenant_has(tmp_path: Path) -> None:
@@ -83,11 +85,52 @@ def test_a_stopped_queue_is_stopped_from_the_beginning(tmp_path: Path) -> None:
             "the queue of a is bounded by less than nothing; 0 is the least",
         ),
         ({"rules": "elastic", "queues": [{"tenant": "a", "gpus": 0}]}, "unknown field `gpus`"),
+        ({"rules": "elastic", "queues": [{"tenant": "a"}, {"tenant": "a"}]}, "the queue of a is said more than once"),
+        (
+            {"rules": "fifo", "queues": [{"tenant": "t"}]},
+            "fifo reads no queues; accepted are queues with the rules elastic",
+        ),
+        (
+            {"rules": "easy", "parameters": {"slice_steps": 3}},
+            "easy does not read slice_steps; it reads node_lost_seconds",
+        ),
+        ({"rules": "srtf", "estimates": False}, "srtf reads no estimates, .* or one of elastic, easy"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused(tmp_path: Path, document: object, why: str) -> None:
     with pytest.raises(InputError, match=why):
         choice.choose(written(tmp_path, document))
+
+
+def test_a_queue_of_somebody_who_is_not_there_is_refused() -> None:
+    arrivals = [arrival(f"j{number}", 0, spec(tenant=f"t{number:02}"), 10) for number in range(10)]
+    chosen = choice.Choice("elastic", queues=(choice.QueueChoice("t3"),))
+    with pytest.raises(InputError, match=r"there is no tenant 't3' here for a queue; accepted are t00, .* and 2 more"):
+        choice.rules_for(chosen, workload([node("n1")], *arrivals))
+    assert choice.rules_for(chosen, workload([node("n1")], *arrivals), ["t3"]).queues[0].tenant == "t3"
+
+
+def test_what_baselines_are_said_to_read_is_what_they_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more and no less, whatever happens to jobs: nodes and jobs fail, one takes too long, and one starts never."""
+    read: set[str] = set()
+
+    class Noted(Parameters, frozen=True):
+        def __getattribute__(self, name: str) -> object:
+            if not name.startswith("_"):
+                read.add(name)
+            return super().__getattribute__(name)
+
+    monkeypatch.setattr(draft, "as_parameters", lambda values: msgspec.convert(values, Noted))
+    work = workload(
+        [node("n1"), node("n2")],
+        *(arrival(f"j{number}", number, spec(gpus=2, attempts=2), 4000) for number in range(6)),
+        arrival("fails", 3, spec(gpus=1, attempts=2), Truth((Span("default", 50),), fails_after_seconds=20)),
+        arrival("overruns", 4, spec(gpus=1, time_limit_seconds=30), 600),
+    )
+    costs = Costs(node_failures_per_day_millis=24_000, node_repair_seconds=90)
+    for name in choice.BASELINES:
+        run(work, costs, rules=choice.rules_for(choice.Choice(name), work))
+    assert read == set(choice.SETTLING)
 
 
 def test_what_is_neither_a_name_nor_a_file_is_refused(tmp_path: Path) -> None:

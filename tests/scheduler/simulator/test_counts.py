@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import msgspec
 from tidegate_events import events as e
+from tidegate_scheduler.simulator import choice, measures
 from tidegate_scheduler.simulator.costs import Costs
+from tidegate_scheduler.simulator.workload import Span, Truth
 
-from tests.scheduler.simulator.small import SECOND, arrival, node, run, workload
+from tests.scheduler.simulator.small import SECOND, arrival, by_name, node, run, workload
 from tests.support.cluster import spec
 
 
@@ -28,3 +30,49 @@ def test_what_is_held_there_counts_again_when_the_node_is_back() -> None:
     assert [job.outcome for job in result.jobs] == ["completed"]
     assert all(sample.gpus_held_millis <= sample.gpus_total_millis for sample in result.samples)
     assert max(sample.gpus_held_millis for sample in result.samples if sample.at_ns > 20 * SECOND) == 4000
+
+
+def test_who_is_never_placed_has_waited_until_the_end_and_why_is_said() -> None:
+    """FIFO refuses nobody: the first is larger than the node, so nobody behind it is placed either."""
+    work = workload([node("n1", 8000)], arrival("large", 0, spec(9000), 10), arrival("behind", 5, spec(1000), 10))
+    rules = choice.rules_for(choice.Choice("fifo"), work)
+    result = run(work, rules=rules)
+    large, behind = (by_name(result)[name] for name in ("large", "behind"))
+    assert (large.outcome, behind.outcome) == ("", "")
+    assert large.waited_ns == 5 * SECOND  # nothing happens after the second has come
+    assert measures.of(result).waiting.p99_s == 5.0
+    assert (large.reasons[0].code, large.reasons[0].detail) == (
+        "Inadmissible",
+        "no node could hold a member, even if it were empty",
+    )
+    assert (large.reasons[0].numbers["cpu_millis_needed"], large.reasons[0].numbers["cpu_millis_free"]) == (9000, 8000)
+    assert behind.reasons[0].code == "Queued"
+
+
+def test_what_of_a_job_no_node_has_is_said() -> None:
+    image, gang = spec(image="other"), spec(gpus=4, gang=3)
+    nodes = [node("n1"), node("n2", fetches_images=False)]
+    for job, words in ((image, "no node has the image other"), (gang, "could hold 2 of its 3 members")):
+        work = workload(nodes, arrival("a", 0, job, 10))
+        result = run(work, rules=choice.rules_for(choice.Choice("best_fit"), work))
+        assert words in result.jobs[0].reasons[0].detail
+
+
+def test_why_a_job_was_refused_or_failed_is_kept_and_of_who_completed_nothing() -> None:
+    fails = Truth((Span("default", 50),), fails_after_seconds=20)
+    arrivals = (
+        arrival("large", 0, spec(9000), 10),
+        arrival("fails", 0, spec(1000), fails),
+        arrival("ok", 0, spec(1), 5),
+    )
+    found = by_name(run(workload([node("n1", 8000)], *arrivals)))
+    assert (found["large"].outcome, found["large"].reasons[0].code) == ("rejected", "Inadmissible")
+    assert (found["fails"].outcome, found["fails"].reasons[0].code) == ("failed", "JobError")
+    assert (found["ok"].outcome, found["ok"].reasons) == ("completed", ())
+
+
+def test_a_policy_that_says_why_a_job_waits_is_heard() -> None:
+    stopped = e.QueueChanged(id="q", at_ns=0, actor="ada", tenant="t", stopped=True)
+    result = run(workload([node("n1")], arrival("a", 1, spec(1000), 10), facts=(stopped,)))
+    assert result.jobs[0].outcome == ""
+    assert result.jobs[0].reasons[0].code == "QueueStopped"

@@ -67,6 +67,26 @@ def test_costs_and_a_policy_come_from_files(trace: str, tmp_path: Path) -> None:
     assert found["jobs"][0]["ended_ns"] == 130 * 10**9
 
 
+@pytest.mark.parametrize(
+    ("policy", "told"),
+    [
+        ("elastic", "rejected             1  philly-000002  Inadmissible: "),
+        (
+            "fifo",
+            "not ended            1  philly-000002  Inadmissible: all nodes together could hold 1 of its 2 members",
+        ),
+    ],
+)
+def test_why_a_job_did_not_complete_is_in_the_table_and_in_the_document(trace: str, policy: str, told: str) -> None:
+    ran = tidegate("--trace", trace, "--nodes", "1x8", "--policy", policy)
+    assert told in ran.stdout
+    assert "small, 3 jobs on 1 node " in ran.stdout
+    found = json.loads(tidegate("--trace", trace, "--nodes", "1x8", "--policy", policy, "--json").stdout)
+    by_name = {job["job"]: job for job in found["jobs"]}
+    assert by_name["philly-000002"]["reasons"][0]["code"] == "Inadmissible"
+    assert by_name["philly-000000"]["reasons"] == []
+
+
 def test_a_picture_is_drawn_where_it_is_asked_for(trace: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     digests = []

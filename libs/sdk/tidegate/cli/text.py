@@ -39,6 +39,11 @@ def offset(at_ns: int, origin_ns: int) -> str:
     return f"{seconds:+.3f}s" if abs(seconds) < 600 else f"{'-' if seconds < 0 else '+'}{span(abs(seconds))}"
 
 
+def count(number: int, one: str, many: str = "") -> str:
+    """Return how many there are of something: 1 job, 2 jobs; `many` where that is not one with an s."""
+    return f"{number} {one if number == 1 else many or f'{one}s'}"
+
+
 def cpus(millis: int) -> str:
     """Return thousandths of a CPU as CPUs: 1.5, 2."""
     return f"{millis / 1000:.3f}".rstrip("0").rstrip(".")

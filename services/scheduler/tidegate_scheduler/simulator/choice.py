@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import importlib
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +26,21 @@ BASELINES = ("fifo", "static_priority", "srtf", "srsf", "tiresias", "easy", "bes
 """The modules below `baselines/`; each makes its rules for a workload, whose truth it may know."""
 
 NAMES = (ELASTIC, *BASELINES)
+TOLD_ESTIMATES = (ELASTIC, "easy")
+"""Those that look at what jobs say of how long they take; others know it anyway, or never ask."""
+
+SETTLING = (
+    "node_lost_seconds",
+    "start_timeout_seconds",
+    "stop_grace_seconds_max",
+    "retry_backoff_seconds",
+    "retry_backoff_seconds_max",
+    "infrastructure_failures_max",
+    "decisions_per_pass_max",
+)
+"""The parameters that all rules read: what was seen of jobs is settled by them, whoever places jobs."""
+
+TENANTS_NAMED = 8
 ACTOR = "simulator"
 T = TypeVar("T")
 
@@ -64,6 +81,7 @@ def choose(text: str) -> Choice:
         as_parameters(found.parameters)
     except msgspec.ValidationError as error:
         raise InputError(f"{path}: the parameters are refused: {error}") from error
+    check(found, f"{path}: ")
     if wrong := [queue.tenant for queue in found.queues if queue.weight < 1]:
         raise InputError(f"{path}: the weight of the queue of {wrong[0]} is less than 1, which is the least")
     if wrong := [queue.tenant for queue in found.queues if _is_negative(queue)]:
@@ -71,13 +89,47 @@ def choose(text: str) -> Choice:
     return found
 
 
+def check(choice: Choice, where: str = "") -> None:
+    """Raise InputError for what the chosen rules do not read: it would change nothing, and nobody would know."""
+    name = choice.rules
+    if choice.estimates is not None and name not in TOLD_ESTIMATES:
+        raise InputError(
+            f"{where}{name} reads no estimates, so it can neither be told them nor go without; accepted is to leave "
+            f"`estimates` out, or one of {', '.join(TOLD_ESTIMATES)}"
+        )
+    doubled = [tenant for tenant, count in Counter(queue.tenant for queue in choice.queues).items() if count > 1]
+    if doubled:
+        raise InputError(f"{where}the queue of {doubled[0]} is said more than once; accepted is one for each tenant")
+    if name == ELASTIC:
+        return
+    if unread := [each for each in choice.parameters if each not in SETTLING]:
+        raise InputError(f"{where}{name} does not read {', '.join(unread)}; it reads {', '.join(SETTLING)}")
+    if choice.queues:
+        raise InputError(f"{where}{name} reads no queues; accepted are queues with the rules {ELASTIC} only")
+
+
+def _check_tenants(choice: Choice, tenants: Iterable[str]) -> None:
+    """Raise InputError for a queue of somebody who is not there."""
+    known = sorted(set(tenants))
+    if unknown := [queue.tenant for queue in choice.queues if queue.tenant not in known]:
+        named = ", ".join(known[:TENANTS_NAMED]) + (
+            f" and {len(known) - TENANTS_NAMED} more" if len(known) > TENANTS_NAMED else ""
+        )
+        raise InputError(f"there is no tenant {unknown[0]!r} here for a queue; accepted are {named}")
+
+
 def _is_negative(queue: QueueChoice) -> bool:
     bounds = [each for each in (queue.guaranteed, queue.ceiling) if each is not None]
     return any(amount < 0 for each in bounds for amount in msgspec.structs.astuple(each))
 
 
-def rules_for(choice: Choice, workload: Workload) -> Rules:
-    """Return the chosen rules for a workload."""
+def rules_for(choice: Choice, workload: Workload, tenants: Iterable[str] = ()) -> Rules:
+    """Return the chosen rules for a workload, in which there are these `tenants` beside those who submit jobs.
+
+    Raises InputError for what the rules do not read, and for a queue of somebody who is not there.
+    """
+    check(choice)
+    _check_tenants(choice, [*(arrival.spec.tenant for arrival in workload.arrivals), *tenants])
     rules = elastic(estimates=bool(choice.estimates)) if choice.rules == ELASTIC else _baseline(choice.rules, workload)
     changes: dict[str, Any] = {}
     if choice.parameters:

@@ -6,16 +6,18 @@ nothing differs but who fills the drafts of passes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 from tidegate_events import events as e
 
 from tidegate_scheduler.decide import decide_by
 from tidegate_scheduler.policy.parameters import as_values
+from tidegate_scheduler.simulator import held_for_life
 from tidegate_scheduler.simulator.agenda import Agenda
 from tidegate_scheduler.simulator.costs import Costs
 from tidegate_scheduler.simulator.errors import SimulationError
+from tidegate_scheduler.simulator.never import why_never
 from tidegate_scheduler.simulator.nodes import Nodes
 from tidegate_scheduler.simulator.rules import Rules
 from tidegate_scheduler.simulator.run import Decided, Run
@@ -61,11 +63,13 @@ class Engine:
     """One simulation."""
 
     def __init__(self, workload: Workload, rules: Rules, costs: Costs, seed: int, begin: State | None) -> None:
-        self._workload = workload
+        self._workload = workload if rules.grants_phases else held_for_life.arriving(workload)
         self._rules = rules
         self._costs = costs
         self._seed = seed
         self.state = State() if begin is None else decode_snapshot(encode_snapshot(begin))
+        if not rules.grants_phases:
+            held_for_life.present(self.state)
         self._scribe = Scribe(self.state)
         self._agenda = Agenda()
         self._tally = Tally()
@@ -75,6 +79,7 @@ class Engine:
         self._now_ns = self._begin_ns = self._end_ns = self.state.header.now_ns
         self._last_round_ns: int | None = None
         self._wake_at_ns: int | None = None
+        self._waiting: Mapping[str, e.Reason] = {}
 
     def run(self, told: Told | None = None, watch: Watch | None = None) -> Run:
         """Simulate until every job has ended, or nothing more can happen to any; it ends with what happened last."""
@@ -92,9 +97,17 @@ class Engine:
             if told is not None and jobs - self._tally.open != done:
                 done = jobs - self._tally.open
                 told(done, jobs)
+        self._say_who_waits()
         self._end_ns = max(self._end_ns, self._agenda.happened_ns)
         self._tally.close(self._end_ns)  # passes and nodes that came to nothing for any job are no part of it
         return self._result()
+
+    def _say_who_waits(self) -> None:
+        """Note why those wait that nobody will place any more: by what the rules said last, else by what there is."""
+        for name, job in self.state.jobs.items():
+            if job.waiting:
+                said = self._waiting.get(name)
+                self._tally.waits_because(name, said if said is not None else why_never(self.state, name))
 
     def _result(self) -> Run:
         return Run(
@@ -226,6 +239,7 @@ class Engine:
             found = decide_by(self._rules.fill, self.state, self._now_ns)
             if watch is not None:
                 watch(self.state)
+            self._waiting = found.waiting
             if not found.events:
                 if found.wake_at_ns is not None and found.wake_at_ns <= self._now_ns:
                     raise SimulationError(f"{self._rules.name} decides nothing, and asks for the next pass at once")

@@ -30,8 +30,9 @@ class Measures(msgspec.Struct, frozen=True):
     """The numbers of a run, or of the part of its jobs that is asked for.
 
     Completion is from submission to the end, of jobs that ran to an end. Waiting is all time in the queue, of jobs that
-    were placed. `makespan_s` is from the first submission to the last end. Of all the time of all devices until then,
-    `gpu_utilization` is the part in which working phases needed them, `gpu_allocation` the part that members held.
+    were placed or stood in it: who was never placed waits until the simulation ends. `makespan_s` is from the first
+    submission to the last end. Of all the time of all devices until then, `gpu_utilization` is the part in which
+    working phases needed them, `gpu_allocation` the part that members held.
     """
 
     jobs: int
@@ -84,8 +85,8 @@ def completion(jobs: Sequence[JobRun]) -> Spread:
 
 
 def waiting(jobs: Sequence[JobRun]) -> Spread:
-    """Return how long jobs stood in the queue, of those that were placed."""
-    return spread([job.waited_ns for job in jobs if job.first_placed_ns is not None])
+    """Return how long jobs stood in the queue, of all but those that were refused at once."""
+    return spread([job.waited_ns for job in jobs if job.first_placed_ns is not None or job.waited_ns])
 
 
 def spread(times_ns: Sequence[int]) -> Spread:

@@ -231,7 +231,7 @@ def _truth(story: Story, usual_leave_ms: int | None) -> Truth:
     """Return what the job did, as far as it was recorded. One that ran into its time limit would have gone on."""
     spans, ended_by = story.effort.spans(), story.ended_by
     fails_after_seconds = None
-    if ended_by == "JobFailed" and OWN_FAULTS & set(story.codes):
+    if ended_by == "JobFailed" and OWN_FAULTS & story.codes:
         fails_after_seconds = _seconds(spans)
     elif ended_by == "JobFailed" and "TimeLimit" in story.codes and spans:
         last = spans[-1]

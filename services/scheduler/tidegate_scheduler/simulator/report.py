@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 SLOWEST_SHOWN = 5
+WHYS_SHOWN = 8
 BAR_CHARS = 30
 
 
@@ -70,7 +71,32 @@ def lines(run: Run, nodes: int) -> list[RenderableType]:
                 job.outcome or "not yet",
             )
         shown += ["", waits]
-    return shown
+    return shown + _unserved(run)
+
+
+def _unserved(run: Run) -> list[RenderableType]:
+    """Return why jobs ended otherwise than completed, or did not end: those that have it in common on one line."""
+    from tidegate.cli.output import table  # noqa: PLC0415 - rich is loaded when something is shown
+
+    alike: dict[tuple[str, str], list[str]] = {}
+    for job in run.jobs:
+        if job.outcome != "completed":
+            alike.setdefault((job.outcome or "not ended", why(job)), []).append(job.job)
+    if not alike:
+        return []
+    told = table()
+    for name in ("did not complete", "jobs", "as", "why"):
+        told.add_column(name, justify="right" if name == "jobs" else "left")
+    most = sorted(alike.items(), key=lambda item: -len(item[1]))
+    for (outcome, reason), jobs in most[:WHYS_SHOWN]:
+        told.add_row(outcome, str(len(jobs)), jobs[0], text.cell(reason))
+    more = [f"and {text.count(len(most) - WHYS_SHOWN, 'reason')} more"] if len(most) > WHYS_SHOWN else []
+    return ["", told, *more]
+
+
+def why(job: JobRun) -> str:
+    """Return in words why a job did not complete, or waits still."""
+    return text.reasons([msgspec.to_builtins(reason) for reason in job.reasons])
 
 
 def _inputs(run: Run, nodes: int) -> dict[str, str]:
@@ -86,7 +112,7 @@ def _inputs(run: Run, nodes: int) -> dict[str, str]:
             f"back after {text.span(costs.node_repair_seconds)}"
         )
     return {
-        "workload": f"{run.workload}, {len(run.jobs)} jobs on {nodes} nodes",
+        "workload": f"{run.workload}, {text.count(len(run.jobs), 'job')} on {text.count(nodes, 'node')}",
         "policy": f"{run.rules}, seed {run.seed}",
         "costs": stated,
     }

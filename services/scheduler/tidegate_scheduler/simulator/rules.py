@@ -18,6 +18,7 @@ Fill = Callable[[Draft], None]
 class Rules(msgspec.Struct, frozen=True):
     """Who decides. `fill` must be a pure function of the draft: the state, the time and the parameters.
 
+    `grants_phases`: who asks for a phase is answered; under other rules jobs hold what they need at most for life.
     `knows_durations`: jobs are submitted with the `expected_seconds` of their specifications, else without. `queues`
     are set as the simulation begins. `policy` is what the state names: from 2 on it keeps what policy 2 reads, too.
     Rules that look at the truth close over it, and are made anew for each workload.
@@ -26,6 +27,7 @@ class Rules(msgspec.Struct, frozen=True):
     name: str
     fill: Fill
     parameters: Parameters = Parameters()
+    grants_phases: bool = False
     knows_durations: bool = False
     queues: tuple[QueueChanged, ...] = ()
     policy: int = POLICY_VERSION
@@ -39,6 +41,7 @@ def elastic(
         name="elastic with estimates" if estimates else "elastic",
         fill=registry.find(POLICY_VERSION).decide,
         parameters=parameters or Parameters(),
+        grants_phases=True,
         knows_durations=estimates,
         queues=queues,
     )

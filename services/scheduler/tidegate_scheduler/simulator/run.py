@@ -6,6 +6,7 @@ Times are those of the workload: nanoseconds since the simulation began, or of t
 from __future__ import annotations
 
 import msgspec
+from tidegate_events.events import Reason
 
 from tidegate_scheduler.simulator.costs import Costs
 
@@ -43,7 +44,8 @@ class JobRun(msgspec.Struct, frozen=True, gc=False):
     members, in whole devices, `gpu_millis` a share of one. `lost_gpu_ms` is GPU time that went into work that had to be
     done again, into saving when asked to leave, and into restarting: of all its GPUs, or where it asks for its phases,
     of those that each phase needs. `lost_ms` is that time of the job, with GPUs or without. `waited_ns` is all its time
-    in the queue, `asked_ns` what it waited for phases while it was placed.
+    in the queue, `asked_ns` what it waited for phases while it was placed. `reasons` say why it ended otherwise than
+    completed, or why it waits still.
     """
 
     job: str
@@ -62,6 +64,7 @@ class JobRun(msgspec.Struct, frozen=True, gc=False):
     phases: tuple[PhaseTime, ...]
     censored: bool = False
     lost_ms: int = 0
+    reasons: tuple[Reason, ...] = ()
 
 
 class Sample(msgspec.Struct, frozen=True, gc=False):

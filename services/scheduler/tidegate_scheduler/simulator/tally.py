@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from tidegate_events.events import Reason
 from tidegate_events.resources import Resources
 from tidegate_events.spec import JobSpec, phase_need
 
@@ -27,6 +28,7 @@ class Record(msgspec.Struct, kw_only=True):
     first_placed_ns: int | None = None
     ended_ns: int | None = None
     outcome: str = ""
+    reasons: tuple[Reason, ...] = ()
     preemptions: int = 0
     lost_ns: int = 0
     lost_gpu_millis_ns: int = 0
@@ -109,13 +111,18 @@ class Tally:
         record.placed = True
         self._placed += 1
 
-    def ended(self, job: str, now_ns: int, outcome: str) -> None:
-        """The job is over."""
+    def ended(self, job: str, now_ns: int, outcome: str, reasons: tuple[Reason, ...]) -> None:
+        """The job is over; reasons count where it did not complete."""
         record = self.records[job]
         self._unwait(record, now_ns)
         self._unplace(record)
         record.ended_ns, record.outcome = now_ns, outcome
+        record.reasons = () if outcome == "completed" else reasons
         self.open -= 1
+
+    def waits_because(self, job: str, reason: Reason) -> None:
+        """The job waits still as it all ends, for this reason."""
+        self.records[job].reasons = (reason,)
 
     def preempted(self, job: str) -> None:
         """The job was asked to leave for another one."""
@@ -277,6 +284,7 @@ def _job_run(record: Record) -> JobRun:
         ),
         censored=arrival.truth.censored,
         lost_ms=record.lost_ns // MILLI_NS,
+        reasons=record.reasons,
     )
 
 

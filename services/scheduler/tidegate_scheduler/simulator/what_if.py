@@ -16,9 +16,9 @@ from tidegate_scheduler.history.point import Told
 from tidegate_scheduler.history.source import Source
 from tidegate_scheduler.policy import registry
 from tidegate_scheduler.policy.parameters import SECOND_NS, Parameters, as_parameters, as_values
-from tidegate_scheduler.simulator import report
+from tidegate_scheduler.simulator import held_for_life, report
 from tidegate_scheduler.simulator.calibration import Calibration, Numbers, calibrate, numbers
-from tidegate_scheduler.simulator.choice import ELASTIC, Choice, rules_for
+from tidegate_scheduler.simulator.choice import Choice, rules_for
 from tidegate_scheduler.simulator.costs import Costs
 from tidegate_scheduler.simulator.divergence import Compared, first_divergence
 from tidegate_scheduler.simulator.engine import simulate
@@ -26,7 +26,6 @@ from tidegate_scheduler.simulator.measured import Cost
 from tidegate_scheduler.simulator.recorded import Recording
 from tidegate_scheduler.simulator.rules import Rules
 from tidegate_scheduler.simulator.run import JobRun, Run
-from tidegate_scheduler.snapshot import decode_snapshot, encode_snapshot
 
 NOT_MODELLED = (
     "how far jobs say that they are (ProgressReported), and step rates that fall or recover",
@@ -97,10 +96,9 @@ class Runs(msgspec.Struct, frozen=True):
 async def what_if(source: Source, recording: Recording, choice: Choice, told: Told) -> tuple[WhatIf, Runs]:
     """Return what would have been under the chosen rules, and the runs that say so."""
     mine, theirs = recorded_rules(recording), other_rules(recording, choice)
-    held = choice.rules != ELASTIC
     same = _simulated(recording, mine, told)
-    other = _simulated(_held_for_life(recording) if held else recording, theirs, told)
-    compared = await first_divergence(source, recording, theirs, _as_seen(theirs, held=held), told)
+    other = _simulated(recording, theirs, told)
+    compared = await first_divergence(source, recording, theirs, _as_seen(theirs), told)
     changes = _changes(recording, same, other)
     counted = {job.job for job in changes if all(job.outcomes) and not job.censored}
     answer = WhatIf(
@@ -120,7 +118,7 @@ async def what_if(source: Source, recording: Recording, choice: Choice, told: To
         ),
         jobs=changes,
         left_out=tuple(job.job for job in changes if job.job not in counted),
-        notes=_notes(recording, held=held),
+        notes=_notes(recording, theirs),
         costs=recording.costs,
         measured=recording.measured,
     )
@@ -133,6 +131,7 @@ def recorded_rules(recording: Recording) -> Rules:
         name=f"policy {recording.policy} as recorded",
         fill=registry.find(recording.policy).decide,
         parameters=recording.parameters,
+        grants_phases=True,
         knows_durations=True,
         policy=recording.policy,
     )
@@ -140,7 +139,8 @@ def recorded_rules(recording: Recording) -> Rules:
 
 def other_rules(recording: Recording, choice: Choice) -> Rules:
     """Return the chosen rules. What they do not say themselves is as it was recorded: parameters, and estimates."""
-    rules = rules_for(choice, recording.workload)
+    queues = (fact.tenant for fact in recording.workload.facts if isinstance(fact, e.QueueChanged))
+    rules = rules_for(choice, recording.workload, (*recording.begin.queues, *queues))
     own, usual = as_values(rules.parameters), as_values(Parameters())
     said = {name: value for name, value in own.items() if value != usual[name]} | choice.parameters
     return msgspec.structs.replace(
@@ -150,29 +150,14 @@ def other_rules(recording: Recording, choice: Choice) -> Rules:
     )
 
 
-def _as_seen(rules: Rules, *, held: bool) -> Callable[[JobSpec], JobSpec]:
-    """Return how the rules see a job: without what they shall not know; `held`: with no phases that are asked for."""
+def _as_seen(rules: Rules) -> Callable[[JobSpec], JobSpec]:
+    """Return how the rules see a job: without what they shall not know, and with no phases that they do not grant."""
 
     def seen(spec: JobSpec) -> JobSpec:
-        spec = _told(spec) if held else spec
+        spec = spec if rules.grants_phases else held_for_life.told(spec)
         return spec if rules.knows_durations else msgspec.structs.replace(spec, expected_seconds=None)
 
     return seen
-
-
-def _told(spec: JobSpec) -> JobSpec:
-    """Return a job that asks for nothing: it is guaranteed the most that any of its phases needs."""
-    return msgspec.structs.replace(spec, phase_entry="told", borrows=False)
-
-
-def _held_for_life(recording: Recording) -> Recording:
-    """Return the recording for rules that grant no phases: each job holds its peak from its placement to its end."""
-    arrivals = tuple(msgspec.structs.replace(each, spec=_told(each.spec)) for each in recording.workload.arrivals)
-    begin = decode_snapshot(encode_snapshot(recording.begin))
-    for job, spec in list(begin.specs.items()):
-        begin.remember_spec(job, _told(spec))
-    workload = msgspec.structs.replace(recording.workload, arrivals=arrivals)
-    return msgspec.structs.replace(recording, workload=workload, begin=begin)
 
 
 def _simulated(recording: Recording, rules: Rules, told: Told) -> Run:
@@ -233,7 +218,7 @@ def _seconds(time_ns: int) -> float:
     return round(time_ns / SECOND_NS, 3)
 
 
-def _notes(recording: Recording, *, held: bool) -> tuple[str, ...]:
+def _notes(recording: Recording, theirs: Rules) -> tuple[str, ...]:
     """Return what is to be known of this recording before its simulation is believed."""
     notes = []
     cut_off = sum(arrival.truth.censored for arrival in recording.workload.arrivals) - len(recording.assumed)
@@ -243,7 +228,7 @@ def _notes(recording: Recording, *, held: bool) -> tuple[str, ...]:
         notes.append(f"never worked in the recording, so how long they take is assumed: {len(recording.assumed)} jobs")
     if recording.policies > 1:
         notes.append(f"{recording.policies} policies decided the recording: calibrated is the one that decided most")
-    if held and any(arrival.spec.phase_entry == "asked" for arrival in recording.workload.arrivals):
+    if not theirs.grants_phases and any(arrival.spec.phase_entry == "asked" for arrival in recording.workload.arrivals):
         notes.append("the other policy grants no phases: jobs that ask for them hold the most that any phase needs")
     if any(span.cpu_bound for arrival in recording.workload.arrivals for span in arrival.truth.spans):
         notes.append("phases that may have more CPU than they need at least are taken to go as much faster with it")

@@ -30,8 +30,8 @@ class Story(msgspec.Struct, kw_only=True):
     `gone_ns` is when the last of them left. `asked` are the members that wait for a phase, since when. `left_ns` is
     when it was asked to leave, `left_pace` how it worked then, and `unsaved_ms` how long it took to be gone each time
     that it saved nothing. `stumbles_ms` is how far it was each time that it failed and was tried again; one that
-    `fails_already` as the stretch begins does so in any simulation. `ended_by` is the decision that ended it, `codes`
-    its reasons.
+    `fails_already` as the stretch begins does so in any simulation. `ended_by` is the decision that ended it, with its
+    reasons.
     """
 
     arrival: Arrival
@@ -50,9 +50,14 @@ class Story(msgspec.Struct, kw_only=True):
     saved_to_leave: bool = False
     unsaved_ms: list[int] = []
     ended_by: str = ""
-    codes: tuple[str, ...] = ()
+    reasons: tuple[e.Reason, ...] = ()
     stumbles_ms: list[int] = []
     fails_already: bool = False
+
+    @property
+    def codes(self) -> frozenset[str]:
+        """Return the codes of why it ended."""
+        return frozenset(reason.code for reason in self.reasons)
 
 
 class Witness:
@@ -118,7 +123,7 @@ class Witness:
                 story.stumbles_ms.append(max(1, story.effort.position_ns // MILLI_NS))
             story.fails_already = False
         elif isinstance(event, e.JobCompleted | e.JobFailed | e.JobCancelled | e.JobRejected) and job is None:
-            story.ended_by, story.codes = type(event).__name__, tuple(reason.code for reason in event.reasons)
+            story.ended_by, story.reasons = type(event).__name__, event.reasons
         self._look(story, event.at_ns)
 
     def _meet(self, arrival: Arrival, submitted_ns: int, now_ns: int) -> Story:
@@ -165,7 +170,7 @@ class Witness:
             self._attempt_over(story)
         if stage == "ended":
             end = self._state.finished.get(name)
-            self.tally.ended(name, now_ns, end.state if end is not None else "")
+            self.tally.ended(name, now_ns, end.state if end is not None else "", story.reasons)
         elif not there and (was_there or not before):
             self.tally.waits(name, now_ns)
         elif there and not was_there and job is not None:

@@ -137,7 +137,7 @@ class World:
     def _on_ended(self, event: e.JobCompleted | e.JobFailed | e.JobCancelled | e.JobRejected, now_ns: int) -> None:
         self._abandon(event.job, now_ns)
         del self._works[event.job]
-        self._ground.tally.ended(event.job, now_ns, _OUTCOMES[type(event)])
+        self._ground.tally.ended(event.job, now_ns, _OUTCOMES[type(event)], event.reasons)
 
     def _abandon(self, job: str, now_ns: int) -> None:
         attempt = self._attempts.pop(job, None)
