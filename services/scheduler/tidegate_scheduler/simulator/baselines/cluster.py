@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable
-from heapq import heappop, heappush
+from collections.abc import Callable, Collection, Iterable, Iterator
+from heapq import heapify, heappop, heappush, heapreplace
 
 import msgspec
 from sortedcontainers import SortedList
@@ -23,6 +22,9 @@ Rank = Callable[[State, Job, int], tuple[int, ...]]
 
 Alike = tuple[Resources, int, tuple[str, ...], str, str]
 """What of a job decides where it fits."""
+
+Standing = tuple[tuple[int, ...], int, str]
+"""The rank of a job, its number in the order of submissions, and its name."""
 
 
 class Seat(msgspec.Struct, frozen=True):
@@ -48,12 +50,10 @@ class Cluster:
         self.running: dict[str, tuple[Seat, ...]] = {}
         """Who holds room, and is not leaving."""
 
-        self.waiting: SortedList[tuple[tuple[int, ...], int, str]] = SortedList()
-        self.alike: Counter[Alike] = Counter()
-        """How many wait that are alike to every node."""
+        self.lines: dict[Alike, SortedList[Standing]] = {}
+        """Who waits, each in the line of those that are alike to every node."""
 
-        self._places: dict[str, tuple[tuple[int, ...], int, str]] = {}
-        self._kinds: dict[str, Alike] = {}
+        self._places: dict[str, tuple[Alike, Standing]] = {}
         self._held: dict[str, tuple[Resources, tuple[Seat, ...], bool]] = {}
         self._on_node: dict[str, dict[str, None]] = {}
         self._unsettled: dict[str, None] = {}
@@ -76,6 +76,28 @@ class Cluster:
                 self._enter(name, draft.now_ns)
                 self._unsettled[name] = None
         self._settle(draft)
+
+    def waiting(self, over: Collection[Alike] = ()) -> Iterator[tuple[Alike, Standing]]:
+        """Yield who waits, the first in order first; no more of the kinds that are `over` by then.
+
+        Many more wait than there are kinds, and where the first of a kind got nothing the others need not be asked.
+        """
+        heads = []
+        for number, (kind, line) in enumerate(self.lines.items()):
+            later = iter(line)
+            heads.append((next(later), number, kind, later))
+        heapify(heads)
+        while heads:
+            place, number, kind, later = heads[0]
+            if kind in over:
+                heappop(heads)
+                continue
+            yield kind, place
+            following = next(later, None)
+            if following is None:
+                heappop(heads)
+            else:
+                heapreplace(heads, (following, number, kind, later))
 
     # ---- nodes ----
 
@@ -103,10 +125,9 @@ class Cluster:
             return
         if job.waiting:
             if not (job.held or job.cancel_requested):
-                place = self._places[name] = (self.rank(self.state, job, now_ns), job.submitted_seq, name)
-                self.waiting.add(place)
-                kind = self._kinds[name] = alike(self.state, name)
-                self.alike[kind] += 1
+                kind, place = alike(self.state, name), (self.rank(self.state, job, now_ns), job.submitted_seq, name)
+                self._places[name] = (kind, place)
+                self.lines.setdefault(kind, SortedList()).add(place)
             return
         need, leaving = self.state.floors[name], job.stage in LEAVING_STAGES
         seats = tuple([Seat(member.node, member.gpu_indices) for member in job.members if member.active])
@@ -120,8 +141,10 @@ class Cluster:
     def _leave(self, name: str) -> None:
         place = self._places.pop(name, None)
         if place is not None:
-            self.waiting.remove(place)
-            self._count_out(place[2])
+            line = self.lines[place[0]]
+            line.remove(place[1])
+            if not line:
+                del self.lines[place[0]]
         held = self._held.pop(name, None)
         if held is not None:
             need, seats, leaving = held
@@ -129,12 +152,6 @@ class Cluster:
             for seat in seats:
                 self._on_node[seat.node].pop(name, None)
             self._occupy(need, seats, leaving=leaving, sign=-1)
-
-    def _count_out(self, name: str) -> None:
-        kind = self._kinds.pop(name)
-        self.alike[kind] -= 1
-        if not self.alike[kind]:
-            del self.alike[kind]
 
     def _occupy(self, need: Resources, seats: Iterable[Seat], *, leaving: bool, sign: int) -> None:
         for seat in seats:

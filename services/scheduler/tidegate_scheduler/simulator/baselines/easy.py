@@ -15,7 +15,7 @@ import msgspec
 
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.parameters import SECOND_NS
-from tidegate_scheduler.simulator.baselines.cluster import Alike, Cluster, Seat, alike, cluster_of, ran_seconds, rests
+from tidegate_scheduler.simulator.baselines.cluster import Alike, Cluster, Seat, cluster_of, ran_seconds, rests
 from tidegate_scheduler.simulator.baselines.room import Room
 from tidegate_scheduler.simulator.baselines.seating import Rooms, place
 from tidegate_scheduler.simulator.rules import Rules
@@ -52,14 +52,14 @@ def _place_all(draft: Draft, cluster: Cluster, rooms: Rooms) -> None:
     state, kept = draft.state, None
     placed: dict[str, tuple[Seat, ...]] = {}
     failed: dict[bool, set[Alike]] = {True: set(), False: set()}
-    for *_, name in cluster.waiting:
-        job, kind = state.jobs[name], alike(state, name)
-        if draft.full or (kept is not None and len(failed[True]) == len(cluster.alike)):
+    for kind, (*_, name) in cluster.waiting(failed[True]):
+        job = state.jobs[name]
+        if draft.full:
             return
         if rests(job, draft):
             continue
         meanwhile = kept is None or _ends_by(draft, job, kept.start_ns)
-        if kind in failed[True] or kind in failed[meanwhile]:
+        if kind in failed[meanwhile]:
             continue
         seats = _seats(state, job, rooms, None if meanwhile else kept)
         if seats is not None:
@@ -67,6 +67,8 @@ def _place_all(draft: Draft, cluster: Cluster, rooms: Rooms) -> None:
             placed[name] = seats
             continue
         failed[meanwhile].add(kind)
+        if not meanwhile and not _fits(state, job, rooms):
+            failed[True].add(kind)  # it fits nowhere now, however soon it would end
         if kept is None:
             kept = _reserve(draft, cluster, placed, job)
             if kept.start_ns is None:
@@ -89,6 +91,13 @@ def _seats(state: State, job: Job, rooms: Rooms, kept: Reservation | None) -> tu
         seats.append(seat)
         kept.beside.occupy(need, Seat(seat.node, kept.beside.rooms[seat.node].take(need, spec.gpu_models)))
     return tuple(seats)
+
+
+def _fits(state: State, job: Job, rooms: Rooms) -> bool:
+    mark = rooms.mark
+    seats = rooms.seat(state.specs[job.id], state.floors[job.id])
+    rooms.undo(mark)
+    return seats is not None
 
 
 def _ends_by(draft: Draft, job: Job, start_ns: int | None) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tidegate_scheduler.draft import Draft
-from tidegate_scheduler.simulator.baselines.cluster import Alike, Cluster, Rank, alike, cluster_of, rests
+from tidegate_scheduler.simulator.baselines.cluster import Alike, Cluster, Rank, cluster_of, rests
 from tidegate_scheduler.simulator.baselines.seating import Rooms, Tightness, place, tightest
 from tidegate_scheduler.simulator.rules import Fill
 
@@ -24,15 +24,14 @@ def in_turn(rank: Rank, *, passing: bool, tightness: Tightness = tightest) -> Fi
 
 def _fill(draft: Draft, cluster: Cluster, rooms: Rooms, passing: bool, tightness: Tightness) -> None:
     state, failed = draft.state, set[Alike]()
-    for *_, name in list(cluster.waiting) if passing else cluster.waiting:
+    for kind, (*_, name) in cluster.waiting(failed):
         job = state.jobs[name]
-        if draft.full or len(failed) == len(cluster.alike):
+        if draft.full:
             return
         if rests(job, draft):
             continue
         spec, need = state.specs[name], state.floors[name]
-        kind = alike(state, name)
-        seats = None if kind in failed else rooms.seat(spec, need, tightness)
+        seats = rooms.seat(spec, need, tightness)
         if seats is not None:
             place(draft, job, seats)
             continue

@@ -7,13 +7,14 @@ lowest. What they leave is kept for it, and whoever fits beside that is placed m
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 
 import msgspec
 from tidegate_events.resources import Resources
 from tidegate_events.spec import JobSpec
 
 from tidegate_scheduler.draft import Draft
-from tidegate_scheduler.simulator.baselines.cluster import Alike, Cluster, Rank, Seat, alike, cluster_of, rests
+from tidegate_scheduler.simulator.baselines.cluster import Alike, Cluster, Rank, Seat, Standing, cluster_of, rests
 from tidegate_scheduler.simulator.baselines.room import Room
 from tidegate_scheduler.simulator.baselines.seating import Rooms, ask_to_leave, place
 from tidegate_scheduler.simulator.rules import Fill
@@ -22,16 +23,13 @@ from tidegate_scheduler.state import Job, State
 Falls = Callable[[State, Job, int], int | None]
 """When a running job is next ranked otherwise by the time alone, so that others may come before it; None: never."""
 
-Standing = tuple[tuple[int, ...], int, str]
-"""The rank of a running job, its number in the order of submissions, and its name."""
-
 
 def ranked(rank: Rank, falls: Falls | None = None) -> Fill:
     """Return rules by which whoever ranks higher runs."""
 
     def fill(draft: Draft) -> None:
         cluster = cluster_of(draft, rank)
-        if cluster.waiting:
+        if cluster.lines:
             with_ranks = _Pass(draft, cluster)
             try:
                 with_ranks.ask_all()
@@ -67,24 +65,29 @@ class _Pass:
         self._cluster = cluster
         self._now = Rooms(cluster.now, cluster.open)
         self._later = Rooms(cluster.later, cluster.open)
-        self._standing = {
-            name: (
-                cluster.rank(self._state, self._state.jobs[name], draft.now_ns),
-                self._state.jobs[name].submitted_seq,
-                name,
-            )
-            for name in cluster.running
-            if name not in draft.leaving
-        }
-        self._on_node: dict[str, list[Standing]] = {}
-        for name, standing in self._standing.items():
-            for node in dict.fromkeys(seat.node for seat in cluster.running[name]):
-                self._on_node.setdefault(node, []).append(standing)
-        for there in self._on_node.values():
-            there.sort(reverse=True)
         self._gone: set[str] = set()
         self._stuck: set[Alike] = set()
         self._full: set[Alike] = set()
+
+    @cached_property
+    def _standing(self) -> list[Standing]:
+        """Return those who could leave, in no order: it is looked at only where somebody does not fit."""
+        rank, jobs, now_ns, leaving = self._cluster.rank, self._state.jobs, self._draft.now_ns, self._draft.leaving
+        running = ((name, jobs[name]) for name in self._cluster.running if name not in leaving)
+        return [(rank(self._state, job, now_ns), job.submitted_seq, name) for name, job in running]
+
+    @cached_property
+    def _lowest(self) -> Standing | None:
+        return max(self._standing, default=None)
+
+    @cached_property
+    def _on_node(self) -> dict[str, list[Standing]]:
+        """Return who could leave each node, the lowest first."""
+        found: dict[str, list[Standing]] = {}
+        for standing in sorted(self._standing, reverse=True):
+            for node in {seat.node: None for seat in self._cluster.running[standing[2]]}:
+                found.setdefault(node, []).append(standing)
+        return found
 
     def undo(self) -> None:
         """Take back what was tried."""
@@ -93,20 +96,18 @@ class _Pass:
 
     def ask_all(self) -> None:
         """Ask the waiting jobs, the highest first."""
-        lowest = max(self._standing.values(), default=None)
-        for standing in self._cluster.waiting:
+        for kind, standing in self._cluster.waiting(self._stuck):
             job = self._state.jobs[standing[2]]
-            if self._draft.full or len(self._stuck) == len(self._cluster.alike):
+            if self._draft.full:
                 return
             if rests(job, self._draft):
                 continue
             spec, need = self._state.specs[job.id], self._state.floors[job.id]
-            kind = alike(self._state, job.id)
             if kind not in self._full:
                 if self._place(job, spec, need):
                     continue
                 self._full.add(kind)
-            may_ask = lowest is not None and standing < lowest and kind not in self._stuck
+            may_ask = self._lowest is not None and standing < self._lowest
             if not may_ask or not self._make_room(standing, job, spec):
                 self._stuck.add(kind)
 

@@ -42,7 +42,8 @@ class Room:
         if self.cpu_millis < need.cpu_millis or self.memory_mib < need.memory_mib or self.whole < need.gpus:
             return False
         if need.gpus:
-            return len(self._whole(need, models)) >= need.gpus
+            any_device = not models and not need.gpu_memory_mib
+            return any_device or len(self._whole(need, models)) >= need.gpus
         return not need.gpu_millis or any(
             free >= need.gpu_millis and self._accepted(index, need, models) for index, free in self.devices.items()
         )

@@ -77,8 +77,11 @@ class Rooms:
     ) -> Seat | None:
         """Return the best seat for one more member, which has it then; None where there is none."""
         best: tuple[tuple[int, ...], str] | None = None
+        rooms, gpus, cpu_millis = self.rooms, need.gpus, need.cpu_millis
         for name in self.names if among is None else among:
-            room = self.rooms[name]
+            room = rooms[name]
+            if room.whole < gpus or room.cpu_millis < cpu_millis:
+                continue  # most are full: that is seen at a glance
             if room.fits(need, spec.gpu_models) and room.offers(spec):
                 score = (tightness(room, need), name)
                 if best is None or score < best:

@@ -13,8 +13,11 @@ def rules(workload: Workload) -> Rules:
     """Return the rules for this workload, whose truth they look at."""
     work = {arrival.job: arrival.truth.work_seconds for arrival in workload.arrivals}
 
+    gpus: dict[str, int] = {}
+
     def rank(state: State, job: Job, now_ns: int) -> tuple[int, ...]:
-        left = max(0, work[job.id] - ran_seconds(job, now_ns))
-        return (left * gpus_of(state.floors[job.id], state.specs[job.id]),)
+        if job.id not in gpus:
+            gpus[job.id] = gpus_of(state.floors[job.id], state.specs[job.id])
+        return (max(0, work[job.id] - ran_seconds(job, now_ns)) * gpus[job.id],)
 
     return Rules(name="srsf", fill=ranked(rank), knows_durations=True)
