@@ -251,7 +251,7 @@ def test_a_guaranteed_tenant_of_lower_priority_reclaims_what_a_higher_one_of_the
 def test_whoever_ages_beyond_others_has_its_room_when_that_is_due_and_not_when_something_happens() -> None:
     cluster = elastic(Parameters(ageing_seconds=300, reservations_max=1))
     cluster.node("n1", 1000)
-    run(cluster, "runs", spec(1000))
+    run(cluster, "runs", spec(1000, priority=1))
     cluster.submit(spec(1000, priority=0), "old")
     began = cluster.now
     cluster.advance(250)
@@ -277,3 +277,45 @@ def test_several_that_share_a_device_are_in_the_way_of_one_only() -> None:
     cluster.settle()
     assert sorted(cluster.job("gang").reserved_nodes) == ["n1", "n2"], "one has two devices, whoever leaves it"
     assert cluster.job("gang").reserved_start_ns == cluster.now + 1000 * SECOND
+
+
+@pytest.mark.parametrize("limit", [None, 5000])
+def test_room_that_is_kept_for_a_lower_job_keeps_nobody_from_pushing_out_who_holds_it(limit: int | None) -> None:
+    """Were what is kept counted as gone, whoever waits at the end of the queue would protect all who run."""
+    cluster = elastic()
+    cluster.node("n1", 4000)
+    run(cluster, "runs", spec(4000, time_limit_seconds=limit))
+    cluster.submit(spec(4000), "waits")
+    cluster.settle()
+    assert cluster.job("waits").reserved_nodes == ("n1",)
+    cluster.submit(spec(4000, priority=1), "urgent")
+    assert asked_to_leave(cluster.settle()) == {"runs": "urgent"}
+    leave(cluster, "runs")
+    assert cluster.stage("urgent") == "placed"
+
+
+def test_room_that_is_left_for_a_lower_job_is_for_who_is_above_it_and_nobody_more_leaves() -> None:
+    cluster = elastic()
+    for node in ("n1", "n2"):
+        cluster.node(node, 4000)
+        run(cluster, f"on-{node}", spec(4000))
+    cluster.submit(spec(4000, priority=1), "middle")
+    (left,) = asked_to_leave(cluster.settle())
+    room = cluster.job("middle").reserved_nodes
+    cluster.submit(spec(4000, priority=2), "urgent")
+    asked = asked_to_leave(cluster.settle())
+    assert cluster.job("urgent").reserved_nodes == room, "it is left already"
+    assert set(asked.values()) == {"middle"}, "which has the other one's room instead"
+    leave(cluster, left)
+    assert cluster.stage("urgent") == "placed"
+
+
+def test_who_has_aged_to_the_class_of_another_keeps_its_room() -> None:
+    cluster = elastic(Parameters(ageing_seconds=HOUR))
+    cluster.node("n1", 4000)
+    run(cluster, "runs", spec(4000))
+    cluster.submit(spec(4000), "waits")
+    cluster.advance(HOUR + HOUR // 60)
+    cluster.submit(spec(4000, priority=1), "urgent")
+    assert asked_to_leave(cluster.settle()) == {}
+    assert cluster.job("waits").reserved_nodes == ("n1",)

@@ -61,7 +61,7 @@ class Plans:
         self.untried = False
         if not self._may_preempt(job) or not self.may_plan(job):
             return None
-        return self._plan((job, line), self._victims, self._yielding.borrowing(job), barred)
+        return self._plan((job, line), self._victims, self._yielding.outranked(job), barred)
 
     def _plan(
         self, asks: tuple[Job, Line], victims: Victims, yielding: list[Job], barred: frozenset[int]

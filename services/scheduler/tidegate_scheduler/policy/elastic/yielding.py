@@ -33,7 +33,7 @@ class Yielding:
         if not may or not any_roomy(turn.line.fit, promises.values()):
             return []  # it is of no use
         need = _whole(self._draft.state, job)
-        found = [other for other in may if self._lower(other, job, turn) or self._later_in_turn(other, need)]
+        found = [other for other in may if self._lower(other, job, turn.level) or self._later_in_turn(other, need)]
         return sorted(found, key=_loses)
 
     def behind(self, job: Job, reserved: Rows) -> list[Job]:
@@ -73,23 +73,30 @@ class Yielding:
         """
         return len(self.served)
 
-    def borrowing(self, job: Job) -> list[Job]:
-        """Return those whose room the job may have others leave for, as its tenant was guaranteed it and theirs not."""
-        if not self._entitled(job):
-            return []
+    def outranked(self, job: Job) -> list[Job]:
+        """Return those whose room the job may have others leave for: it is above them, or was guaranteed the room."""
+        level, entitled = self._level(job), self._entitled(job)
         return [
             other
             for other in self._trial.promised()
-            if other.tenant != job.tenant and not other.reserved_start_ns and not self._entitled(other)
+            if self._lower(other, job, level)
+            or (entitled and other.tenant != job.tenant and not other.reserved_start_ns and not self._entitled(other))
         ]
 
     def unknown_after(self, job: Job) -> list[Job]:
-        """Return those of no higher priority whose turn comes after the job's, and their room at no known time."""
+        """Return those below the job, and of its priority those whose turn comes after its own, at no known time."""
+        level = self._level(job)
         return [
             other
             for other in self._trial.promised()
-            if other.priority <= job.priority and other.id not in self.asked and not other.reserved_start_ns
+            if self._lower(other, job, level)
+            or (other.priority <= job.priority and other.id not in self.asked and not other.reserved_start_ns)
         ]
+
+    def _level(self, job: Job) -> int:
+        """Return the class in which the job waits."""
+        ageing_ns = self._draft.parameters.ageing_seconds * SECOND_NS
+        return aged(job.priority, max(job.submitted_ns, job.suspended_ns), self._draft.now_ns, ageing_ns)
 
     def _entitled(self, job: Job) -> bool:
         """Say whether the job lies within what its tenant was guaranteed."""
@@ -98,12 +105,11 @@ class Yielding:
             return False
         return share.within(amounts(state.floors[job.id], state.specs[job.id].gang_size), share.guaranteed)
 
-    def _lower(self, other: Job, job: Job, turn: Turn) -> bool:
+    def _lower(self, other: Job, job: Job, level: int) -> bool:
         """Say whether it is below the job by priority, and has not aged beyond it, nor is owed what the job takes."""
         if other.priority >= job.priority:
             return False
-        ageing_ns, now_ns = self._draft.parameters.ageing_seconds * SECOND_NS, self._draft.now_ns
-        if aged(other.priority, max(other.submitted_ns, other.suspended_ns), now_ns, ageing_ns) >= turn.level:
+        if self._level(other) >= level:
             return False
         return other.tenant == job.tenant or not self._entitled(other) or self._entitled(job)
 
