@@ -57,6 +57,7 @@ GROWN: dict[type[msgspec.Struct], dict[str, Any]] = {
         "raised_ns": 1,
         "raise_window_seconds": 1,
         "saved_on": "n1",
+        "slices": 1,
     },
     Node: {
         "rack": "r1",
@@ -71,7 +72,7 @@ GROWN: dict[type[msgspec.Struct], dict[str, Any]] = {
         "unavailable": ["torch"],
         "fetches_images": True,
     },
-    Header: {"moved_ns": [1], "grew_ns": 1},
+    Header: {"moved_ns": [1], "grew_ns": 1, "growing_ns": 1},
 }
 """Every field that came after the first release, at a value that is not its default."""
 

@@ -1,4 +1,4 @@
-"""What is counted as events are folded: the failures that a node is blamed for, and moves against fragmentation."""
+"""What is counted as events are folded: what nodes are blamed for, why jobs left, moves against fragmentation."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from tidegate_scheduler.state import (
 )
 
 DEFRAGMENTATION = "Defragmentation"
+MORE_WORK_LEFT = "MoreWorkLeft"
 SIMULATORS_LEAVE_NS = 15_000_000_000
 """How long a simulator that is told to leave may hold its memory: its node kills it after 10 s, plus the way there."""
 
@@ -48,6 +49,13 @@ def count_move(state: State, event: e.PreemptRequested) -> None:
         recent = [at_ns for at_ns in state.header.moved_ns if at_ns > event.at_ns - MOVED_WITHIN_NS]
         state.header.moved_ns = [*recent, event.at_ns][-MOVES_KEPT:]
         state.touch("header")
+
+
+def count_preemption(state: State, job: Job, event: e.PreemptRequested) -> None:
+    """Count that the job left for another one, and whether that was one of its own priority with less work left."""
+    job.preemptions += 1
+    if state.elastic and event.reasons and event.reasons[0].code == MORE_WORK_LEFT:
+        job.slices += 1
 
 
 def count_returning(state: State, job: Job, member: Member, event: e.QuotaChanged) -> None:

@@ -15,6 +15,7 @@ from tidegate_events.journal.base import Recorded
 from tidegate_events.subjects import DECISION, speaks_for
 
 from tidegate_scheduler import counting, lifecycle, operations
+from tidegate_scheduler.policy.parameters import SECOND_NS, as_parameters
 from tidegate_scheduler.seats import UNSEATED_MAX
 from tidegate_scheduler.state import HINTS_KEPT, Node, State
 from tidegate_scheduler.strict import keep_model, keep_models
@@ -106,8 +107,12 @@ def _on_node_joined(state: State, event: e.NodeJoined, _at: str) -> None:
 def _grew(state: State, event: e.NodeJoined) -> None:
     """Note that there is a node more: a job that the cluster cannot hold may fit when the others have joined too."""
     if state.elastic:
+        header, after_seconds = state.header, as_parameters(state.header.parameters).inadmissible_after_seconds
         # Its writer's clock may be behind the scheduler's time, in which the bound is counted.
-        state.header.grew_ns = max(event.at_ns, state.header.now_ns)
+        at_ns = max(event.at_ns, header.now_ns)
+        if abs(at_ns - header.grew_ns) > after_seconds * SECOND_NS:  # who could be rejected was; or a clock was wrong
+            header.growing_ns = at_ns
+        header.grew_ns = at_ns
         state.touch("header")
 
 

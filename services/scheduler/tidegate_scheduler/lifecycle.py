@@ -9,7 +9,7 @@ from tidegate_events import events as e
 from tidegate_events.spec import DEFAULT_PHASE
 
 from tidegate_scheduler import leasing, raising, saving
-from tidegate_scheduler.counting import blame, count_move, count_returning, forget_returned
+from tidegate_scheduler.counting import blame, count_move, count_preemption, count_returning, forget_returned
 from tidegate_scheduler.room_changes import count_change
 from tidegate_scheduler.state import (
     Exit,
@@ -227,7 +227,7 @@ def _on_preempt_requested(state: State, event: e.PreemptRequested, at: str) -> N
             job.held = True
         elif event.for_job or not state.elastic:
             # Leaving for nobody (a drain, a requeue, a move) is no preemption: it would use up the budget of those.
-            job.preemptions += 1
+            count_preemption(state, job, event)
         moved(state, job, at)
 
 

@@ -108,7 +108,7 @@ class Job(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     that this attempt has until they come. `room_changes` counts how often in a row the room kept for it changed, last
     at `room_changed_ns`. Its share of CPU was raised by `raised_steps` at `raised_ns`, when its rate was last said to
     be low or to have recovered (`raising.py`). `saved_on` is the node that its newest checkpoint lies on (empty: none
-    that is known).
+    that is known). Of its `preemptions`, so many were `slices`: it left for a job of its own priority.
     """
 
     id: str
@@ -156,6 +156,7 @@ class Job(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     raised_ns: int = 0
     raise_window_seconds: int = 0
     saved_on: str = ""
+    slices: int = 0
 
     @property
     def waiting(self) -> bool:
@@ -245,7 +246,7 @@ class Header(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     """What belongs to no entity.
 
     `moved_ns` is when jobs were asked to move against fragmentation, in the last hour, and `grew_ns` when a node joined
-    last that was not known.
+    last that was not known, of those that have joined one soon after the other since `growing_ns`.
     """
 
     generation: int
@@ -255,6 +256,7 @@ class Header(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     parameters: dict[str, int]
     moved_ns: list[int] = []
     grew_ns: int = 0
+    growing_ns: int = 0
 
 
 class State:

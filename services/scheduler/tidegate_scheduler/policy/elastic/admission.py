@@ -12,6 +12,9 @@ from tidegate_scheduler.policy.elastic.shapes import Fit
 from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.state import Job
 
+GROWS_FOR_MAX = 10
+"""Where nodes go on joining, a job waits for so many times as long as it waits for one more, at most."""
+
 
 def ceiling_reached(share: Share, line: Line) -> e.Reason | None:
     """Return why a line's tenant may not hold one job more of it, None where it may."""
@@ -26,12 +29,17 @@ def ceiling_reached(share: Share, line: Line) -> e.Reason | None:
 def reject(draft: Draft, job: Job, fit: Fit) -> bool:
     """Reject a job that the cluster cannot hold, once it has waited for other nodes; say whether it was.
 
-    Where nodes join, as they all do when a cluster starts, others may be on their way.
+    Where nodes join, as they all do when a cluster starts, others may be on their way. A time at which one joined that
+    lies ahead is the word of a wrong clock: nothing is counted from it.
     """
     if not draft.state.nodes or job.attempt > 0 or could_hold(fit, up_only=False):
         return False
-    since_ns = max(job.submitted_ns, draft.state.header.grew_ns)
-    due_ns = since_ns + draft.parameters.inadmissible_after_seconds * SECOND_NS
+    after_ns, header = draft.parameters.inadmissible_after_seconds * SECOND_NS, draft.state.header
+    last_ns, first_ns = (
+        max(job.submitted_ns, each if each <= draft.now_ns + after_ns else 0)
+        for each in (header.grew_ns, header.growing_ns)
+    )
+    due_ns = min(last_ns + after_ns, first_ns + GROWS_FOR_MAX * after_ns)
     if draft.now_ns < due_ns:
         draft.wake_by(due_ns)
         return False

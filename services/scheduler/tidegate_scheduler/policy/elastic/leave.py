@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 from tidegate_events import events as e
 
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.elastic.victims import Victims, overrun_ns, protected
 from tidegate_scheduler.policy.parameters import SECOND_NS
-from tidegate_scheduler.state import Job, Node
+from tidegate_scheduler.state import Job
 
 
 def asked_by_operator(draft: Draft, trial: Trial, job: Job) -> None:
@@ -16,7 +17,7 @@ def asked_by_operator(draft: Draft, trial: Trial, job: Job) -> None:
     if job.stage not in ("placed", "running") or job.id in draft.leaving:
         return
     if job.suspend_requested:
-        ask(draft, trial, job, e.Reason(code="SuspendRequested", detail="by an operator"), hold=True)
+        ask(draft, trial, job, e.Reason(code="SuspendRequested", detail="by an operator"))
     elif job.requeue_requested:
         ask(draft, trial, job, e.Reason(code="RequeueRequested", detail="by an operator"))
 
@@ -25,7 +26,7 @@ def clear_nodes(draft: Draft, trial: Trial) -> None:
     """Ask jobs to leave nodes that are drained or come to their maintenance; the protected as late as possible."""
     state = draft.state
     for name in sorted(trial.index.fleet.clearing):
-        _clear(draft, trial, state.nodes[name], state.nodes[name].drain_deadline_ns, "NodeDrained")
+        _clear(draft, trial, _Clearing(name, state.nodes[name].drain_deadline_ns, "NodeDrained", at_once=True))
     for window in sorted(state.maintenance.values(), key=lambda window: (window.start_ns, window.name)):
         if draft.now_ns >= window.end_ns:
             continue
@@ -38,7 +39,7 @@ def clear_nodes(draft: Draft, trial: Trial) -> None:
             if draft.now_ns < window.start_ns - longest_ns:
                 draft.wake_by(window.start_ns - longest_ns)
             else:
-                _clear(draft, trial, state.nodes[name], window.start_ns, "Maintenance", at_once=False)
+                _clear(draft, trial, _Clearing(name, window.start_ns, "Maintenance", at_once=False))
 
 
 def relieve(draft: Draft, trial: Trial, victims: Victims) -> None:
@@ -56,8 +57,8 @@ def relieve(draft: Draft, trial: Trial, victims: Victims) -> None:
                 ask(draft, trial, job, e.Reason(code="NodeShrank", detail=f"{table.names[row]} has less than it holds"))
 
 
-def ask(draft: Draft, trial: Trial, job: Job, reason: e.Reason, *, for_job: str = "", hold: bool = False) -> None:
-    """Ask a job to save and leave within its grace period."""
+def ask(draft: Draft, trial: Trial, job: Job, reason: e.Reason, *, for_job: str = "") -> None:
+    """Ask a job to save and leave within its grace period, to be held then if an operator suspended it."""
     grace = draft.state.specs[job.id].preemption.grace_seconds
     draft.add(
         e.PreemptRequested,
@@ -67,26 +68,36 @@ def ask(draft: Draft, trial: Trial, job: Job, reason: e.Reason, *, for_job: str 
         grace_seconds=grace,
         deadline_ns=draft.now_ns + grace * SECOND_NS,
         for_job=for_job,
-        hold=hold,
+        hold=job.suspend_requested,
     )
     draft.leaving.add(job.id)
     trial.ask_to_leave(job)
 
 
-def _clear(draft: Draft, trial: Trial, node: Node, deadline_ns: int, code: str, *, at_once: bool = True) -> None:
-    row = trial.index.table.rows[node.name]
+class _Clearing(msgspec.Struct, frozen=True):
+    """A node that is to be empty by the deadline, and why; `at_once`: who is not protected leaves now."""
+
+    node: str
+    deadline_ns: int
+    code: str
+    at_once: bool
+
+
+def _clear(draft: Draft, trial: Trial, clearing: _Clearing) -> None:
+    row = trial.index.table.rows[clearing.node]
     for job in sorted(_on(trial, row), key=lambda job: (job.submitted_seq, job.id)):
         if draft.full:
             return
         if job.stage not in ("placed", "running") or job.id in draft.leaving:
             continue
-        last_ns = deadline_ns - draft.state.specs[job.id].preemption.grace_seconds * SECOND_NS
+        last_ns = clearing.deadline_ns - draft.state.specs[job.id].preemption.grace_seconds * SECOND_NS
         spared = protected(draft.state, job, draft.now_ns, draft.parameters)
-        if draft.now_ns >= last_ns or (at_once and not spared):
-            detail = f"{node.name} is cleared"
-            ask(draft, trial, job, e.Reason(code=code, detail=detail, numbers={"deadline_ns": deadline_ns}))
+        if draft.now_ns >= last_ns or (clearing.at_once and not spared):
+            numbers = {"deadline_ns": clearing.deadline_ns}
+            reason = e.Reason(code=clearing.code, detail=f"{clearing.node} is cleared", numbers=numbers)
+            ask(draft, trial, job, reason)
         else:
-            overrun = overrun_ns(draft.state, job, draft.parameters) if at_once else None
+            overrun = overrun_ns(draft.state, job, draft.parameters) if clearing.at_once else None
             draft.wake_by(last_ns if overrun is None else min(last_ns, overrun))
 
 

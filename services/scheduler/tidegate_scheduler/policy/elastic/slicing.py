@@ -4,6 +4,8 @@ Work is counted in steps that double (`work.py`), and a job leaves only for one 
 is pushed to and fro: where jobs say how long they take, whoever came in comes closer to its end only; where they do
 not, it may run until it has had twice as much, and more with each step. What protects from leaving for higher
 priorities protects here too, and nobody leaves who was placed a moment ago or who waited so long that it had aged.
+Who left for its own priority as often as one may leave for others stays; that is counted by itself, since it shall
+protect from no higher priority.
 
 Of another tenant only those leave whose tenant has at least as much of its fair share, and more than it was guaranteed.
 """
@@ -12,10 +14,11 @@ from __future__ import annotations
 
 from tidegate_events.events import Reason
 
+from tidegate_scheduler.counting import MORE_WORK_LEFT
 from tidegate_scheduler.policy.elastic import work
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.queue import FairOrder
-from tidegate_scheduler.policy.elastic.victims import Cost, Victims
+from tidegate_scheduler.policy.elastic.victims import BUDGET, Cost, Victims
 from tidegate_scheduler.policy.parameters import SECOND_NS, Parameters
 from tidegate_scheduler.state import Job
 
@@ -49,6 +52,10 @@ class Slicing(Victims):
         self._look_again_at(self._reaches_ns(job, least))
         return False
 
+    def spared(self, job: Job) -> str:
+        """Return why nobody of its priority may be preferred to the job, empty where there is no such reason."""
+        return BUDGET if job.slices >= self._parameters.preemptions_max else super().spared(job)
+
     def cost(self, job: Job) -> Cost:
         """Return what it costs: as few as possible leave, and of these those who have most work left."""
         if (known := self._costs.get(job.id)) is None:
@@ -64,7 +71,7 @@ class Slicing(Victims):
     def reason(self, job: Job, for_job: Job) -> Reason:
         """Say why the job leaves."""
         numbers = {"steps": self._steps_of(job), "for_steps": self._steps_of(for_job)}
-        return Reason(code="MoreWorkLeft", detail=f"{for_job.id} has less work left", numbers=numbers)
+        return Reason(code=MORE_WORK_LEFT, detail=f"{for_job.id} has less work left", numbers=numbers)
 
     # ---- how much work there is ----
 
@@ -83,7 +90,7 @@ class Slicing(Victims):
         spec, need = self._index.state.specs[job.id], self._index.state.floors[job.id]
         seconds = -(-work.service_of(steps) // work.size_millis(spec, need))
         if spec.expected_seconds is not None:
-            seconds = max(seconds, spec.expected_seconds * work.OVERRUN_PERMILLE // 1000 + 1)
+            seconds = max(seconds, spec.expected_seconds * work.BELIEVED_PERMILLE // 1000 + 1)
         return job.started_ns - job.ran_ns + seconds * SECOND_NS
 
     def _has_run(self, job: Job) -> bool:

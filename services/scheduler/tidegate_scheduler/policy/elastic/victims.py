@@ -3,7 +3,7 @@
 A job leaves for one of higher priority than it was placed with (its own, and what it had aged until then), or, while
 its tenant borrows more than it was guaranteed, for one of a tenant that has less than that. Whoever is past the
 protection threshold of its expected time, has used up its budget of preemptions, or resumed only a moment ago, leaves
-for nobody.
+for nobody. How often it left for jobs of its own priority (`slicing.py`) is no matter to those of higher ones.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Victims:
 
 
 def _spared(state: State, job: Job, now_ns: int, parameters: Parameters) -> str:
-    if job.preemptions >= parameters.preemptions_max:
+    if job.preemptions - job.slices >= parameters.preemptions_max:
         return BUDGET
     since_ns = job.started_ns or job.placed_ns
     if job.preemptions and now_ns < since_ns + parameters.preemption_cooldown_seconds * SECOND_NS:

@@ -18,7 +18,8 @@ from tidegate_scheduler.state import Job
 UNIT_MILLIS = 60 * 1000
 """The first step is a minute of one device; every doubling of that is one more."""
 
-OVERRUN_PERMILLE = 1250
+BELIEVED_PERMILLE = 1250
+"""Until when a job is judged by the time that it said; for how long that protects it is for the operator to say."""
 
 
 def steps_left(job: Job, spec: JobSpec, need: Resources, ran_ns: int) -> int:
@@ -33,7 +34,7 @@ def seconds_left(job: Job, spec: JobSpec, ran_ns: int) -> int:
     """
     ran_seconds = ran_ns // SECOND_NS
     expected = spec.expected_seconds
-    if expected is None or ran_seconds * 1000 > expected * OVERRUN_PERMILLE:
+    if expected is None or ran_seconds * 1000 > expected * BELIEVED_PERMILLE:
         return ran_seconds
     seconds = max(0, expected - ran_seconds)
     by_progress = expected * (1000 - job.progress_millis) // 1000
