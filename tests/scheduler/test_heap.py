@@ -1,4 +1,4 @@
-"""The collector of garbage looks at everything only when nothing is to be decided."""
+"""The collector of garbage works between passes, and looks at everything only when nothing is to be decided."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ import gc
 from collections.abc import Iterator
 
 import pytest
-from tidegate_scheduler.heap import FULL_INTERVAL_SECONDS, Heap
+from tidegate_scheduler.heap import (
+    FULL_INTERVAL_SECONDS,
+    MIDDLE_COLLECTIONS,
+    MIDDLE_COLLECTIONS_MAX,
+    YOUNG_OBJECTS,
+    Heap,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -50,3 +56,50 @@ def test_what_was_there_at_the_start_is_set_aside() -> None:
     before = gc.get_freeze_count()
     Heap(0.0)
     assert gc.get_freeze_count() > before + 1000
+
+
+def make(count: int) -> list[list[int]]:
+    """Return so many objects that the collector looks at."""
+    return [[each] for each in range(count)]
+
+
+def test_what_is_young_is_collected_between_passes_and_not_within() -> None:
+    heap = Heap(0.0)
+    heap.tidy()
+    Knot()
+    kept = make(10 * YOUNG_OBJECTS)
+    assert Knot.alive == 1, "nothing is collected in the middle of a pass"
+    heap.tidy()
+    assert Knot.alive == 0
+    Knot()
+    heap.tidy()
+    assert Knot.alive == 1, "it is not worth it for so few"
+    del kept
+    gc.collect(0)
+    assert Knot.alive == 0
+
+
+def outlive(heap: Heap, collections: int) -> None:
+    """Let there be a knot that outlived so many young collections, and is of no use any more."""
+    knot = Knot()
+    for _ in range(collections):
+        kept = make(2 * YOUNG_OBJECTS)
+        heap.tidy()
+        del kept
+    assert Knot.alive == 1
+    del knot
+    heap.tidy()
+
+
+def test_what_outlived_some_is_collected_in_an_idle_moment() -> None:
+    heap = Heap(0.0)
+    outlive(heap, MIDDLE_COLLECTIONS)
+    assert Knot.alive == 1
+    assert not heap.idle(1.0)
+    assert Knot.alive == 0
+
+
+def test_and_in_any_where_no_moment_is_idle() -> None:
+    heap = Heap(0.0)
+    outlive(heap, MIDDLE_COLLECTIONS_MAX)
+    assert Knot.alive == 0

@@ -1,8 +1,9 @@
 """Python's collector of garbage, kept from pausing decisions: a state of a hundred thousand jobs has no cycles to find.
 
-A full collection looks at every object, which takes a large fraction of a second at that size, in the middle of a pass.
-So what a scheduler starts from is set aside (`gc.freeze`), young objects are collected as ever, and all of them only in
-a moment when nothing is to be decided, at most once an hour: what cycles there are come from rare errors.
+A full collection looks at every object, which takes a large fraction of a second at that size; one of the objects that
+outlived twenty young ones still takes as long as five passes do. So what a scheduler starts from is set aside
+(`gc.freeze`), what is young is collected between two passes and not in the middle of one, and the rest in a moment in
+which nothing is to be decided: what cycles there are come from rare errors.
 """
 
 from __future__ import annotations
@@ -10,25 +11,43 @@ from __future__ import annotations
 import gc
 
 YOUNG_OBJECTS = 20_000
+"""How many objects are made before those are looked at: between two passes."""
+
 MIDDLE_COLLECTIONS = 20
+MIDDLE_COLLECTIONS_MAX = 200
+"""After how many young collections what outlived them is looked at in an idle moment, and after how many in any."""
+
+BACKSTOP_OBJECTS = 2_000_000
+"""How many new objects are collected without being asked to, whatever goes on."""
+
 NEVER = 1 << 30
 FULL_INTERVAL_SECONDS = 3600.0
 
 
 class Heap:
-    """When the heap was looked at as a whole."""
+    """When which part of the heap was looked at."""
 
     def __init__(self, now_seconds: float) -> None:
         """Set aside what is there at the start."""
-        gc.set_threshold(YOUNG_OBJECTS, MIDDLE_COLLECTIONS, NEVER)
+        gc.set_threshold(BACKSTOP_OBJECTS, NEVER, NEVER)
         self._settle(now_seconds)
 
+    def tidy(self) -> None:
+        """Collect what is young, if there is enough of it: between two passes."""
+        young, collections, _ = gc.get_count()
+        if collections >= MIDDLE_COLLECTIONS_MAX:
+            gc.collect(1)
+        elif young >= YOUNG_OBJECTS:
+            gc.collect(0)
+
     def idle(self, now_seconds: float) -> bool:
-        """Use a moment in which nothing is to be decided, if it is time; say whether it was."""
-        if now_seconds - self._settled_seconds < FULL_INTERVAL_SECONDS:
-            return False
-        self._settle(now_seconds)
-        return True
+        """Use a moment in which nothing is to be decided; say whether everything was looked at, as it is at times."""
+        if now_seconds - self._settled_seconds >= FULL_INTERVAL_SECONDS:
+            self._settle(now_seconds)
+            return True
+        if gc.get_count()[1] >= MIDDLE_COLLECTIONS:
+            gc.collect(1)
+        return False
 
     def _settle(self, now_seconds: float) -> None:
         gc.collect()

@@ -121,6 +121,7 @@ class Scheduler:
                 say_ready()
             self._look_at_nodes()
             self._keep_tables()
+            self._tidy()
             await self._candidate.changed(LIVENESS_TICK_SECONDS)
         return term
 
@@ -171,6 +172,7 @@ class Scheduler:
             await self._send_orders(leadership, book)
             await self._ask_strangers(leadership)
             self._questions.wakes.add(time.perf_counter() - woken)
+            self._tidy()
 
     async def _await_change(self, *, at_once: bool = False) -> None:
         """Wait until something was folded, a decision falls due, or it is time to look at the nodes."""
@@ -185,6 +187,10 @@ class Scheduler:
                 self._heap.idle(self._now())
         finally:
             self._fold.changed.clear()
+
+    def _tidy(self) -> None:
+        if self._heap is not None:
+            self._heap.tidy()
 
     def _look_at_nodes(self) -> list[NodeUnreachable | NodeReachable]:
         """Return which nodes fell silent or are heard again; nobody is blamed for what was not listened to."""
