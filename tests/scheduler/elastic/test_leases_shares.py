@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from tidegate_events import events as e
 from tidegate_events.resources import Resources
+from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.explain import explain
+from tidegate_scheduler.policy.elastic.recall import Recalls, Wanted
+from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.parameters import Parameters
 
-from tests.scheduler.elastic.lab import asked_to_leave, of
+from tests.scheduler.elastic.lab import asked_to_leave, looked_up, of
 from tests.scheduler.elastic.lent import (
     GRACE,
     HAND_BACK,
@@ -361,3 +364,30 @@ def test_room_that_needs_nobody_to_hand_back_is_asked_of_nobody() -> None:
     cluster.ask(e.SuspendRequested, "told")
     assert asked_to_leave(cluster.settle()) == {"told": ""}
     assert cluster.job("comes").reserved_nodes == cluster.job("urgent").reserved_nodes == ("n1",)
+
+
+def test_no_device_is_begun_that_is_free_as_a_whole_where_one_that_was_has_as_much_to_spare() -> None:
+    """What the owner lends of its part makes that device as good as the free one, which comes first by its number."""
+    cluster = lending(gpus=2)
+    run(cluster, "first", spec(100, memory=10, gpus=1))
+    run(cluster, "owner", owner(*lends(400)))
+    cluster.exit("first", "completed")
+    run(cluster, "borrower", borrower(LOW, needs(500)))
+    go(cluster, "borrower", "learning")
+    assert has(cluster, "borrower") == ((1,), 500, 0)
+
+
+def test_of_two_devices_that_is_recalled_which_fewer_have() -> None:
+    """None of them alone has all that is wanted: of the one three have most, of the other one two have enough."""
+    cluster = lending(cpu=8000, memory=20_000, gpus=2)
+    for name in ("one", "two"):
+        run(cluster, name, owner(*lends(1000)))
+    for name, millis in (("a", 300), ("b", 300), ("c", 300), ("d", 250), ("e", 250)):
+        run(cluster, name, borrower(LOW, needs(millis)))
+        go(cluster, name, "learning")
+    assert [has(cluster, name) for name in "acde"] == [((0,), 0, 300)] * 2 + [((1,), 0, 250)] * 2
+    index = looked_up(cluster)
+    draft, trial = Draft(cluster.state, cluster.now), Trial(index)
+    Recalls(draft, trial).recall(index.table.rows["n1"], "comes", Wanted(0, {0: 500, 1: 400}, 1))
+    assert set(recalled(draft.events)) == {"d", "e"}
+    trial.undo()

@@ -319,3 +319,22 @@ def test_who_has_aged_to_the_class_of_another_keeps_its_room() -> None:
     cluster.submit(spec(4000, priority=1), "urgent")
     assert asked_to_leave(cluster.settle()) == {}
     assert cluster.job("waits").reserved_nodes == ("n1",)
+
+
+def test_what_is_left_in_the_very_pass_is_seen_by_who_is_asked_later() -> None:
+    """Somebody leaves a little room already; for the first that is asked another one leaves, more than it needs."""
+    cluster = elastic(Parameters(reservations_max=0))
+    cluster.node("n1", 4000)
+    cluster.node("n2", 500)
+    run(cluster, "large", spec(4000))
+    run(cluster, "little", spec(500))
+    cluster.ask(e.SuspendRequested, "little")
+    cluster.settle()
+    cluster.submit(spec(2000, priority=5), "first")
+    cluster.submit(spec(1500), "second")
+    decided = decide(cluster.state, cluster.now).events
+    assert asked_to_leave(list(decided)) == {"large": "first"}
+    assert {event.job: event.nodes for event in of(list(decided), e.RoomReserved)} == {
+        "first": ("n1",),
+        "second": ("n1",),
+    }

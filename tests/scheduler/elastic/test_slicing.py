@@ -222,6 +222,71 @@ def test_of_another_tenant_only_who_has_more_of_its_share_leaves() -> None:
     assert asked_to_leave(other.settle()) == {"much": "b-short"}
 
 
+def test_of_another_tenant_nobody_leaves_that_has_less_of_its_share_however_much_work_it_has_left() -> None:
+    cluster = elastic(SLICES)
+    cluster.node("n1", 8000, gpus=8)
+    run(cluster, "much", spec(5000, gpus=5, tenant="a", expected_seconds=3 * MINUTE))
+    run(cluster, "little", spec(3000, gpus=3, tenant="b", expected_seconds=100 * HOUR))
+    cluster.advance(2 * MINUTE)
+    cluster.submit(spec(3000, gpus=3, tenant="a", expected_seconds=MINUTE), "a-short")
+    assert asked_to_leave(cluster.settle()) == {}
+    cluster.submit(spec(3000, gpus=3, tenant="b", expected_seconds=MINUTE), "b-short")
+    assert asked_to_leave(cluster.settle()) == {"little": "b-short"}, "for its own tenant's it leaves"
+
+
+@pytest.mark.parametrize(
+    ("tenant", "guaranteed", "leaves"),
+    [("a", 2000, set()), ("a", 0, {"one", "two"}), ("b", 2000, {"one", "two"})],
+)
+def test_what_several_of_a_tenant_leave_together_is_not_its_own_unless_it_is_for_that_tenant(
+    tenant: str, guaranteed: int, leaves: set[str]
+) -> None:
+    """Each of them alone leaves its tenant what it was guaranteed."""
+    cluster = elastic(SLICES)
+    cluster.node("n1", 4000)
+    cluster.ask(e.QueueChanged, tenant="b", guaranteed=Resources(guaranteed) if guaranteed else None)
+    for name in ("one", "two"):
+        run(cluster, name, spec(2000, tenant="b", expected_seconds=100 * HOUR))
+    cluster.advance(2 * MINUTE)
+    cluster.submit(spec(4000, tenant=tenant, expected_seconds=MINUTE), "short")
+    assert set(asked_to_leave(cluster.settle())) == leaves
+
+
+def test_room_from_a_time_that_was_told_is_sliced_by_nobody() -> None:
+    cluster = busy(expected_seconds=10 * HOUR, time_limit_seconds=20 * HOUR)
+    cluster.submit(spec(4000, gpus=4, expected_seconds=9 * HOUR), "waits")
+    cluster.advance(2 * MINUTE)
+    assert cluster.job("waits").reserved_start_ns
+    cluster.submit(spec(4000, gpus=4, expected_seconds=MINUTE), "short")
+    assert asked_to_leave(cluster.settle()) == {}
+
+
+def test_room_of_a_higher_priority_is_sliced_by_nobody_that_has_aged_beyond_it() -> None:
+    cluster = elastic(Parameters(slice_steps=2, ageing_seconds=HOUR))
+    cluster.node("n1", 4000)
+    run(cluster, "higher", spec(2000, priority=1, expected_seconds=1000 * HOUR))
+    run(cluster, "lower", spec(2000, expected_seconds=1000 * HOUR))
+    cluster.submit(spec(2000, expected_seconds=MINUTE), "aged")
+    cluster.ask(e.HoldRequested, "aged")
+    cluster.advance(3 * HOUR)
+    cluster.submit(spec(4000, priority=1, expected_seconds=1000 * HOUR), "all of it")
+    assert asked_to_leave(cluster.settle()) == {}
+    assert cluster.job("all of it").reserved_nodes == ("n1",)
+    cluster.ask(e.ReleaseRequested, "aged")
+    assert asked_to_leave(cluster.settle()) == {}
+    cluster.cancel("all of it")
+    assert asked_to_leave(cluster.settle()) == {"lower": "aged"}, "but for that room"
+
+
+def test_what_was_tried_in_vain_says_nothing_of_who_has_less_work_left() -> None:
+    """One that has aged is asked first, and has too much work left itself for anybody to leave."""
+    cluster = busy(Parameters(slice_steps=2, ageing_seconds=HOUR, reservations_max=0), expected_seconds=1000 * HOUR)
+    cluster.submit(spec(4000, gpus=4, expected_seconds=1000 * HOUR), "aged")
+    assert asked_to_leave(cluster.advance(2 * HOUR)) == {}
+    cluster.submit(spec(4000, gpus=4, expected_seconds=MINUTE), "short")
+    assert asked_to_leave(cluster.settle()) == {"long": "short"}
+
+
 # ---- what work is ----
 
 
@@ -252,3 +317,16 @@ def test_who_overran_what_it_expected_is_judged_by_what_it_had() -> None:
     assert work.seconds_left(job, said, 60 * SECOND) == 40
     assert work.seconds_left(job, said, 125 * SECOND) == 0
     assert work.seconds_left(job, said, 126 * SECOND) == 126
+
+
+@pytest.mark.parametrize(("progress_millis", "left"), [(0, 80), (100, 80), (500, 50), (590, 41), (700, 40), (1000, 40)])
+def test_progress_shortens_what_is_left_by_half_at_most_and_never_makes_it_longer(
+    progress_millis: int, left: int
+) -> None:
+    cluster = elastic()
+    said = spec(1000, expected_seconds=100)
+    cluster.submit(said, "job")
+    job = cluster.job("job")
+    job.progress_millis = progress_millis
+    assert work.seconds_left(job, said, 20 * SECOND) == left
+    assert work.seconds_left(job, said, 130 * SECOND) == 130, "of who overran it says nothing"

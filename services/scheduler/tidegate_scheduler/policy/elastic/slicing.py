@@ -113,6 +113,6 @@ class Slicing(Victims):
         if self._fair is None:
             self._fair = FairOrder(index.total, [share.weight for share in index.shares.values()])
         mine, theirs = index.share(job.tenant), index.share(for_job.tenant)
-        if mine.owed() or self._fair.of(mine) < self._fair.of(theirs):
+        if self._fair.of(mine) < self._fair.of(theirs):
             return False
         return self._keeps_its_own(mine, self._whole(job))
