@@ -12,7 +12,7 @@ from tidegate.cli.main import run
 from tidegate_scheduler.simulator import picture
 
 from tests.scheduler.history.files import a_history, write
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, spec
 
 JOURNALS = Path(__file__).parents[2] / "golden" / "journals"
 STORM = str(JOURNALS / "preemption-storm.tgj")
@@ -54,7 +54,7 @@ def test_first_comes_how_far_it_can_be_believed(what_if: Run, tmp_path: Path) ->
     assert said == sorted(said)
     for part in (
         "policy 1 as recorded",
-        "7 jobs that ended",
+        "7 jobs that ran to an end",
         "GPU-H LOST",
         "j-high0",
         "0 (-4)",
@@ -89,16 +89,30 @@ def test_a_part_of_the_history_begins_with_its_state(what_if: Run, tmp_path: Pat
     assert {job["job"] for job in answer["jobs"]} == {"low", "high", "last"}
     code, out, _ = what_if(file, "--policy", "elastic", "--to", "8")
     assert code == 0
-    assert "no job of the recording ended, so nothing says how good the model is" in out
-    assert "how long they take is assumed: 1 jobs" in out
+    assert "no job ran to an end in the recording and in the model, so nothing says how good it is" in out
+    assert "how long it takes is assumed: 1 job\n" in out
 
 
 def test_jobs_that_never_end_under_the_other_policy_are_named(what_if: Run, tmp_path: Path) -> None:
     file = str(write(tmp_path / "history.tgj", a_history().frames))
     code, out, _ = what_if(file, "--policy", policy(tmp_path, queues=[{"tenant": "t", "stopped": True}]))
     assert code == 0
-    assert "NEVER END under elastic: 3 jobs (high, last, low)" in out
+    assert "NEVER END under elastic: 3 jobs (high, last, low): QueueStopped" in out
     assert "no end (was completed" in out
+
+
+def test_where_nothing_can_be_compared_nothing_is_said_to_be_the_same(what_if: Run, tmp_path: Path) -> None:
+    """Nobody runs in the recording, nor under the other policy: that is no proof of anything."""
+    cluster = Cluster()
+    cluster.submit(spec(1000), "alone")
+    file = str(write(tmp_path / "nothing.tgj", cluster.frames))
+    code, out, _ = what_if(file, "--policy", "fifo")
+    assert code == 0
+    assert "no job could be compared: none ended in both simulations" in out
+    assert "there is no recorded pass to compare with" in out
+    assert "nothing: no job ran to an end in both simulations" in out
+    assert "NEVER END under fifo: 1 job (alone): Inadmissible: no node has the image host" in out
+    assert "1 job\n" in out
 
 
 def test_all_three_runs_are_drawn(what_if: Run, tmp_path: Path) -> None:

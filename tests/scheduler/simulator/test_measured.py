@@ -88,3 +88,10 @@ def test_the_service_reacts_to_the_newest_that_it_heard() -> None:
     assert costs.pass_interval_ms == 40
     assert {cost.name: cost.seen for cost in measured}["pass_interval_ms"] == 3
     assert meter(started("d", 0), decided(99_000)).costs()[0].pass_interval_ms == PASS_INTERVAL_MS_MAX
+
+
+def test_what_took_longer_than_a_cost_may_be_is_the_most_that_it_may_be() -> None:
+    meter = Meter()
+    for event in (placed("a", 0), started("a", 7_200_000)):
+        meter.saw(event)
+    assert meter.costs()[0].start_ms == 3_600_000

@@ -14,6 +14,7 @@ from tidegate_scheduler.policy.parameters import Parameters
 from tidegate_scheduler.simulator.calibration import calibrate
 from tidegate_scheduler.simulator.choice import Choice, QueueChoice
 from tidegate_scheduler.simulator.divergence import Compared, first_divergence
+from tidegate_scheduler.simulator.errors import InputError
 from tidegate_scheduler.simulator.recorded import Recording, read
 from tidegate_scheduler.simulator.rules import Rules, elastic
 from tidegate_scheduler.simulator.what_if import Runs, WhatIf, other_rules, recorded_rules, what_if
@@ -262,3 +263,33 @@ async def test_a_history_of_commands_and_suspensions(tmp_path: Path) -> None:
     answer, _ = await asked(source, Choice("elastic"))
     assert answer.calibration.jobs == 2  # the third did not end
     assert answer.left_out == ("last",)
+
+
+async def test_who_is_refused_or_cancelled_is_in_no_mean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take no time that means anything: a hundred of them would make a policy look quick and the model exact."""
+    cancel = e.CancelRequested(id="c", at_ns=START + 30 * SECOND, tenant="t", job="cancelled", actor="ada")
+    arrivals = (job("large", 0, 10, spec(9000)), job("cancelled", 1, 100), job("runs", 2, 40))
+    work = Workload("refused", (node("n1", 8000, 1),), arrivals, (cancel,))
+    _, source = recorded_run(tmp_path, work, monkeypatch)
+    answer, _ = await asked(source, Choice("elastic", {"inadmissible_after_seconds": 0}))
+    assert {each.job: each.outcomes for each in answer.jobs} == {
+        "large": ("rejected", "rejected"),
+        "cancelled": ("cancelled", "cancelled"),
+        "runs": ("completed", "completed"),
+    }
+    assert (answer.calibration.jobs, answer.calibration.otherwise) == (1, ())
+    assert answer.calibration.happened.completion_s > 40
+    assert (answer.whole.recorded.jobs, answer.whole.recorded.completion_s > 40) == (1, True)
+    assert set(answer.left_out) == {"large", "cancelled"}
+    assert "Inadmissible" in {each.job: each.why for each in answer.jobs}["large"][1]
+
+
+async def test_a_queue_of_a_tenant_without_jobs_is_known_by_its_recorded_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = (e.QueueChanged(id="q", at_ns=START + SECOND, actor="ada", tenant="idle"),)
+    _, source = recorded_run(tmp_path, priorities(), monkeypatch, facts=facts)
+    recording = await reading(source)
+    assert other_rules(recording, Choice("elastic", queues=(QueueChoice("idle"),))).queues[0].tenant == "idle"
+    with pytest.raises(InputError, match="there is no tenant 'nobody' here for a queue; accepted are a, b, idle"):
+        other_rules(recording, Choice("elastic", queues=(QueueChoice("nobody"),)))

@@ -34,7 +34,7 @@ class Numbers(msgspec.Struct, frozen=True):
 
 
 class Calibration(msgspec.Struct, frozen=True):
-    """The same jobs, as they were and as the model has them: those that ended in both, in the same way.
+    """The same jobs, as they were and as the model has them: those that ran to an end in both, in the same way.
 
     `completion_off_s` is by how much half of the jobs end earlier or later than they did, and `worst_off_s` of the job
     that is farthest off, which is `worst`. `otherwise` are jobs that end in another way, or do not. Of the recorded
@@ -56,7 +56,7 @@ def calibrate(happened: Run, simulated: Run) -> Calibration:
     """Compare what happened with the simulation of the same policy."""
     modelled = {job.job: job for job in simulated.jobs}
     pairs = [(job, modelled[job.job]) for job in happened.jobs if job.outcome]
-    alike = [(real, model) for real, model in pairs if real.outcome == model.outcome]
+    alike = [(real, model) for real, model in pairs if real.outcome == model.outcome and real.outcome in measures.RAN]
     off = [(abs((model.ended_ns or 0) - (real.ended_ns or 0)), real.job) for real, model in alike]
     worst_ns, worst = max(off, default=(0, ""))
     return Calibration(

@@ -9,9 +9,10 @@ from typing import Annotated
 
 import msgspec
 
-Seconds = Annotated[int, msgspec.Meta(ge=0, le=30 * 24 * 3600)]
-Millis = Annotated[int, msgspec.Meta(ge=0, le=3_600_000)]
-Interval = Annotated[int, msgspec.Meta(ge=1, le=3_600_000)]
+SECONDS_MAX, MILLIS_MAX = 30 * 24 * 3600, 3_600_000
+Seconds = Annotated[int, msgspec.Meta(ge=0, le=SECONDS_MAX)]
+Millis = Annotated[int, msgspec.Meta(ge=0, le=MILLIS_MAX)]
+Interval = Annotated[int, msgspec.Meta(ge=1, le=MILLIS_MAX)]
 FailuresPerDay = Annotated[int, msgspec.Meta(ge=0, le=24_000)]
 
 

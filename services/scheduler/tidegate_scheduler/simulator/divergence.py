@@ -25,10 +25,11 @@ from tidegate_events.subjects import DECISION
 from tidegate_scheduler.decide import decide, decide_by
 from tidegate_scheduler.evolve import evolve
 from tidegate_scheduler.history.listing import document
-from tidegate_scheduler.history.point import FRAMES_PER_WORD, Told, time_of
+from tidegate_scheduler.history.point import FRAMES_PER_WORD, Told
 from tidegate_scheduler.history.source import Source
 from tidegate_scheduler.operations import RULES as OPERATIONS
 from tidegate_scheduler.policy.parameters import as_values
+from tidegate_scheduler.simulator.clocks import Timed, timed
 from tidegate_scheduler.simulator.recorded import Recording
 from tidegate_scheduler.simulator.rules import Rules
 from tidegate_scheduler.snapshot import decode_snapshot, encode_snapshot
@@ -72,13 +73,13 @@ async def first_divergence(source: Source, recording: Recording, rules: Rules, s
     """Return where `rules` would have decided otherwise first in what was recorded, jobs being as they are `seen`."""
     begin, until, end_ns = recording.begin, recording.until_seq, recording.happened.end_ns
     reading = _Reading(decode_snapshot(encode_snapshot(begin)), rules, seen)
-    async with aclosing(source.read(begin.seq, until)) as frames:
-        async for recorded in frames:
-            found = reading.take(recorded)
+    async with aclosing(source.read(begin.seq, until)) as read_on, aclosing(timed(read_on)) as frames:
+        async for each in frames:
+            found = reading.take(each)
             if found is not None:
                 return Compared(reading.passes, found, reading.limits_since)
-            if recorded.seq % FRAMES_PER_WORD == 0:
-                told(f"Deciding as {rules.name}: frame {recorded.seq} of {until}")
+            if each.recorded.seq % FRAMES_PER_WORD == 0:
+                told(f"Deciding as {rules.name}: frame {each.recorded.seq} of {until}")
     return Compared(reading.passes, reading.over(end_ns), reading.limits_since)
 
 
@@ -103,14 +104,15 @@ class _Reading:
         for job in state.jobs:
             self._show(job)
 
-    def take(self, recorded: Recorded) -> Divergence | None:
+    def take(self, each: Timed) -> Divergence | None:
         """Take the next frame; return what differs before it or in it."""
+        recorded = each.recorded
         head, found = recorded.frame.events[0], None
         if recorded.subject == DECISION and isinstance(head, e.DecisionPass):
             found = self._compare(recorded, head)
-        elif time_of(recorded) - self._last_ns >= QUIET_NS:
-            found = self._quiet(recorded.seq - 1, time_of(recorded))
-        self._last_ns = max(self._last_ns, time_of(recorded))
+        elif each.at_ns - self._last_ns >= QUIET_NS:
+            found = self._quiet(recorded.seq - 1, each.at_ns)
+        self._last_ns = max(self._last_ns, each.at_ns)
         self._waiting.append(recorded)
         return found
 

@@ -7,7 +7,7 @@ from statistics import median_low
 import msgspec
 from tidegate_events import events as e
 
-from tidegate_scheduler.simulator.costs import Costs
+from tidegate_scheduler.simulator.costs import MILLIS_MAX, SECONDS_MAX, Costs
 from tidegate_scheduler.simulator.work import MILLI_NS
 
 PASS_INTERVAL_MS_MAX = 1000
@@ -90,4 +90,5 @@ class Meter:
 def _middle(name: str, seen_ms: list[int], unit_ms: int, otherwise: int) -> Cost:
     if not seen_ms:
         return Cost(name, otherwise, 0)
-    return Cost(name, (median_low(seen_ms) + unit_ms // 2) // unit_ms, len(seen_ms))
+    middle = (median_low(seen_ms) + unit_ms // 2) // unit_ms
+    return Cost(name, min(middle, MILLIS_MAX if unit_ms == 1 else SECONDS_MAX), len(seen_ms))

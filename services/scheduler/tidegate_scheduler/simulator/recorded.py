@@ -13,15 +13,15 @@ from statistics import median_low
 
 import msgspec
 from tidegate_events import events as e
-from tidegate_events.journal.base import Recorded
 from tidegate_events.spec import DEFAULT_PHASE
 
 from tidegate_scheduler.evolve import evolve
 from tidegate_scheduler.history.errors import NotInHistoryError
 from tidegate_scheduler.history.moment import Moment
-from tidegate_scheduler.history.point import FRAMES_PER_WORD, Point, Told, last_time, reach
+from tidegate_scheduler.history.point import FRAMES_PER_WORD, Point, Told, reach
 from tidegate_scheduler.history.source import Source
 from tidegate_scheduler.policy.parameters import SECOND_NS, Parameters, as_parameters
+from tidegate_scheduler.simulator.clocks import Clocks, Timed, time_at, timed
 from tidegate_scheduler.simulator.costs import Costs
 from tidegate_scheduler.simulator.measured import Cost, Meter
 from tidegate_scheduler.simulator.run import Run
@@ -46,7 +46,8 @@ class Recording(msgspec.Struct, frozen=True):
     """A stretch from after `from_seq` to `until_seq`; `happened` is what really happened.
 
     `policy` and `parameters` are those that decided most of it, of `policies` different ones. `assumed` are jobs that
-    never worked, so that nobody knows for how long they would.
+    never worked, so that nobody knows for how long they would. `clock_ahead_ns` is by how much a writer's clock was
+    ahead of the scheduler's at most.
     """
 
     workload: Workload
@@ -60,6 +61,7 @@ class Recording(msgspec.Struct, frozen=True):
     from_seq: int
     until_seq: int
     assumed: tuple[str, ...] = ()
+    clock_ahead_ns: int = 0
 
 
 async def read(source: Source, name: str, begin: Moment, end: Moment, told: Told) -> Recording:
@@ -74,11 +76,11 @@ async def read(source: Source, name: str, begin: Moment, end: Moment, told: Told
             f"After {point.state.seq} and up to {last} there is no history: --to lies before --from."
         )
     reading = _Reading(point.state, point.at_ns)
-    async with aclosing(source.read(point.state.seq, last)) as frames:
-        async for recorded in frames:
-            reading.take(recorded)
-            if recorded.seq % FRAMES_PER_WORD == 0:
-                told(f"Reading what happened: frame {recorded.seq} of {last}")
+    async with aclosing(source.read(point.state.seq, last)) as read_on, aclosing(timed(read_on)) as frames:
+        async for each in frames:
+            reading.take(each)
+            if each.recorded.seq % FRAMES_PER_WORD == 0:
+                told(f"Reading what happened: frame {each.recorded.seq} of {last}")
     return reading.result(name, until_ns)
 
 
@@ -99,11 +101,11 @@ async def _beginning(source: Source, begin: Moment, told: Told) -> Point:
     if begin != Moment():
         point = await reach(source, begin, told)
         if begin.seq is not None and begin.seq >= source.first:
-            point.at_ns = max(point.at_ns, await last_time(source, begin.seq))
+            point.at_ns = max(point.state.header.now_ns, await time_at(source, begin.seq))
         return point
     point = await reach(source, Moment(seq=source.first - 1), told)
     if not point.state.header.now_ns and source.end >= source.first:
-        point.at_ns = await last_time(source, source.first)
+        point.at_ns = await time_at(source, source.first)
     return point
 
 
@@ -119,13 +121,19 @@ class _Reading:
         self._from_seq = state.seq
         self._witness = Witness(state, self._begin_ns)
         self._meter = Meter()
+        self._clocks = Clocks()
+        self._until_ns: int | None = None
+        self._writer = ""
         self._facts: list[e.AnyEvent] = []
         self._decided_by: Counter[tuple[int, tuple[tuple[str, int], ...]]] = Counter()
         self._before: dict[str, bool] = {}
         """Of nodes that join: whether they were there, and had something to do."""
 
-    def take(self, recorded: Recorded) -> None:
+    def take(self, each: Timed) -> None:
         """Fold a frame."""
+        recorded, self._until_ns = each.recorded, each.until_ns
+        writer = recorded.frame.writer
+        self._writer = f"{writer.service}/{writer.instance}"
         for event in recorded.frame.events:
             if isinstance(event, e.NodeJoined):
                 known = self._state.nodes.get(event.node)
@@ -136,6 +144,9 @@ class _Reading:
         self._witness.frame_over()
 
     def _saw(self, event: e.AnyEvent) -> None:
+        believed_ns = self._clocks.believed_ns(event.at_ns, self._writer, self._until_ns)
+        if believed_ns != event.at_ns:
+            event = msgspec.structs.replace(event, at_ns=believed_ns)
         self._witness.saw(event)
         self._meter.saw(event)
         if isinstance(event, REPLAYED):
@@ -189,6 +200,7 @@ class _Reading:
             from_seq=self._from_seq,
             until_seq=self._state.seq,
             assumed=assumed,
+            clock_ahead_ns=self._clocks.ahead_ns,
         )
 
     def _run(self, name: str, costs: Costs) -> Run:

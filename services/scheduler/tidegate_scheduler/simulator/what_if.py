@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import msgspec
+from tidegate.cli import text
 from tidegate_events import events as e
 from tidegate_events.spec import JobSpec
 
@@ -16,7 +17,7 @@ from tidegate_scheduler.history.point import Told
 from tidegate_scheduler.history.source import Source
 from tidegate_scheduler.policy import registry
 from tidegate_scheduler.policy.parameters import SECOND_NS, Parameters, as_parameters, as_values
-from tidegate_scheduler.simulator import held_for_life, report
+from tidegate_scheduler.simulator import held_for_life, measures, report
 from tidegate_scheduler.simulator.calibration import Calibration, Numbers, calibrate, numbers
 from tidegate_scheduler.simulator.choice import Choice, rules_for
 from tidegate_scheduler.simulator.costs import Costs
@@ -26,6 +27,9 @@ from tidegate_scheduler.simulator.measured import Cost
 from tidegate_scheduler.simulator.recorded import Recording
 from tidegate_scheduler.simulator.rules import Rules
 from tidegate_scheduler.simulator.run import JobRun, Run
+
+CLOCK_AHEAD_NS_MAX = SECOND_NS
+"""Clocks that differ by less than this are told of nowhere."""
 
 NOT_MODELLED = (
     "how far jobs say that they are (ProgressReported), and step rates that fall or recover",
@@ -48,7 +52,7 @@ class JobChange(msgspec.Struct, frozen=True):
 
     `asked_s` is what its members waited to enter phases, in all, while they were placed.
     `censored`: the recording ended before the job did, or somebody cancelled it, so it may take longer. `assumed`: it
-    never worked in the recording, so its work is a guess.
+    never worked in the recording, so its work is a guess. `why`: why it did not complete, or waits still.
     """
 
     job: str
@@ -62,10 +66,16 @@ class JobChange(msgspec.Struct, frozen=True):
     lost_s: tuple[float, float]
     censored: bool
     assumed: bool
+    why: tuple[str, str]
+
+    @property
+    def ran(self) -> bool:
+        """Say whether it ran to an end under both: who is refused or cancelled takes no time that means anything."""
+        return all(outcome in measures.RAN for outcome in self.outcomes)
 
 
 class WhatIf(msgspec.Struct, frozen=True):
-    """The whole answer. Numbers of groups are of jobs that ended under both policies and were not cut off."""
+    """The whole answer. Numbers of groups are of jobs that ran to an end under both policies and were not cut off."""
 
     workload: str
     from_seq: int
@@ -100,7 +110,7 @@ async def what_if(source: Source, recording: Recording, choice: Choice, told: To
     other = _simulated(recording, theirs, told)
     compared = await first_divergence(source, recording, theirs, _as_seen(theirs), told)
     changes = _changes(recording, same, other)
-    counted = {job.job for job in changes if all(job.outcomes) and not job.censored}
+    counted = {job.job for job in changes if job.ran and not job.censored}
     answer = WhatIf(
         workload=recording.workload.name,
         from_seq=recording.from_seq,
@@ -198,6 +208,7 @@ def _job_change(one: JobRun, two: JobRun, assumed: bool) -> JobChange:
         lost_s=(one.lost_ms / 1000, two.lost_ms / 1000),
         censored=one.censored,
         assumed=assumed,
+        why=(report.why(one), report.why(two)),
     )
 
 
@@ -223,9 +234,17 @@ def _notes(recording: Recording, theirs: Rules) -> tuple[str, ...]:
     notes = []
     cut_off = sum(arrival.truth.censored for arrival in recording.workload.arrivals) - len(recording.assumed)
     if cut_off > 0:
-        notes.append(f"cut off (the recording ended, or somebody cancelled): {cut_off} jobs, which may take longer")
+        notes.append(
+            f"cut off (the recording ended, or somebody cancelled), may take longer: {text.count(cut_off, 'job')}"
+        )
     if recording.assumed:
-        notes.append(f"never worked in the recording, so how long they take is assumed: {len(recording.assumed)} jobs")
+        assumed = text.count(len(recording.assumed), "job")
+        notes.append(f"never worked in the recording, so how long it takes is assumed: {assumed}")
+    if recording.clock_ahead_ns > CLOCK_AHEAD_NS_MAX:
+        ahead = text.span(recording.clock_ahead_ns / SECOND_NS)
+        notes.append(
+            f"somebody's clock was ahead of the scheduler's by {ahead}: what it told counts at the scheduler's time"
+        )
     if recording.policies > 1:
         notes.append(f"{recording.policies} policies decided the recording: calibrated is the one that decided most")
     if not theirs.grants_phases and any(arrival.spec.phase_entry == "asked" for arrival in recording.workload.arrivals):

@@ -109,7 +109,7 @@ def _stretch(found: WhatIf) -> str:
     lasted = text.span((found.end_ns - found.begin_ns) / text.NS_PER_SECOND)
     return (
         f"{found.workload}, sequences {found.from_seq + 1} to {found.until_seq}, {moments.stamp(found.begin_ns)}, "
-        f"{lasted}, {len(found.jobs)} jobs"
+        f"{lasted}, {text.count(len(found.jobs), 'job')}"
     )
 
 
@@ -119,16 +119,22 @@ def _costs(measured: tuple[Cost, ...]) -> str:
     for cost in measured:
         seconds = cost.value / 1000 if cost.name.endswith("_ms") else cost.value
         name = cost.name.removesuffix("_ms").removesuffix("_seconds").replace("_", " ")
-        said.append(f"{name} {text.span(seconds)} ({f'{cost.seen} times' if cost.seen else 'never'} seen)")
+        said.append(f"{name} {text.span(seconds)} ({text.count(cost.seen, 'time') if cost.seen else 'never'} seen)")
     return f"what things take: {', '.join(said)}"
 
 
 def _calibrated(found: Calibration) -> list[Any]:
     if not found.jobs:
-        return [plain("calibration: no job of the recording ended, so nothing says how good the model is", "bold")]
+        return [
+            plain(
+                "calibration: no job ran to an end in the recording and in the model, so nothing says how good it is",
+                "bold",
+            )
+        ]
     real, model = found.happened, found.simulated
     lines = [
-        f"calibration (the recorded policy, simulated, against what happened; {found.jobs} jobs that ended)",
+        "calibration (the recorded policy, simulated, against what happened; "
+        f"{text.count(found.jobs, 'job')} that ran to an end)",
         f"  completion  {_error(real.completion_s, model.completion_s)}; half of the jobs within "
         f"{text.span(found.completion_off_s)}, {found.worst} is farthest off: {text.span(found.worst_off_s)}",
         f"  waiting     {_error(real.waiting_s, model.waiting_s)}"
@@ -155,11 +161,13 @@ def _first(found: Compared) -> list[Any]:
         else []
     )
     if first is None:
-        return [plain(f"  none: it decides the same in all of the {found.passes} recorded passes"), *limits]
+        if not found.passes:
+            return [plain("  there is no recorded pass to compare with"), *limits]
+        same = "the one recorded pass" if found.passes == 1 else f"all of the {found.passes} recorded passes"
+        return [plain(f"  none: it decides the same in {same}"), *limits]
     where = f"in pass {first.seq}" if first.seq else "where the recording has no pass"
-    when = (
-        f"  {where}, {moments.stamp(first.at_ns)}, on the state after {first.at_seq} ({found.passes} passes compared)"
-    )
+    compared = text.count(found.passes, "pass", "passes")
+    when = f"  {where}, {moments.stamp(first.at_ns)}, on the state after {first.at_seq} ({compared} compared)"
     return [
         plain(when),
         *(plain(f"  recorded  {words}") for words in first.recorded or ("nothing",)),
@@ -170,17 +178,27 @@ def _first(found: Compared) -> list[Any]:
 
 def _counted(found: WhatIf) -> list[str]:
     lines = [
-        f"of jobs that end in both simulations ({found.whole.recorded.jobs}; {len(found.left_out)} left out), "
-        "and the change; ~ is not more than the model's own error"
+        f"of jobs that run to an end in both simulations ({found.whole.recorded.jobs}; "
+        f"{len(found.left_out)} left out), and the change; ~ is not more than the model's own error"
     ]
     for which, name in enumerate((found.recorded, found.other)):
-        if stuck := sorted(job.job for job in found.jobs if not job.outcomes[which]):
-            more = f", and {len(stuck) - JOBS_SHOWN} more" if len(stuck) > JOBS_SHOWN else ""
-            lines.append(f"NEVER END under {name}: {len(stuck)} jobs ({', '.join(stuck[:JOBS_SHOWN])}{more})")
+        for end, title in (("", "NEVER END"), ("rejected", "REJECTED")):
+            stuck: dict[str, list[str]] = {}
+            for job in sorted(found.jobs, key=lambda job: job.job):
+                if job.outcomes[which] == end:
+                    stuck.setdefault(job.why[which], []).append(job.job)
+            lines += [f"{title} under {name}: {_named(jobs)}{why and f': {why}'}" for why, jobs in stuck.items()]
     return lines
 
 
+def _named(jobs: list[str]) -> str:
+    more = f", and {len(jobs) - JOBS_SHOWN} more" if len(jobs) > JOBS_SHOWN else ""
+    return f"{text.count(len(jobs), 'job')} ({', '.join(jobs[:JOBS_SHOWN])}{more})"
+
+
 def _changes(found: WhatIf) -> Any:
+    if not found.whole.recorded.jobs:
+        return plain("  nothing: no job ran to an end in both simulations")
     groups = [found.whole, *(found.tenants if len(found.tenants) > 1 else ())]
     return _table(
         ("TENANT", "JOBS", "COMPLETION", "IN THE QUEUE", "FOR PHASES", "PREEMPTIONS", "GPU-H LOST", "WORK LOST"),
@@ -235,7 +253,9 @@ def _hours(before_s: float, after_s: float) -> str:
 def _jobs(found: WhatIf) -> list[Any]:
     differ = [job for job in found.jobs if _differs(job)]
     if not differ:
-        return [plain("no job differs by more than 0.1s", "bold")]
+        ended = sum(all(job.outcomes) for job in found.jobs)
+        none = f"of {text.count(ended, 'job')} that ended in both none differs by more than {SAME_SECONDS}s"
+        return [plain(none if ended else "no job could be compared: none ended in both simulations", "bold")]
     shown = _table(
         ("JOB", "COMPLETION", "IN THE QUEUE", "FOR PHASES", "PREEMPTIONS", "GPU-H LOST", "WORK LOST", "", "TENANT"),
         [
