@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,7 @@ from tidegate_scheduler.snapshot_store import SnapshotStore
 from tidegate_scheduler.state import State
 
 from tests.scheduler.history.files import a_history, told
+from tests.scheduler.simulator.journals import everything, recorded_run
 from tests.support.cluster import Cluster
 from tests.support.nats import NatsServer
 
@@ -39,8 +41,8 @@ SNAPSHOT_AT = 12
 
 
 @pytest.fixture
-async def stack(tmp_path: Path) -> AsyncIterator[tuple[Home, Bus, Cluster]]:
-    """Yield a bus with a history on it, a snapshot in the middle, and a record of the stack for commands."""
+async def bus(tmp_path: Path) -> AsyncIterator[tuple[Home, Bus]]:
+    """Yield a bus with nothing on it, and a record of the stack for commands."""
     home = Home(tmp_path / "home")
     home.create()
     made = new_bus((plan.free_port(),))
@@ -56,10 +58,17 @@ async def stack(tmp_path: Path) -> AsyncIterator[tuple[Home, Bus, Cluster]]:
         login = made.login(OPERATOR)
         record = {"bus_url": login.url, "bus_user": login.user, "bus_password": login.password}
         home.stack_file.write_text(json.dumps(record))
-        yield home, made, await filled(made)
+        yield home, made
     finally:
         process.terminate()
         process.wait(10)
+
+
+@pytest.fixture
+async def stack(bus: tuple[Home, Bus]) -> tuple[Home, Bus, Cluster]:
+    """Return the bus with a history on it, and a snapshot in the middle."""
+    home, made = bus
+    return home, made, await filled(made)
 
 
 async def filled(made: Bus) -> Cluster:
@@ -116,6 +125,36 @@ async def test_what_the_commands_say_of_the_bus_they_say_of_its_export(
     report = json.loads(proved.stdout)
     assert report["ok"]
     assert report["frames"] < report["until"]
+
+
+async def test_what_if_of_a_journal_on_the_bus_is_what_it_is_of_its_export(
+    bus: tuple[Home, Bus], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Owners, borrowers, gangs and priorities on three nodes, up to their end, and after that until now."""
+    home, made = bus
+    run, recorded = recorded_run(tmp_path, everything(), monkeypatch)
+    client = await connecting.connect(made.login(ADMIN))
+    journal = NatsJournal(client)
+    async with aclosing(recorded.read(0, recorded.end)) as frames:
+        async for each in frames:
+            await journal.append(each.subject, each.frame)
+    await client.close()
+    exported = str(tmp_path / "export.tgj")
+    ran = await asyncio.to_thread(history, home, "export", exported, "--json")
+    assert ran.returncode == 0, ran.stderr
+    policy = tmp_path / "patient.json"
+    policy.write_text(json.dumps({"rules": "elastic", "parameters": {"preemptions_max": 0}}))
+    question = ("what-if", "--policy", str(policy), "--json")
+    on_bus = await asyncio.to_thread(history, home, *question)
+    in_file = await asyncio.to_thread(history, home, *question, "--file", exported)
+    assert on_bus.returncode == in_file.returncode == 0, on_bus.stderr
+    answer, of_the_file = json.loads(on_bus.stdout), json.loads(in_file.stdout)
+    assert answer["end_ns"] > of_the_file["end_ns"]
+    told_apart = {"end_ns": 0, "workload": ""}
+    assert answer | told_apart == of_the_file | told_apart
+    assert answer["calibration"]["jobs"] == len(run.jobs)
+    assert answer["calibration"]["worst_off_s"] < 1.0
+    assert answer["compared"]["first"]["recorded"]
 
 
 async def test_the_end_of_a_journal_that_goes_on_is_now(stack: tuple[Home, Bus, Cluster]) -> None:
