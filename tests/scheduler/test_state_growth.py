@@ -58,6 +58,8 @@ GROWN: dict[type[msgspec.Struct], dict[str, Any]] = {
         "raise_window_seconds": 1,
         "saved_on": "n1",
         "slices": 1,
+        "moves": 1,
+        "moved_ns": 1,
     },
     Node: {
         "rack": "r1",

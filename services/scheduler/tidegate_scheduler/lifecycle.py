@@ -10,6 +10,7 @@ from tidegate_events.spec import DEFAULT_PHASE
 
 from tidegate_scheduler import leasing, raising, saving
 from tidegate_scheduler.counting import blame, count_move, count_preemption, count_returning, forget_returned
+from tidegate_scheduler.moves import count_rebalanced
 from tidegate_scheduler.room_changes import count_change
 from tidegate_scheduler.state import (
     Exit,
@@ -223,6 +224,8 @@ def _on_preempt_requested(state: State, event: e.PreemptRequested, at: str) -> N
         job.deadline_ns = event.deadline_ns
         forget_returned(job, event.at_ns)
         count_move(state, event)
+        if job.stop_reason == "Rebalanced":
+            count_rebalanced(job, event.at_ns)
         if event.hold:
             job.held = True
         elif event.for_job or not state.elastic:

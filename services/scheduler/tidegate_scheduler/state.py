@@ -108,7 +108,8 @@ class Job(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     that this attempt has until they come. `room_changes` counts how often in a row the room kept for it changed, last
     at `room_changed_ns`. Its share of CPU was raised by `raised_steps` at `raised_ns`, when its rate was last said to
     be low or to have recovered (`raising.py`). `saved_on` is the node that its newest checkpoint lies on (empty: none
-    that is known). Of its `preemptions`, so many were `slices`: it left for a job of its own priority.
+    that is known). Of its `preemptions`, so many were `slices`: it left for a job of its own priority. It was asked to
+    move for a phase `moves` times in a row, last at `moved_ns` (`moves.py`).
     """
 
     id: str
@@ -157,6 +158,8 @@ class Job(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     raise_window_seconds: int = 0
     saved_on: str = ""
     slices: int = 0
+    moves: int = 0
+    moved_ns: int = 0
 
     @property
     def waiting(self) -> bool:

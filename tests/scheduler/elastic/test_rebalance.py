@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from tidegate_events import events as e
 from tidegate_events.resources import Resources
-from tidegate_events.spec import JobSpec
+from tidegate_events.spec import Component, JobSpec, ResourceRange
 from tidegate_scheduler.policy.parameters import Parameters
 
-from tests.scheduler.elastic.lab import asked_to_leave, elastic, leave, nodes_of, of
-from tests.scheduler.elastic.lent import ask, borrower, go, granted, lending, node, owner, run
+from tests.scheduler.elastic.lab import asked_to_leave, elastic, leave, looked_up, nodes_of, of
+from tests.scheduler.elastic.lent import applied, ask, borrower, enter, go, granted, lending, node, owner, run
 from tests.scheduler.elastic.world import answers, told_anew
 from tests.support.cluster import SECOND, Cluster, spec
 
-LOW = Resources(100, 100)
+LOW, HIGH = Resources(100, 100), Resources(3000, 100)
 AFTER = 120
 STAYS = 600
 
@@ -210,3 +210,281 @@ def test_nobody_moves_for_room_that_a_job_will_have_which_the_pass_did_not_reach
     cluster.submit(spec(4000, memory=4900, priority=2), "second")
     assert not asked_to_leave(cluster.advance(1))
     assert nodes_of(cluster, "second") == ["n2"]
+
+
+# ---- where it may go ----
+
+
+def crowded(*, memory: int = 250, gpus: int = 0, there: int = 2, high: Resources = HIGH, **more: Any) -> Cluster:
+    """Two learners on n1, which has no memory for others; one of them learns. Then n2 came, so whoever comes is there.
+
+    n1 has so many `gpus`, and n2 so many as `there` says.
+    """
+    cluster = elastic()
+    node(cluster, "n1", memory=memory, gpus=gpus)
+    for name in ("learns", "waits"):
+        run(cluster, name, borrower(**({"low": LOW, "high": high} | more)))
+        cluster.save(name, 1)
+    learns(cluster, "learns")
+    node(cluster, "n2", gpus=there)
+    cluster.advance(STAYS)
+    return cluster
+
+
+def learns(cluster: Cluster, name: str) -> None:
+    """All members of the job enter their learning phase."""
+    ranks = tuple(member.rank for member in cluster.members(name))
+    ask(cluster, name, "learning", ranks=ranks)
+    for rank in ranks:
+        enter(cluster, name, rank=rank)
+        applied(cluster, name, rank=rank)
+
+
+def moved(cluster: Cluster, seconds: int = STAYS + AFTER) -> bool:
+    """Say whether the one that waits is asked to move once it has waited."""
+    assert not granted(ask(cluster, "waits", "learning"))
+    asked = of(cluster.advance(seconds), e.PreemptRequested)
+    assert all(event.job == "waits" and event.reasons[0].code == "Rebalanced" for event in asked), asked
+    return bool(asked)
+
+
+def test_who_is_crowded_moves_to_a_node_with_room_for_its_phase() -> None:
+    assert moved(crowded())
+
+
+def test_nobody_moves_to_where_another_waits_though_it_would_be_granted_its_phase_there() -> None:
+    cluster = crowded()
+    run(cluster, "plain", spec(100, memory=3000))
+    run(cluster, "there", borrower(low=LOW, high=Resources(100, 3000)))
+    assert not granted(ask(cluster, "there", "learning"))
+    assert not moved(cluster)
+    assert asked_to_leave(cluster.exit("there", "completed")) == {"waits": ""}
+
+
+def test_nobody_moves_to_memory_that_is_kept_for_others() -> None:
+    cluster = crowded(memory=450, high=Resources(3000, 300))
+    run(cluster, "plain", spec(10, memory=1000, gpus=1))
+    cluster.submit(spec(10, memory=3800, gpus=2), "kept")
+    cluster.settle()
+    assert cluster.job("kept").reserved_nodes == ("n2",)
+    assert not moved(cluster)
+    cluster.cancel("kept")
+    assert asked_to_leave(cluster.advance(1)) == {"waits": ""}
+
+
+def test_nobody_moves_to_memory_in_which_there_are_simulators_that_were_added() -> None:
+    cluster = crowded(memory=550, high=Resources(3000, 400))
+    need = ResourceRange(minimum=Resources(10, 1550))
+    sampler = Component(
+        name="s", kind="simulator", command=("s",), replicas=1, replicas_max=3, resources={"default": need}
+    )
+    run(cluster, "sampler", JobSpec(name="j", tenant="t", submitter="u", components=(sampler,)))
+    assert sum(quota.replicas or 0 for quota in cluster.members("sampler")[0].quotas) == 3
+    assert not moved(cluster), "of 5000 MiB 350 are left, and 3100 are those of simulators"
+    assert asked_to_leave(cluster.exit("sampler", "completed")) == {"waits": ""}
+
+
+def test_nobody_moves_to_devices_that_are_leased_though_nobody_holds_them() -> None:
+    cluster = crowded(gpus=1, high=Resources(200, 100, 1))
+    run(cluster, "owner", owner(low=LOW, high=Resources(100, 4000, 2)))
+    run(cluster, "taker", borrower(low=LOW, high=Resources(100, 100, 2)))
+    go(cluster, "taker", "learning")
+    cluster.exit("owner", "completed")
+    assert looked_up(cluster).table.now_on(looked_up(cluster).table.rows["n2"])[2] == 2, "nobody holds them"
+    assert not moved(cluster)
+    assert asked_to_leave(go(cluster, "taker", "sampling")) == {"waits": ""}
+
+
+def test_nobody_moves_to_cpu_that_is_leased_though_nobody_holds_it() -> None:
+    cluster = crowded()
+    run(cluster, "owner", owner(low=LOW, high=Resources(3800, 4000)))
+    run(cluster, "taker", borrower(low=LOW, high=Resources(2000, 4000)))
+    go(cluster, "taker", "learning")
+    print(cluster.members("taker")[0])
+    cluster.exit("owner", "completed")
+    print(cluster.members("taker")[0])
+    assert not moved(cluster)
+
+
+def test_nobody_moves_to_devices_that_are_kept_for_others() -> None:
+    cluster = crowded(gpus=1, high=Resources(200, 100, 1))
+    run(cluster, "plain", spec(3000, memory=300))
+    cluster.submit(spec(1200, memory=300, gpus=2), "kept")
+    cluster.settle()
+    assert cluster.job("kept").reserved_nodes == ("n2",)
+    assert not moved(cluster)
+    cluster.cancel("kept")
+    assert asked_to_leave(cluster.settle()) == {"waits": ""}
+
+
+SHARE = Resources(100, 100, gpu_millis=800)
+
+
+@pytest.mark.parametrize(
+    ("devices", "used", "moves"), [(1, 200, True), (1, 201, False), (2, 201, True), (2, 600, False)]
+)
+def test_who_waits_for_a_share_moves_to_where_one_device_has_it(devices: int, used: int, moves: bool) -> None:
+    """Of two devices that are used so much no part is left together."""
+    cluster = crowded(gpus=1, high=SHARE, there=devices)
+    for number in range(2 if used > 500 else 1):
+        run(cluster, f"part{number}", spec(10, memory=300, gpu_millis=used))
+    assert moved(cluster) == moves
+    if moves:
+        leave(cluster, "waits")
+        assert nodes_of(cluster, "waits") == ["n2"]
+        cluster.start("waits")
+        assert granted(ask(cluster, "waits", "learning")) == {"waits": "learning"}
+
+
+def test_nobody_moves_for_a_share_of_a_device_that_is_kept_for_others() -> None:
+    cluster = crowded(gpus=1, high=SHARE, there=1)
+    run(cluster, "plain", spec(3900, memory=300))
+    cluster.submit(spec(200, memory=300, gpus=1), "kept")
+    cluster.settle()
+    assert cluster.job("kept").reserved_nodes == ("n2",)
+    assert not moved(cluster)
+
+
+def test_who_has_a_share_of_its_own_moves_only_to_a_device_of_which_it_gets_all_that_it_waits_for() -> None:
+    """It would begin with what it is guaranteed, of the device that is begun, and get more of that one only."""
+    cluster = crowded(gpus=1, low=Resources(100, 100, gpu_millis=100), high=SHARE, there=1)
+    run(cluster, "other", borrower(low=Resources(100, 300, gpu_millis=100), high=Resources(100, 300, gpu_millis=300)))
+    go(cluster, "other", "learning")
+    assert not moved(cluster)
+
+
+def test_who_has_a_share_of_its_own_moves_only_where_it_begins_on_the_device_that_has_what_it_waits_for() -> None:
+    """Of the one 900 are left, but another may ask for 300 of them; of the other 700 are, and it would begin there."""
+    low = Resources(100, 100, gpu_millis=100)
+    cluster = crowded(gpus=1, low=low, high=SHARE)
+    run(cluster, "other", borrower(low=Resources(100, 300, gpu_millis=100), high=Resources(100, 300, gpu_millis=400)))
+    run(cluster, "gpu", spec(10, memory=300, gpus=1))
+    cluster.exit("gpu", "completed")
+    run(cluster, "part", spec(10, memory=300, gpu_millis=700))
+    assert cluster.members("part")[0].gpu_indices == cluster.members("other")[0].gpu_indices
+    assert moved(cluster)
+
+
+# ---- who moves ----
+
+
+def test_a_gang_stays_where_it_is() -> None:
+    cluster = crowded(memory=450, high=Resources(1300, 100), gang_size=2)
+    assert nodes_of(cluster, "waits") == ["n1", "n1"]
+    assert not granted(ask(cluster, "waits", "learning", ranks=(0, 1)))
+    assert not asked_to_leave(cluster.advance(STAYS + AFTER))
+
+
+def test_who_is_close_to_its_end_stays() -> None:
+    cluster = crowded(expected_seconds=850)
+    assert not granted(ask(cluster, "waits", "learning"))
+    until = 850 * 5 // 4 - STAYS
+    assert not asked_to_leave(cluster.advance(until))
+    assert asked_to_leave(cluster.advance(1)) == {"waits": ""}, "it has overrun what it expected"
+
+
+def test_who_would_have_to_leave_a_phase_for_it_stays() -> None:
+    """It has CPU beyond its floor, for a phase that it would leave when it moves."""
+    cluster = elastic()
+    node(cluster, "n1", memory=250)
+    needs = {"default": LOW, "sampling": Resources(600, 100), "learning": Resources(3000, 100)}
+    resources = {phase: ResourceRange(minimum=need) for phase, need in needs.items()}
+    component = Component(name="main", command=("true",), resources=resources)
+    between = JobSpec(name="j", tenant="t", submitter="u", components=(component,), phase_entry="asked", borrows=True)
+    run(cluster, "learns", learner())
+    run(cluster, "waits", between)
+    cluster.save("waits", 1)
+    go(cluster, "learns", "learning")
+    go(cluster, "waits", "sampling")
+    node(cluster, "n2")
+    cluster.advance(STAYS)
+    assert not moved(cluster)
+    go(cluster, "waits", "default")
+    assert moved(cluster)
+
+
+def test_whom_an_operator_asks_to_leave_is_asked_for_nothing_else() -> None:
+    cluster = crowded()
+    assert not granted(ask(cluster, "waits", "learning"))
+    cluster.now += AFTER * SECOND
+    cluster.ask(e.SuspendRequested, "waits")
+    (asked,) = of(cluster.settle(), e.PreemptRequested)
+    assert asked.reasons[0].code == "SuspendRequested"
+
+
+def test_who_asked_first_moves_first_whatever_changed_since() -> None:
+    cluster = elastic()
+    node(cluster, "n1")
+    for name in ("learns", "waits", "first"):
+        run(cluster, name, learner())
+        cluster.save(name, 1)
+    go(cluster, "learns", "learning")
+    node(cluster, "n2")
+    cluster.advance(STAYS)
+    ask(cluster, "first", "learning")
+    cluster.advance(1)
+    ask(cluster, "waits", "learning")
+    cluster.save("first", 2)
+    cluster.settle()
+    assert list(looked_up(cluster).asking.waiting) == ["waits", "first"]
+    cluster.now += AFTER * SECOND
+    assert asked_to_leave(cluster.settle()) == {"first": ""}
+
+
+@pytest.mark.parametrize("front", [15, 16, 40])
+def test_whoever_can_move_does_however_many_can_not_that_asked_before(front: int) -> None:
+    cluster = elastic()
+    cluster.node("n1", 12_800 + 100 * front, memory=50_000)
+    large = [run(cluster, f"large{number:02}", learner(12_000)) for number in range(front + 1)]
+    run(cluster, "small", learner())
+    node(cluster, "n2")
+    for name in (*large, "small"):
+        cluster.save(name, 1)
+    go(cluster, large[0], "learning")
+    cluster.advance(STAYS)
+    for name in (*large[1:], "small"):
+        ask(cluster, name, "learning")
+        cluster.advance(1)
+    asked: dict[str, str] = {}
+    if front == 40:
+        asked = asked_to_leave(cluster.advance(AFTER))
+        assert asked or cluster.wake_at == cluster.now + 10 * SECOND, "there are others to look at"
+    for _ in range(60):
+        if not asked:
+            assert cluster.wake_at is not None
+            cluster.now = max(cluster.now, cluster.wake_at)
+            asked = asked_to_leave(cluster.settle())
+    assert asked == {"small": ""}
+
+
+def test_who_moves_again_and_again_does_so_less_and_less_often() -> None:
+    """Wherever it goes another comes, and has the phase that it waits for."""
+    cluster = elastic()
+    for name in ("n1", "n2"):
+        node(cluster, name)
+    run(cluster, "waits", learner())
+    stayed: list[int] = []
+    for turn in range(10):
+        if turn == 9:
+            cluster.advance(2 * (STAYS << 6))
+        (here,) = nodes_of(cluster, "waits")
+        run(cluster, f"full{turn}", spec(4000, memory=100))
+        run(cluster, f"other{turn}", learner())
+        assert nodes_of(cluster, f"other{turn}") == [here]
+        go(cluster, f"other{turn}", "learning")
+        cluster.exit(f"full{turn}", "completed")
+        cluster.save("waits", turn + 1)
+        begun_ns = cluster.now
+        assert not granted(ask(cluster, "waits", "learning"))
+        while not (asked := asked_to_leave(cluster.settle())):
+            assert cluster.wake_at is not None
+            cluster.now = cluster.wake_at
+        assert asked == {"waits": ""}
+        stayed.append((cluster.now - begun_ns) // SECOND)
+        leave(cluster, "waits")
+        assert nodes_of(cluster, "waits") != [here]
+        cluster.exit(f"other{turn}", "completed")
+        cluster.start("waits")
+        applied(cluster, "waits")
+        assert cluster.job("waits").moves == min(turn + 1, 6) if turn < 9 else 1
+    assert stayed == [STAYS << doublings for doublings in (0, 1, 2, 3, 4, 5, 6, 6, 6)] + [AFTER]

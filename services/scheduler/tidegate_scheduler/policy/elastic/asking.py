@@ -7,7 +7,7 @@ import msgspec
 from tidegate_scheduler.policy.elastic.devices import Devices
 from tidegate_scheduler.policy.elastic.entries import Seat
 from tidegate_scheduler.policy.elastic.parts import Part, device_of, leased_to, lent_by
-from tidegate_scheduler.policy.elastic.peaks import Peak, beyond
+from tidegate_scheduler.policy.elastic.peaks import Asked, asked_on
 from tidegate_scheduler.policy.elastic.table import NodeTable
 from tidegate_scheduler.policy.elastic.terms import missing_share
 from tidegate_scheduler.state import LEAVING_STAGES, Job, State
@@ -35,7 +35,7 @@ class Asking:
         self._state = state
         self._parts: dict[str, list[_Parts]] = {}
         self._rows: dict[str, list[int]] = {}
-        self._peaks: dict[str, list[tuple[int, Peak]]] = {}
+        self._peaks: dict[str, list[Asked]] = {}
 
     def enter(self, job: Job, seats: tuple[Seat, ...], table: NodeTable) -> None:
         """Enter a job that has its `seats`."""
@@ -43,10 +43,10 @@ class Asking:
         for row in rows:
             self.on_row.setdefault(row, {})[job.id] = None
         spec, floor, stays = self._state.specs[job.id], self._state.floors[job.id], may_stay(job)
-        if spec.borrows:
-            self._peaks[job.id] = [(seat.row, beyond(spec, floor, seat.extra)) for seat in seats]
-            for row, more in self._peaks[job.id]:
-                table.peaks.add(row, more)
+        if spec.borrows and job.stage not in LEAVING_STAGES:  # who leaves asks for nothing any more
+            self._peaks[job.id] = asked_on(spec, floor, seats)
+            for asked in self._peaks[job.id]:
+                table.peaks.add(asked)
         there = [member for member in job.members if member.active and member.node in table.rows]
         parts = [
             _Parts(
@@ -75,8 +75,8 @@ class Asking:
             self.on_row[row].pop(name, None)
             if not self.on_row[row]:
                 del self.on_row[row]
-        for row, more in self._peaks.pop(name, ()):
-            table.peaks.add(row, more, -1)
+        for asked in self._peaks.pop(name, ()):
+            table.peaks.add(asked, -1)
         _count(self._parts.pop(name, []), -1)
         self.recalled.pop(name, None)
         self.waiting.pop(name, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 
 from tidegate_events.spec import JobSpec
 
@@ -15,6 +16,9 @@ from tidegate_scheduler.policy.parameters import SECOND_NS, Parameters
 from tidegate_scheduler.state import Job, Maintenance
 
 NONE: frozenset[int] = frozenset()
+
+RowsFor = Callable[[Job], frozenset[int]]
+"""The rows that a job may not have, or is not moved to."""
 
 
 class Barred:

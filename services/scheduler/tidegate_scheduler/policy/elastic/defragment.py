@@ -11,12 +11,13 @@ cool-down or past its budget of preemptions: a move counts into that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import msgspec
 import numpy as np
 
 from tidegate_scheduler.draft import Draft
+from tidegate_scheduler.policy.elastic.barred import RowsFor
 from tidegate_scheduler.policy.elastic.departed import members_without, without
 from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS
 from tidegate_scheduler.policy.elastic.domains import domains_of
@@ -36,8 +37,6 @@ TRIED_MAX = 2
 
 NODES_LOOKED_AT_MAX = 32
 GAINED_SECONDS_MAX = 24 * 3600
-
-Barred = Callable[[Job], frozenset[int]]
 
 
 class Moves(msgspec.Struct, frozen=True):
@@ -62,7 +61,7 @@ class _Offer(msgspec.Struct, frozen=True):
 class Defragmentation:
     """Works moves out for one pass."""
 
-    def __init__(self, draft: Draft, index: Index, victims: Victims, barred: Barred) -> None:
+    def __init__(self, draft: Draft, index: Index, victims: Victims, barred: RowsFor) -> None:
         """Take `barred` as the rows that a job may not move to."""
         self._draft = draft
         self._index = index

@@ -13,6 +13,7 @@ from tidegate_scheduler.policy.elastic import spread
 from tidegate_scheduler.policy.elastic.domains import bounded, domains_of, levels
 from tidegate_scheduler.policy.elastic.entries import Seat
 from tidegate_scheduler.policy.elastic.index import Index
+from tidegate_scheduler.policy.elastic.peaks import Asked
 from tidegate_scheduler.policy.elastic.shapes import NOWHERE, PLACE_BITS, Fit
 from tidegate_scheduler.policy.elastic.spread import ANYWHERE, Ground, Locality
 from tidegate_scheduler.policy.elastic.table import Ints
@@ -111,13 +112,15 @@ def _chosen(ground: Ground, locality: Locality) -> Rows | None:
         whole = ground.rows[ground.holds >= size]
         if len(whole):
             return (spread.tightest(fit, ground.room, whole, ground.near),) * size
+    grounds = ground.by_peaks()
     for level in levels(fit.shape, locality.within):
-        inside = ground.tightest_domain(level)
-        if inside is None:
-            continue
-        if level == "switch":
-            return inside.filled()
-        return spread.few_switches(inside) if level == "rack" else spread.close_by(inside)
+        for each in grounds:
+            inside = each.tightest_domain(level)
+            if inside is None:
+                continue
+            if level == "switch":
+                return inside.filled()
+            return spread.few_switches(inside) if level == "rack" else spread.close_by(inside)
     return None
 
 
@@ -127,14 +130,19 @@ def seats(index: Index, fit: Fit, rows: Rows) -> tuple[Seat, ...]:
     if not (shape.need.gpus or shape.need.gpu_millis):
         return tuple(Seat(row, ()) for row in rows)
     if len(rows) == 1:
-        return (Seat(rows[0], table.take(rows[0], shape.need, shape.gpu_models)),)
+        return (Seat(rows[0], table.take(rows[0], shape.need, shape.gpu_models, fit.share_millis)),)
     taken: list[Seat] = []
+    more_millis = fit.share_millis - shape.need.gpu_millis
     for row in rows:
-        seat = Seat(row, table.take(row, shape.need, shape.gpu_models))
+        seat = Seat(row, table.take(row, shape.need, shape.gpu_models, fit.share_millis))
         table.occupy(row, shape.need, seat.gpu_indices)
         taken.append(seat)
+        if more_millis:
+            table.peaks.add(Asked(row, (0, 0, more_millis), seat.gpu_indices[0]))
     for seat in taken:
         table.vacate(seat.row, shape.need, seat.gpu_indices)
+        if more_millis:
+            table.peaks.add(Asked(seat.row, (0, 0, more_millis), seat.gpu_indices[0]), -1)
     return tuple(taken)
 
 

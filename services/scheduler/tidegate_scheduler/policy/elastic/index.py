@@ -16,6 +16,8 @@ from tidegate_scheduler.policy.elastic.asking import Asking
 from tidegate_scheduler.policy.elastic.entries import Entry, Seat, held_by, seat_of
 from tidegate_scheduler.policy.elastic.fleet import Fleet, kind_of
 from tidegate_scheduler.policy.elastic.held import Held, has_more
+from tidegate_scheduler.policy.elastic.peaks import NONE as NO_PEAK
+from tidegate_scheduler.policy.elastic.peaks import beyond
 from tidegate_scheduler.policy.elastic.queue import Amounts, Line, LineKey, Share, Waiter, plus
 from tidegate_scheduler.policy.elastic.settling import Settling
 from tidegate_scheduler.policy.elastic.shapes import Fit, Shape
@@ -247,9 +249,9 @@ class Index:
         rows, floor, is_elastic = self.table.rows, self.state.floors[name], self._is_elastic(name)
         if job.waiting:
             promised = tuple([rows[node] for node in job.reserved_nodes if node in rows])
-            return Entry(
-                job.tenant, job.priority, floor, is_elastic, promised=promised, reserves=bool(job.reserved_nodes)
-            )
+            reserves, spec = bool(job.reserved_nodes), self.state.specs[name]
+            more = beyond(spec, floor, None) if promised and spec.borrows else NO_PEAK
+            return Entry(job.tenant, job.priority, floor, is_elastic, promised=promised, reserves=reserves, more=more)
         seats: list[Seat] = []
         scaled: list[int] = []
         for member in job.members:
@@ -283,7 +285,7 @@ class Index:
         if entry.seats:
             self._use(entry, 1, is_held=is_held)
         for row in entry.promised:
-            self.table.promise(row, entry.need)
+            self.table.promise(row, entry.need, entry.more)
             self._promised_on.setdefault(row, {})[name] = None
         if entry.reserves:
             self.reserving[name] = None
@@ -305,7 +307,7 @@ class Index:
         if entry.seats:
             self._use(entry, -1)
         for row in entry.promised:
-            self.table.release(row, entry.need)
+            self.table.release(row, entry.need, entry.more)
             self._promised_on[row].pop(name, None)
         if entry.reserves:
             del self.reserving[name]

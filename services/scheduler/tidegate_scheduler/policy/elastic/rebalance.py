@@ -9,39 +9,42 @@ Only jobs of one member move: to move a gang is seldom worth what it costs all o
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 from tidegate_events import events as e
 from tidegate_events.resources import Resources
 
 from tidegate_scheduler.draft import Draft
-from tidegate_scheduler.policy.elastic import leave
+from tidegate_scheduler.moves import stays_until_ns
+from tidegate_scheduler.policy.elastic import leave, replicas
+from tidegate_scheduler.policy.elastic.barred import RowsFor
+from tidegate_scheduler.policy.elastic.claims import spare_mib
+from tidegate_scheduler.policy.elastic.devices import accepts
 from tidegate_scheduler.policy.elastic.emptiest import emptiest
 from tidegate_scheduler.policy.elastic.index import Index
-from tidegate_scheduler.policy.elastic.peaks import load, peak_of
-from tidegate_scheduler.policy.elastic.physical import Need, asking_on, need_of
+from tidegate_scheduler.policy.elastic.peaks import LOAD_WHOLE
+from tidegate_scheduler.policy.elastic.physical import asking_on, need_of
 from tidegate_scheduler.policy.elastic.shapes import Fit
-from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY
+from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY, SHARE
 from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.elastic.victims import Victims
 from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.state import Job, Member
 
-STAYS_NS = 600 * SECOND_NS
-"""How long a job stays where it is before it moves: what a move costs is a small part of that."""
-
 JOBS_LOOKED_AT_MAX = 16
-"""Borrowers for which one pass looks for another node: those that asked first."""
+"""Borrowers for which one pass looks for another node. Where there are more, each pass begins with others of them."""
+
+LOOKS_AGAIN_NS = 10 * SECOND_NS
+"""When a pass is due that looks at those whom this one has not looked at."""
+
+GOLDEN_BITS, GOLDEN = 32, 2654435769
+"""The golden ratio in 2**32 parts: however far passes are apart, what these add up to goes round evenly."""
 
 NODES_LOOKED_AT_MAX = 32
 NODES_PER_MOVE = 8
 """One job for so many nodes moves at a time, but always one: where who moves will come to is not known before."""
 
-Barred = Callable[[Job], frozenset[int]]
 
-
-def rebalance(draft: Draft, trial: Trial, victims: Victims, barred: Barred) -> None:
+def rebalance(draft: Draft, trial: Trial, victims: Victims, barred: RowsFor) -> None:
     """Ask borrowers to leave that would be granted elsewhere what they wait for; `barred` are rows not to move to."""
     after_ns = draft.parameters.rebalance_after_seconds * SECOND_NS
     if not after_ns:
@@ -52,31 +55,42 @@ def rebalance(draft: Draft, trial: Trial, victims: Victims, barred: Barred) -> N
         job = index.state.jobs[name]
         if not _may_move(index, job, draft) or victims.spared(job):
             continue
-        due_ns = max(job.members[0].wanted_ns + after_ns, job.started_ns + STAYS_NS)
+        due_ns = max(job.members[0].wanted_ns + after_ns, stays_until_ns(job))
         if draft.now_ns < due_ns:
             draft.wake_by(due_ns)
         else:
             due.append((job.members[0].wanted_ns, job.submitted_seq, name))
     left = max(1, len(index.fleet.up) // NODES_PER_MOVE) - _moving(index) if due else 0
     taken = _waited_on(index) if left > 0 else set()
-    for _, _, name in sorted(due)[:JOBS_LOOKED_AT_MAX]:
+    for _, _, name in _looked_at(draft, sorted(due)) if left > 0 else ():
         if left <= 0 or draft.full:
             return
         job = index.state.jobs[name]
-        row = _better(trial, job, barred(job) | taken)
+        row = _better(draft, trial, job, barred(job) | taken)
         if row is not None:
             taken.add(row)
             left -= 1
             _move(draft, trial, job, row)
 
 
+def _looked_at(draft: Draft, due: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
+    """Return those of them that this pass looks at: all, or so many that follow each other, from pass to pass others.
+
+    Else those who asked first, if they can move nowhere, would keep all others from moving.
+    """
+    if len(due) <= JOBS_LOOKED_AT_MAX:
+        return due
+    draft.wake_by(draft.now_ns + LOOKS_AGAIN_NS)
+    turn = draft.now_ns // SECOND_NS * GOLDEN % (1 << GOLDEN_BITS)
+    begin = turn * len(due) >> GOLDEN_BITS
+    return (due[begin:] + due[:begin])[:JOBS_LOOKED_AT_MAX]
+
+
 def _may_move(index: Index, job: Job, draft: Draft) -> bool:
     """Say whether the job is one that may be moved at some time, as it is now."""
     spec = index.state.specs[job.id]
     if not spec.borrows or spec.gang_size > 1 or job.stage != "running" or job.id in draft.leaving:
-        return False
-    if job.held or job.suspend_requested or job.requeue_requested or job.cancel_requested:
-        return False
+        return False  # whom an operator or a user asks to leave is leaving by now
     if job.newest_checkpoint is None or index.share(job.tenant).stopped:
         return False
     member, floor = job.members[0], index.state.floors[job.id]
@@ -96,55 +110,79 @@ def _waited_on(index: Index) -> set[int]:
     return {rows[each.node] for name in index.asking.waiting for each in jobs[name].members if each.node in rows}
 
 
-def _better(trial: Trial, job: Job, barred: frozenset[int]) -> int | None:
+def _better(draft: Draft, trial: Trial, job: Job, barred: frozenset[int]) -> int | None:
     """Return the row where the job would be granted its phase now and least is asked for, None where there is none."""
-    index, member = trial.index, job.members[0]
-    here, fit = index.table.rows[member.node], index.fit(index.line_key(job).shape)
-    load_here = _load(trial, fit, here, joins=False)
-    if load_here <= load((0, 0, 0), (1, 1, 1)):
+    index, table = trial.index, trial.index.table
+    here, fit = table.rows[job.members[0].node], index.fit(index.line_key(job).shape)
+    load_here = fit.load(table.now_on(here), here, members=0)
+    if load_here <= LOAD_WHOLE:
         return None  # all of them can have their phases there at once
-    need = need_of(index.state.specs[job.id], member.wanted)
+    needs = _needs(index, job)
     found = [
-        (load_there, index.table.names[row], row)
-        for row in _candidates(trial, fit, need, barred)
-        if (load_there := _load(trial, fit, row, joins=True)) < load_here and _grants(index, row, job, need)
+        (load_there, table.names[row], row)
+        for row in _candidates(fit, needs, barred)
+        if (load_there := fit.load(table.now_on(row), row, members=1)) < load_here
+        and _grants(trial, row, fit, needs, draft.now_ns)
     ]
     return min(found)[2] if found else None
 
 
-def _candidates(trial: Trial, fit: Fit, need: Need, barred: frozenset[int]) -> list[int]:
-    """Return rows on which nobody waits and as much may be taken as the phase needs."""
-    table = trial.index.table
-    now = table.now[:, : len(table)]
-    able = fit.suits() & fit.enough(now) & (now[CPU] >= need.cpu_millis) & (now[GPUS] >= need.gpus)
-    able &= now[MEMORY] >= max(need.memory_mib, fit.shape.need.memory_mib)
+def _needs(index: Index, job: Job) -> Resources:
+    """Return what the job needs to be placed and be granted its phase: the most of its floor and of that."""
+    floor, need = index.state.floors[job.id], need_of(index.state.specs[job.id], job.members[0].wanted)
+    return Resources(
+        max(floor.cpu_millis, need.cpu_millis),
+        max(floor.memory_mib, need.memory_mib),
+        max(floor.gpus, need.gpus),
+        gpu_memory_mib=max(floor.gpu_memory_mib, need.gpu_memory_mib),
+        gpu_millis=max(floor.gpu_millis, need.gpu_millis),
+    )
+
+
+def _candidates(fit: Fit, needs: Resources, barred: frozenset[int]) -> list[int]:
+    """Return rows on which nobody waits and as much may be taken as is needed."""
+    now = fit.table.now[:, : len(fit.table)]
+    able = fit.members(fit.table.now) > 0
+    for amount, each in ((CPU, needs.cpu_millis), (MEMORY, needs.memory_mib), (GPUS, needs.gpus)):
+        if each:  # of others less than nothing may be left behind what is kept
+            able &= now[amount] >= each
+    if needs.gpu_millis:
+        able &= (now[GPUS] > 0) | (now[SHARE] >= needs.gpu_millis)
     able[list(barred)] = False
     rows = np.flatnonzero(able)
-    return emptiest(table, rows, NODES_LOOKED_AT_MAX).tolist() if len(rows) else []
+    return emptiest(fit.table, rows, NODES_LOOKED_AT_MAX).tolist() if len(rows) else []
 
 
-def _grants(index: Index, row: int, job: Job, need: Need) -> bool:
-    """Say whether neither devices nor CPU are lent there that the phase needs."""
-    one = Resources(gpus=1, gpu_memory_mib=need.gpu_memory_mib)
-    if need.gpu_millis:
-        return False  # which part of which device it would be granted is not looked at
-    if need.gpus and len(index.table.devices[row].at_hand(one, index.state.specs[job.id].gpu_models)) < need.gpus:
-        return False
+def _grants(trial: Trial, row: int, fit: Fit, needs: Resources, now_ns: int) -> bool:
+    """Say whether all of it is there, not only held by nobody: nobody has it leased, and no simulators are in it."""
+    index = trial.index
     lent_millis = sum(_leased_millis(member) for _, member in asking_on(index, row))
-    return index.table.now_on(row)[CPU] - lent_millis >= need.cpu_millis
+    if index.table.now_on(row)[CPU] - lent_millis < needs.cpu_millis:
+        return False
+    simulators_mib, _ = replicas.held(index, row, now_ns)
+    return spare_mib(index, row, simulators_mib) >= needs.memory_mib and _devices_there(fit, row, needs)
 
 
 def _leased_millis(member: Member) -> int:
     return member.leased.cpu_millis if member.leased is not None else 0
 
 
-def _load(trial: Trial, fit: Fit, row: int, *, joins: bool) -> int:
-    """Return what is asked for of a row when all there ask for all; `joins`: and the job too."""
-    table = trial.index.table
-    more = peak_of((fit.shape.need, *fit.shape.phases)) if joins else (0, 0, 0)
-    left = [have - own - new for have, own, new in zip(table.now_on(row), table.peaks.on(row), more, strict=False)]
-    kind = table.kinds[row]
-    return load(left, (kind.cpu_millis, kind.memory_mib, len(table.devices[row].all)))
+def _devices_there(fit: Fit, row: int, needs: Resources) -> bool:
+    """Say whether as many devices are there, or such a part of the one device that the job would get a part of."""
+    table, shape = fit.table, fit.shape
+    devices, one = table.devices[row], Resources(gpus=1, gpu_memory_mib=needs.gpu_memory_mib)
+    whole = devices.at_hand(one, shape.gpu_models)
+    if not needs.gpu_millis:
+        return len(whole) >= needs.gpus
+    begins = table.now_on(row)[GPUS] > 0
+    able = {gpu.index for gpu in whole if begins}
+    for index in devices.used_millis:
+        there = index in devices.all and accepts(devices.all[index], one, shape.gpu_models)
+        if there and devices.here_of(index) >= needs.gpu_millis:
+            able.add(index)
+    if able and shape.need.gpu_millis:
+        return table.take(row, shape.need, shape.gpu_models, fit.share_millis)[0] in able
+    return bool(able)
 
 
 def _move(draft: Draft, trial: Trial, job: Job, row: int) -> None:

@@ -6,9 +6,8 @@ import msgspec
 import numpy as np
 from tidegate_events.resources import GpuDevice, Resources
 
-from tidegate_scheduler.policy.elastic import stranded
-from tidegate_scheduler.policy.elastic.devices import accepts
-from tidegate_scheduler.policy.elastic.peaks import peak_of, tightness
+from tidegate_scheduler.policy.elastic import peaks, stranded
+from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS, accepts
 from tidegate_scheduler.policy.elastic.sites import Domain
 from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY, SHARE, Flags, Ints, Kind, NodeTable
 
@@ -53,7 +52,12 @@ class Fit:
         self.shape = shape
         needs = (shape.need.cpu_millis, shape.need.memory_mib, shape.need.gpus)
         self._least = tuple(each or NOT_NEEDED for each in needs)
-        self._peak = peak_of((shape.need, *shape.phases)) if shape.phases else None
+        self.wants = peaks.wants_of((shape.need, *shape.phases)) if shape.phases else None
+        """What a borrower's member wants at most; None: it wants no more than it holds."""
+
+        self.share_millis = max(each.gpu_millis for each in (shape.need, *shape.phases))
+        """The share of a device that a member wants at most."""
+
         self.table = table
         self._score: Ints = np.zeros(0, np.int64)
         self._seen = -1
@@ -64,6 +68,7 @@ class Fit:
         self._kinds: list[int] = []
         self._renumbered = 0
         self._kind_holds: Ints = np.zeros(0, np.int64)
+        self._kind_wholes: Ints = np.zeros((0, 3), np.int64)
         self._suits: Flags = np.zeros(0, np.bool_)
         self._suited = -1
         self._most = (-1, 0)
@@ -109,6 +114,8 @@ class Fit:
             self._kinds.clear()
         self._kinds += [_holds_of_kind(self.shape, kind) for kind in self.table.kind_list()[len(self._kinds) :]]
         self._kind_holds = np.array(self._kinds, np.int64)
+        if self.wants is not None:
+            self._kind_wholes = np.array([_whole_of(kind) for kind in self.table.kind_list()], np.int64)
 
     # ---- how one more member fits now ----
 
@@ -179,21 +186,15 @@ class Fit:
             broken = 1
         if row in table.mixed and (need.gpus or need.gpu_millis) and self._mixed_members(row, table.now) <= 0:
             return NOWHERE
-        if self._peak is not None or table.beside_millis:
-            return (self._suits_by_more(row, broken) << PLACE_BITS) | table.place_of(row)
+        if self.wants is not None:
+            asked, whole = table.peaks.on(row), _whole_of(table.kinds[row])
+            return (peaks.tightness(self.wants, room, asked, whole, broken) << PLACE_BITS) | table.place_of(row)
+        if table.beside_millis and self.shape.gang_size == 1:
+            packed = stranded.tightness(self.shape, room, broken, table.beside_millis)
+            return (packed << PLACE_BITS) | table.place_of(row)
         packed = (broken << GPU_BITS) | (min(gpus_left, GPUS_MAX) if gpus_left > 0 else 0)
         packed = (packed << CPU_BITS) | (min(cpu_left, CPU_MAX) if cpu_left > 0 else 0)
         return (packed << PLACE_BITS) | table.place_of(row)
-
-    def _suits_by_more(self, row: int, broken: int) -> int:
-        """Return how well a row suits on which a member fits, by more than what is left: what that is good for."""
-        table = self.table
-        if self._peak is None:
-            return stranded.tightness(self.shape, table.now_on(row), broken, table.beside_millis)
-        room = [have - more for have, more in zip(table.now_on(row), table.peaks.on(row), strict=False)]
-        kind, devices = table.kinds[row], len(table.devices[row].all)
-        suits = tightness(room, self._peak, (kind.cpu_millis, kind.memory_mib, devices), GPU_BITS, CPU_BITS)
-        return (broken << (GPU_BITS + CPU_BITS + 1)) | suits
 
     def _holds_kind(self, kind: int) -> int:
         if kind >= len(self._kinds) or self._renumbered != self.table.renumbered:
@@ -282,27 +283,55 @@ class Fit:
         return count
 
     def _scored(self, rows: Ints) -> Ints:
-        if self._peak is not None:
-            return np.array([self._score_of(row) for row in rows.tolist()], np.int64)
-        table, need = self.table, self.shape.need
-        room = table.now
-        cpu_left = room[CPU, rows] - need.cpu_millis
-        gpus_left = room[GPUS, rows] - need.gpus
+        need, room = self.shape.need, self.table.now
         fits = self.enough(room[:, rows]) & self.suits(rows)
-        broken = np.zeros(len(rows), np.int64)
         if need.gpu_millis:
-            broken = (room[SHARE, rows] < need.gpu_millis).astype(np.int64)
-            fits &= (broken == 0) | (gpus_left >= 1)
+            fits &= (room[SHARE, rows] >= need.gpu_millis) | (room[GPUS, rows] >= 1)
         for position in self._mixed_among(rows):
             if fits[position]:
                 fits[position] = self._mixed_members(int(rows[position]), room) > 0
-        if table.beside_millis:
-            suits = stranded.tightnesses(self.shape, room[:, rows], broken, table.beside_millis)
-            return np.where(fits, (suits << PLACE_BITS) | table.place[rows], NOWHERE)
-        packed = (broken << GPU_BITS) | np.minimum(np.maximum(gpus_left, 0), GPUS_MAX)
-        packed = (packed << CPU_BITS) | np.minimum(np.maximum(cpu_left, 0), CPU_MAX)
-        packed = (packed << PLACE_BITS) | table.place[rows]
+        packed = (self.tightness(room, rows) << PLACE_BITS) | self.table.place[rows]
         return np.where(fits, packed, NOWHERE)
+
+    # ---- how well rows suit that hold a member ----
+
+    def tightness(self, room: Ints, rows: Ints, members: int = 1) -> Ints:
+        """Return how well each of the rows suits so many members in that room, smaller is better.
+
+        First what a borrower may want yet, or what it would strand, where that counts; then what is left at least.
+        """
+        table, need, there = self.table, self.shape.need, room[:, rows]
+        broken = (there[SHARE] < need.gpu_millis).astype(np.int64) if need.gpu_millis else np.zeros(len(rows), np.int64)
+        if self.wants is not None:
+            asked, wholes = self._asked(rows), self._wholes(rows)
+            return peaks.tightnesses(self.wants.times(members), there, asked, wholes, broken)
+        if table.beside_millis and self.shape.gang_size == 1:
+            return stranded.tightnesses(self.shape, there, broken, table.beside_millis)
+        packed = (broken << GPU_BITS) | np.minimum(np.maximum(there[GPUS] - need.gpus, 0), GPUS_MAX)
+        found: Ints = (packed << CPU_BITS) | np.minimum(np.maximum(there[CPU] - need.cpu_millis, 0), CPU_MAX)
+        return found
+
+    def members_beside(self, room: Ints, rows: Ints, most: Ints) -> Ints:
+        """Return how many members, `most` of them on each row, could have there all that they may want at once."""
+        if self.wants is None:
+            return most
+        return peaks.members_beside(self.wants, room[:, rows], self._asked(rows), most)
+
+    def load(self, room: list[int], row: int, members: int) -> int:
+        """Return the part of a row that would be asked for, of what is wanted, by all there and so many members."""
+        assert self.wants is not None, "only borrowers ask for more than they hold"
+        more = self.wants.times(members)
+        left = more.left(room, self.table.peaks.on(row))
+        return peaks.load(self.wants, left, _whole_of(self.table.kinds[row]))
+
+    def _asked(self, rows: Ints) -> Ints:
+        return self.table.peaks.columns(len(self.table))[:, rows]
+
+    def _wholes(self, rows: Ints) -> Ints:
+        """Return all that each of the rows has, as a peak counts it."""
+        self._holds(rows)
+        found: Ints = self._kind_wholes[self.table.kind[rows]].T
+        return found
 
     def _mixed_among(self, rows: Ints) -> list[int]:
         """Return the positions in `rows` of nodes whose devices differ, where devices matter."""
@@ -323,6 +352,10 @@ class Fit:
             if index in devices.all and accepts(devices.all[index], need, self.shape.gpu_models)
         )
         return parts + whole * (1000 // need.gpu_millis)
+
+
+def _whole_of(kind: Kind) -> peaks.Peak:
+    return kind.cpu_millis, kind.memory_mib, len(kind.devices) * WHOLE_MILLIS
 
 
 def _holds_of_kind(shape: Shape, kind: Kind) -> int:

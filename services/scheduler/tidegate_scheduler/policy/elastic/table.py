@@ -20,7 +20,8 @@ from tidegate_events.resources import GpuDevice, Resources
 from tidegate_scheduler.policy.elastic.changes import Changes
 from tidegate_scheduler.policy.elastic.devices import Devices, accepts, use
 from tidegate_scheduler.policy.elastic.numbering import Numbering
-from tidegate_scheduler.policy.elastic.peaks import Peaks
+from tidegate_scheduler.policy.elastic.peaks import NONE as NO_PEAK
+from tidegate_scheduler.policy.elastic.peaks import Asked, Peak, Peaks
 from tidegate_scheduler.policy.elastic.sites import NUMBERS_SPARE, Sites
 
 Ints = npt.NDArray[np.int64]
@@ -257,19 +258,26 @@ class NodeTable:
         self._stay(row, need, indices, -1)
         self.settle(row)
 
-    def promise(self, row: int, need: Resources) -> None:
-        """Keep room for one member from all others.
+    def promise(self, row: int, need: Resources, more: Peak = NO_PEAK) -> None:
+        """Keep room for one member from all others, which may ask for so much more there.
 
         A promised part of a device keeps a whole one: which part will be free is not known before.
         """
         self._promise(row, need, 1)
+        if more is not NO_PEAK:
+            self.peaks.add(Asked(row, more))
 
-    def release(self, row: int, need: Resources) -> None:
+    def release(self, row: int, need: Resources, more: Peak = NO_PEAK) -> None:
         """Take back what `promise` did."""
         self._promise(row, need, -1)
+        if more is not NO_PEAK:
+            self.peaks.add(Asked(row, more), -1)
 
-    def take(self, row: int, need: Resources, models: tuple[str, ...]) -> tuple[int, ...]:
-        """Return the devices that one more member gets, those that waste least; `occupy` takes them."""
+    def take(self, row: int, need: Resources, models: tuple[str, ...], peak_millis: int = 0) -> tuple[int, ...]:
+        """Return the devices that one more member gets, those that waste least; `occupy` takes them.
+
+        A share of a device may become `peak_millis` of it, so it is begun where that much is left.
+        """
         devices = self.devices[row]
         if need.gpu_millis:
             kept = self._later[row][GPUS] <= 0
@@ -280,6 +288,11 @@ class NodeTable:
                 and index in devices.all
                 and accepts(devices.all[index], need, models)
             ]
+            if peak_millis > need.gpu_millis:
+                whole = devices.at_hand(need, models) if self._now[row][GPUS] > 0 or not parts else []
+                begun = [part[3] for part in parts if not part[0]] or [part[3] for part in parts]
+                able = begun + [gpu.index for gpu in whole]
+                return (self.peaks.best_device(row, devices, able, peak_millis),)
             return (min(parts)[3],) if parts else (devices.at_hand(need, models)[0].index,)
         return tuple([gpu.index for gpu in devices.at_hand(need, models)[: need.gpus]]) if need.gpus else ()
 
@@ -293,10 +306,6 @@ class NodeTable:
     def now_on(self, row: int) -> list[int]:
         """Return the amounts that may be taken on one row."""
         return self._now[row]
-
-    def now_on_each(self, rows: list[int]) -> list[list[int]]:
-        """Return the amounts that may be taken on each of the rows, to be looked at only."""
-        return [self._now[row] for row in rows]
 
     def now_on_each(self, rows: list[int]) -> list[list[int]]:
         """Return the amounts that may be taken on each of the rows, to be looked at only."""

@@ -14,6 +14,8 @@ from tidegate_events.spec import DEFAULT_PHASE
 
 from tidegate_scheduler.policy.elastic.entries import Seat, held_by
 from tidegate_scheduler.policy.elastic.index import Index
+from tidegate_scheduler.policy.elastic.peaks import NONE as NO_PEAK
+from tidegate_scheduler.policy.elastic.peaks import Peak, beyond
 from tidegate_scheduler.policy.elastic.queue import amounts, plus
 from tidegate_scheduler.state import Job
 
@@ -124,19 +126,24 @@ class Trial:
 
     def promise(self, job: Job, rows: tuple[int, ...]) -> None:
         """Promise the job room for one member on each of the rows."""
-        need = self.index.state.floors[job.id]
+        need, more = self._wanted(job)
         for row in rows:
-            self._keep(row, need)
+            self._keep(row, need, more)
         self._remember(job.id, rows)
 
     def withdraw(self, job: Job) -> tuple[int, ...]:
         """Promise the job nothing more; return the rows of what was promised."""
         rows = self.promises.pop(job.id, ())
         if rows:
-            need = self.index.state.floors[job.id]
+            need, more = self._wanted(job)
             for row in rows:
-                self._release(row, need)
+                self._release(row, need, more)
         return rows
+
+    def _wanted(self, job: Job) -> tuple[Resources, Peak]:
+        """Return what is kept for each member of the job, and what it may ask for beyond that."""
+        floor, spec = self.index.state.floors[job.id], self.index.state.specs[job.id]
+        return floor, beyond(spec, floor, None) if spec.borrows else NO_PEAK
 
     def beside(self, others: list[Job], find: Callable[[], _Found]) -> _Found:
         """Return what is found while nothing is promised to the others, who keep theirs."""
@@ -170,10 +177,10 @@ class Trial:
         else:
             self.promises.pop(job, None)
 
-    def _keep(self, row: int, need: Resources) -> None:
-        self.index.table.promise(row, need)
-        self._undo.append(lambda: self.index.table.release(row, need))
+    def _keep(self, row: int, need: Resources, more: Peak) -> None:
+        self.index.table.promise(row, need, more)
+        self._undo.append(lambda: self.index.table.release(row, need, more))
 
-    def _release(self, row: int, need: Resources) -> None:
-        self.index.table.release(row, need)
-        self._undo.append(lambda: self.index.table.promise(row, need))
+    def _release(self, row: int, need: Resources, more: Peak) -> None:
+        self.index.table.release(row, need, more)
+        self._undo.append(lambda: self.index.table.promise(row, need, more))
