@@ -1,11 +1,11 @@
 """Policies measured against each other on public traces, in one simulator that costs all of them the same.
 
 Prints one JSON line for each row (`trace, policy, knows_durations, avg_jct_s, p99_jct_s, makespan_s, gpu_utilization,
-gpu_allocation_pct, preemptions, lost_gpu_s`); what has no meaning in a row is null. Every row can be run alone. The
-whole of philly takes hours; `--jobs` takes its first ones.
+gpu_allocation_pct, preemptions, lost_gpu_s`); what has no meaning in a row is null. Every row can be run alone, and
+says how much time of a core it took; `--jobs` takes the first jobs of a trace only.
 
 Run: python benchmarks/policies.py --traces DIR [--trace muri|philly|openb] [--policy NAME ...] [--list]
-     [--jobs N] [--nodes 64x8] [--seeds 10]
+     [--jobs N] [--nodes 64x8] [--seeds 10] [--pass-interval-ms 1000]
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ import argparse
 import json
 import random
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS
+from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.simulator import measures
 from tidegate_scheduler.simulator.choice import Choice, rules_for
 from tidegate_scheduler.simulator.costs import Costs
@@ -29,11 +32,21 @@ from tidegate_scheduler.simulator.traces import find, nodespec, openb
 from tidegate_scheduler.simulator.workload import Arrival, Workload, whole
 
 COSTS = Costs()
-SECOND_NS = 1_000_000_000
-WHOLE_MILLIS = 1000
 
-TRACES = {"muri": ("muri_trace1_pr.csv", "8x8"), "philly": ("chronus_philly_mix1.csv", "128x8")}
-"""Traces of jobs by the name of their rows: the file, and the nodes."""
+
+class Trace(msgspec.Struct, frozen=True):
+    """A trace of jobs: its file, the nodes, and how far rounds of passes are apart at least, for every policy."""
+
+    file: str
+    nodes: str
+    pass_interval_ms: int
+
+
+TRACES = {
+    "muri": Trace("muri_trace1_pr.csv", "8x8", 10_000),
+    "philly": Trace("chronus_philly_mix1.csv", "128x8", 5_000),
+}
+"""Traces of jobs by the name of their rows. In 250 days ten seconds mean nothing, and in jobs of a minute little."""
 
 OPENB_PODS, OPENB_NODES = "openb_pod_list_default.csv", "openb_node_list_gpu_node.csv"
 OPENB_DEMAND_PERMILLE = 1300
@@ -51,6 +64,9 @@ UNGUARDED = {
 
 GUARDED = {"ageing_seconds": 30 * 24 * 3600}
 """Its promises as they are by themselves, but for ageing: by an hour of that, all who wait for days become equal."""
+
+HOURLY = {"ageing_seconds": 0, "reservations_max": 0, "preemption_cooldown_seconds": 3600, "slice_steps": 3}
+"""Protection and a budget of leaving, and whoever was placed stays for an hour; nobody comes first by waiting."""
 
 PLACING = {"cpu_beside_gpu_millis": 10_000, "reservations_max": 0}
 """About what pods with one GPU ask for; and nothing is kept for those that do not fit, since nobody leaves."""
@@ -82,6 +98,7 @@ POLICIES = (
     _elastic("elastic-estimates", {}, estimates=True),
     _elastic("elastic-slicing-blind", GUARDED | {"slice_steps": 3}, estimates=False),
     _elastic("elastic-slicing-estimates", GUARDED | {"slice_steps": 1}, estimates=True),
+    Policy("elastic-hourly-blind", Choice("elastic", HOURLY, estimates=False), ("muri",)),
     _elastic("elastic-unguarded-blind", UNGUARDED | {"slice_steps": 3}, estimates=False, one_tenant=True),
     _elastic("elastic-unguarded-estimates", UNGUARDED | {"slice_steps": 1}, estimates=True, one_tenant=True),
     Policy("best_fit", Choice("best_fit"), ("openb",)),
@@ -116,6 +133,7 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, help="only so many jobs of muri or philly, the first ones")
     parser.add_argument("--nodes", help="other nodes for muri or philly, as in 64x8")
     parser.add_argument("--seeds", type=int, default=10, help="how often openb is drawn")
+    parser.add_argument("--pass-interval-ms", type=int, help="how far rounds of passes are apart, if not as by itself")
     parser.add_argument("--list", action="store_true", help="say which rows there are, and run none")
     return parser.parse_args(arguments)
 
@@ -124,12 +142,14 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _row(policy: Policy, trace: str, asked: argparse.Namespace) -> dict[str, Any]:
-    name, nodes = TRACES[trace][0], asked.nodes or TRACES[trace][1]
-    workload = find.read(asked.traces / name, nodespec.parse(nodes))
+    known, began = TRACES[trace], time.process_time()
+    nodes = asked.nodes or known.nodes
+    workload = find.read(asked.traces / known.file, nodespec.parse(nodes))
     arrivals = tuple(_together(each) if policy.one_tenant else each for each in workload.arrivals[: asked.jobs])
     workload = msgspec.structs.replace(workload, arrivals=arrivals)
     rules = rules_for(policy.choice, workload)
-    found = measures.of(simulate(workload, rules, COSTS))
+    costs = msgspec.structs.replace(COSTS, pass_interval_ms=asked.pass_interval_ms or known.pass_interval_ms)
+    found = measures.of(simulate(workload, rules, costs))
     return {
         "trace": f"{trace} on {nodes}" + (f", first {asked.jobs} jobs" if asked.jobs else ""),
         "policy": policy.name,
@@ -142,6 +162,8 @@ def _row(policy: Policy, trace: str, asked: argparse.Namespace) -> dict[str, Any
         "preemptions": found.preemptions,
         "lost_gpu_s": found.lost_gpu_s,
         "jobs_completed": found.completed,
+        "pass_interval_ms": costs.pass_interval_ms,
+        "cpu_s": round(time.process_time() - began),
         "parameters": policy.choice.parameters,
     }
 
@@ -155,26 +177,30 @@ def _together(arrival: Arrival) -> Arrival:
 
 def _openb_rows(policy: Policy, folder: Path, seeds: int) -> Iterator[dict[str, Any]]:
     """Yield a row for each seed, then their mean."""
-    found = []
+    found: list[Fraction] = []
+    took_s: list[float] = []
     for seed in range(OPENB_FIRST_SEED, OPENB_FIRST_SEED + seeds):
         workload = drawn(folder, seed)
+        began = time.process_time()
         rules = rules_for(policy.choice, workload)
         run = simulate(workload, rules, COSTS)
         found.append(Fraction(held_millis(run, workload) * 100, _capacity_millis(workload)))
-        yield _openb_row(policy, f"openb, seed {seed}", found[-1:], rules.knows_durations)
-    yield _openb_row(policy, f"openb, mean of {seeds} seeds", found, rules.knows_durations)
+        took_s.append(time.process_time() - began)
+        yield _openb_row(policy, f"openb, seed {seed}", found[-1:], took_s[-1:])
+    yield _openb_row(policy, f"openb, mean of {seeds} seeds", found, took_s)
 
 
-def _openb_row(policy: Policy, trace: str, found: list[Fraction], knows: bool) -> dict[str, Any]:
+def _openb_row(policy: Policy, trace: str, found: list[Fraction], took_s: list[float]) -> dict[str, Any]:
     nothing = dict.fromkeys(("avg_jct_s", "p99_jct_s", "makespan_s", "gpu_utilization"))
     return {
         "trace": trace,
         "policy": policy.name,
-        "knows_durations": knows,
+        "knows_durations": False,
         **nothing,
         "gpu_allocation_pct": round(float(sum(found) / len(found)), 2),
         "preemptions": 0,
         "lost_gpu_s": 0.0,
+        "cpu_s": round(sum(took_s)),
         "parameters": policy.choice.parameters,
     }
 

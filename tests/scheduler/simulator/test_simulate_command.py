@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pty
 import subprocess
 import sys
+from io import FileIO
 from pathlib import Path
 
 import pytest
+from tidegate.cli import output
 
 TRACE = """job_id,user,num_gpu,submit_time,duration
 0,a,8,0,100
@@ -113,6 +116,44 @@ def test_what_cannot_be_used_is_said_before_anything_is_simulated(
     ran = tidegate("--trace", trace, *arguments)
     assert (ran.returncode, ran.stdout) == (2, "")
     assert told in ran.stderr.replace("\n", " ")
+
+
+def test_a_terminal_shows_a_bar_of_the_jobs_that_have_ended(trace: str) -> None:
+    ours, theirs = pty.openpty()
+    ran = subprocess.Popen(
+        [str(Path(sys.executable).parent / "tidegate"), "simulate", "--trace", trace, "--nodes", "2x8"],
+        stdout=subprocess.DEVNULL,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
+    )
+    os.close(theirs)
+    shown = b""
+    with os.fdopen(ours, "rb", buffering=0) as terminal:
+        while part := _read(terminal):
+            shown += part
+    assert ran.wait(120) == 0
+    text = shown.decode()
+    assert "Simulating small, jobs that have ended" in text
+    assert "\u2501" in text
+    assert "0/3" in text
+
+
+def _read(terminal: FileIO) -> bytes:
+    """Return what is shown next; a terminal that nobody writes to any more has ended."""
+    try:
+        return terminal.read(4096) or b""
+    except OSError:
+        return b""
+
+
+def test_where_nobody_looks_a_line_says_how_much_is_done(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "QUIET_SECONDS", 3600.0)
+    with output.Progress("Reading") as progress:
+        progress.update("Simulating, jobs that have ended", 2, 3, at_once=True)
+        progress.update("Deciding", at_once=True)
+    assert capsys.readouterr().err == "Simulating, jobs that have ended: 2 of 3\nDeciding\n"
 
 
 def test_an_error_is_a_document_too(trace: str) -> None:

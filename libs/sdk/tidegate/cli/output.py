@@ -18,6 +18,7 @@ from tidegate.errors import TidegateError
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+    from rich.progress import Progress as Bar
     from rich.status import Status
     from rich.table import Table
     from rich.text import Text
@@ -111,12 +112,24 @@ def show_error(error: TidegateError, *, as_json: bool) -> None:
         note(f"  {document['remedy']}")
 
 
+def _bar() -> Bar:
+    from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeRemainingColumn  # noqa: PLC0415
+    from rich.progress import Progress as Bar  # noqa: PLC0415
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    return Bar(*columns, TimeRemainingColumn(), console=console(stderr=True), transient=True)
+
+
 class Progress:
-    """Says what a slow command is doing: a spinner on a terminal, else a line on stderr after 2 s and now and then."""
+    """Says what a slow command is doing: a spinner on a terminal, else a line on stderr after 2 s and now and then.
+
+    Where it is known how much there is to do, a bar stands beside the spinner, and the line says how much is done.
+    """
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._status: Status | None = None
+        self._bar: Bar | None = None
         self._next_line = time.monotonic() + QUIET_SECONDS
         self._first_line = threading.Timer(QUIET_SECONDS, self._say)
         self._first_line.daemon = True
@@ -131,16 +144,35 @@ class Progress:
 
     def __exit__(self, *_: object) -> None:
         self._first_line.cancel()
+        if self._bar is not None:
+            self._bar.stop()
         if self._status is not None:
             self._status.stop()
 
-    def update(self, text: str, *, at_once: bool = False) -> None:
-        """Show another text; `at_once` where it is worth a line even in a log."""
-        self._text = text
+    def update(self, text: str, done: int = 0, total: int = 0, *, at_once: bool = False) -> None:
+        """Show another text, and how much is done of how much, if that is known; `at_once`: worth a line in a log."""
+        self._text = f"{text}: {done} of {total}" if total else text
         if self._status is not None:
-            self._status.update(text)
+            self._show(text, done, total)
         elif at_once or time.monotonic() >= self._next_line:
             self._say()
+
+    def _show(self, text: str, done: int, total: int) -> None:
+        """Show a bar where there is a total, else the spinner: one of the two at a time."""
+        assert self._status is not None, "a terminal has a spinner from the beginning"
+        if not total:
+            if self._bar is not None:
+                self._bar.stop()
+                self._bar = None
+                self._status.start()
+            self._status.update(text)
+            return
+        if self._bar is None:
+            self._status.stop()
+            self._bar = _bar()
+            self._bar.add_task(text, total=total)
+            self._bar.start()
+        self._bar.update(self._bar.task_ids[0], description=text, completed=done, total=total)
 
     def _say(self) -> None:
         self._first_line.cancel()

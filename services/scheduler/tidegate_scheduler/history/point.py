@@ -7,8 +7,8 @@ the moment up to the first that says that it came later; a node whose clock is w
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from contextlib import aclosing
+from typing import Protocol
 
 from tidegate_events.events import DecisionPass
 from tidegate_events.journal.base import Recorded
@@ -21,7 +21,14 @@ from tidegate_scheduler.history.source import Source
 from tidegate_scheduler.state import State
 
 FRAMES_PER_WORD = 200
-Told = Callable[[str], None]
+
+
+class Told(Protocol):
+    """Hears what is being done, and where that is known how much of it is done, of how much."""
+
+    def __call__(self, text: str, done: int = 0, total: int = 0, /) -> None:
+        """Hear it."""
+        ...
 
 
 class Point:

@@ -72,7 +72,7 @@ def _run(  # noqa: PLR0917 - the options of the command
             workload = find.read(trace, cluster)
 
             def told(done: int, jobs: int) -> None:
-                progress.update(report.progress(workload.name, done, jobs))
+                progress.update(report.progress(workload.name), done, jobs)
 
             told(0, len(workload.arrivals))
             run = make_run(workload, choice.rules_for(chosen, workload), stated, seed=seed, told=told)

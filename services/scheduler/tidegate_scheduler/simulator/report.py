@@ -17,13 +17,11 @@ if TYPE_CHECKING:
 
 SLOWEST_SHOWN = 5
 WHYS_SHOWN = 8
-BAR_CHARS = 30
 
 
-def progress(name: str, done: int, jobs: int) -> str:
-    """Return how far a simulation is, as a bar of the jobs that have ended."""
-    filled = BAR_CHARS * done // max(1, jobs)
-    return f"Simulating {name} {'█' * filled}{'░' * (BAR_CHARS - filled)} {done} of {jobs} jobs have ended"
+def progress(name: str) -> str:
+    """Return what a simulation does; how far it is, is told by the jobs that have ended."""
+    return f"Simulating {name}, jobs that have ended"
 
 
 def document(run: Run, nodes: int) -> dict[str, Any]:

@@ -178,7 +178,7 @@ def _simulated(recording: Recording, rules: Rules, told: Told) -> Run:
     workload = msgspec.structs.replace(recording.workload, facts=facts)
 
     def progress(done: int, jobs: int) -> None:
-        told(report.progress(rules.name, done, jobs))
+        told(report.progress(rules.name), done, jobs)
 
     return simulate(workload, rules, recording.costs, begin=recording.begin, told=progress)
 

@@ -53,6 +53,9 @@ class Cluster:
         self.lines: dict[Alike, SortedList[Standing]] = {}
         """Who waits, each in the line of those that are alike to every node."""
 
+        self.fit_nowhere: set[Alike] = set()
+        """Kinds of which none fitted, since when nothing has come free."""
+
         self._places: dict[str, tuple[Alike, Standing]] = {}
         self._held: dict[str, tuple[Resources, tuple[Seat, ...], bool]] = {}
         self._on_node: dict[str, dict[str, None]] = {}
@@ -72,8 +75,11 @@ class Cluster:
             if kind == "node":
                 self._put_node(name)
             elif kind == "job":
+                before = self._held.get(name)
                 self._leave(name)
                 self._enter(name, draft.now_ns)
+                if before is not None and before[:2] != self._held.get(name, ())[:2]:
+                    self.fit_nowhere.clear()
                 self._unsettled[name] = None
         self._settle(draft)
 
@@ -102,6 +108,7 @@ class Cluster:
     # ---- nodes ----
 
     def _put_node(self, name: str) -> None:
+        self.fit_nowhere.clear()
         node = self.state.nodes.get(name)
         if node is None or not _is_open(node):
             self.now.pop(name, None)

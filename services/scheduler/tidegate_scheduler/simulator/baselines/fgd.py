@@ -70,7 +70,7 @@ class Growth:
 
     def of(self, room: Room, need: Resources) -> tuple[int, ...]:
         """Return the growth in steps, then what is left."""
-        free = (room.cpu_millis, tuple(sorted(room.devices.values())))
+        free = (room.cpu_millis, room.free)
         found = self._known.get((free, need))
         if found is None:
             if len(self._known) >= KNOWN_MAX:
@@ -84,16 +84,15 @@ class Growth:
 
     def _of(self, cpu_millis: int, room: Room) -> int:
         """Return the expected fragmentation, times the number of tasks."""
-        devices = sorted(room.devices.values())
-        free = (cpu_millis, tuple(devices))
+        free = (cpu_millis, room.free)
         found = self._fragments.get(free)
         if found is None:
-            found = sum(task.count * _unusable(task, cpu_millis, devices) for task in self._tasks)
+            found = sum(task.count * _unusable(task, cpu_millis, room.free) for task in self._tasks)
             self._fragments[free] = found
         return found
 
 
-def _unusable(task: Task, cpu_millis: int, devices: list[int]) -> int:
+def _unusable(task: Task, cpu_millis: int, devices: tuple[int, ...]) -> int:
     """Return what the task could not use of the devices."""
     each = WHOLE_MILLIS if task.gpus else task.gpu_millis
     usable = [free for free in devices if free >= each]

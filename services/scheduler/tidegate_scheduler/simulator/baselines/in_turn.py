@@ -23,7 +23,7 @@ def in_turn(rank: Rank, *, passing: bool, tightness: Tightness = tightest) -> Fi
 
 
 def _fill(draft: Draft, cluster: Cluster, rooms: Rooms, passing: bool, tightness: Tightness) -> None:
-    state, failed = draft.state, set[Alike]()
+    state, failed = draft.state, cluster.fit_nowhere if passing else set[Alike]()
     for kind, (*_, name) in cluster.waiting(failed):
         job = state.jobs[name]
         if draft.full:

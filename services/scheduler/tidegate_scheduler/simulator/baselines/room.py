@@ -22,6 +22,7 @@ class Room:
         """How much of all devices is free."""
 
         self.whole = len(self.devices)
+        self._free: tuple[int, ...] | None = None
         self._models = {gpu.index: (gpu.model, gpu.memory_mib) for gpu in node.gpus}
 
     def copy(self) -> Room:
@@ -29,8 +30,20 @@ class Room:
         other = Room.__new__(Room)
         other.node, other._models = self.node, self._models
         other.cpu_millis, other.memory_mib, other.devices = self.cpu_millis, self.memory_mib, dict(self.devices)
-        other.gpu_millis, other.whole = self.gpu_millis, self.whole
+        other.gpu_millis, other.whole, other._free = self.gpu_millis, self.whole, self._free
         return other
+
+    @property
+    def free(self) -> tuple[int, ...]:
+        """Return how much of each device is free, the fullest first."""
+        if self._free is None:
+            self._free = tuple(sorted(self.devices.values()))
+        return self._free
+
+    @property
+    def most(self) -> int:
+        """Return how much is free of the device with most."""
+        return self.free[-1] if self.free else 0
 
     def offers(self, spec: JobSpec) -> bool:
         """Say whether the node is one of those on which the job may run."""
@@ -44,7 +57,9 @@ class Room:
         if need.gpus:
             any_device = not models and not need.gpu_memory_mib
             return any_device or len(self._whole(need, models)) >= need.gpus
-        return not need.gpu_millis or any(
+        if self.most < need.gpu_millis:
+            return False
+        return not (need.gpu_millis and (models or need.gpu_memory_mib)) or any(
             free >= need.gpu_millis and self._accepted(index, need, models) for index, free in self.devices.items()
         )
 
@@ -69,6 +84,7 @@ class Room:
         self.cpu_millis = self.memory_mib = 0
         self.devices = dict.fromkeys(self.devices, 0)
         self.gpu_millis = self.whole = 0
+        self._free = None
 
     def take(self, need: Resources, models: tuple[str, ...] = ()) -> tuple[int, ...]:
         """Return the devices of one more member, which fits: a part is cut from the device that has least."""
@@ -89,6 +105,7 @@ class Room:
         self.cpu_millis -= sign * need.cpu_millis
         self.memory_mib -= sign * need.memory_mib
         each = sign * (need.gpu_millis or WHOLE_MILLIS)
+        self._free = None
         for index in indices:
             if index in self.devices:
                 before = self.devices[index]
