@@ -170,6 +170,8 @@ def test_nodes_that_are_not_understood(text: str, why: str) -> None:
         (PHILLY + "3,vc,1,5,1,nan,0\n", "line 5: duration is 'nan'"),
         (PHILLY + "3,vc,1,5,1,inf,0\n", "line 5: duration is 'inf'"),
         (PODS + "pod-3,1,1,1,2000,,LS,Running,0,1,0\n", "gpu_milli is '2000'; accepted is at most 1000"),
+        (PODS + "pod-3,1,1,0,500,,LS,Running,0,1,0\n", "line 5: gpu_milli is '500'; accepted is 0 where num_gpu is 0"),
+        (PODS + "pod-3,1,1,2,500,,LS,Running,0,1,0\n", "gpu_milli is '500'; accepted is 1000 where num_gpu is 2"),
         (PODS + "pod-3,1,1,1,1000,,LS,Running,10,1,0\n", "deletion_time is '1'; accepted is a number from 10 to 3153"),
     ],
 )

@@ -72,8 +72,12 @@ def _pod(row: table.Row) -> Pod:
     gpus, millis = row.whole("num_gpu"), row.whole("gpu_milli")
     if gpus > GPUS_MAX:
         raise row.refused("num_gpu", f"at most {GPUS_MAX}")
+    if gpus == 0 and millis:
+        raise row.refused("gpu_milli", "0 where num_gpu is 0: a share is one of 1 GPU")
     if gpus == 1 and millis > WHOLE_MILLIS:
         raise row.refused("gpu_milli", f"at most {WHOLE_MILLIS}: the whole of one GPU")
+    if gpus > 1 and millis not in (0, WHOLE_MILLIS):
+        raise row.refused("gpu_milli", f"{WHOLE_MILLIS} where num_gpu is {gpus}: more than one GPU are given whole")
     shared = gpus == 1 and 0 < millis < WHOLE_MILLIS
     models = row.text("gpu_spec") if "gpu_spec" in row.values else ""
     return Pod(
