@@ -101,8 +101,8 @@ POLICIES = (
     Policy("elastic-hourly-blind", Choice("elastic", HOURLY, estimates=False), ("muri",)),
     _elastic("elastic-unguarded-blind", UNGUARDED | {"slice_steps": 3}, estimates=False, one_tenant=True),
     _elastic("elastic-unguarded-estimates", UNGUARDED | {"slice_steps": 1}, estimates=True, one_tenant=True),
-    Policy("best_fit", Choice("best_fit"), ("openb",)),
-    Policy("fgd", Choice("fgd"), ("openb",)),
+    Policy("best_fit", Choice("best_fit"), (*JOBS, "openb")),
+    Policy("fgd", Choice("fgd"), (*JOBS, "openb")),
     Policy("elastic", Choice("elastic", {"reservations_max": 0}), ("openb",)),
     Policy("elastic-placing", Choice("elastic", PLACING), ("openb",)),
 )
