@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 from tidegate_events import events as e
 from tidegate_events.frame import Frame, Writer
 from tidegate_events.journal.base import Recorded
@@ -19,7 +20,7 @@ from tidegate_events.subjects import DECISION
 from tidegate_scheduler.decide import decide
 from tidegate_scheduler.evolve import evolve
 from tidegate_scheduler.policy.elastic.pipeline import index_of
-from tidegate_scheduler.policy.parameters import Parameters
+from tidegate_scheduler.policy.parameters import Parameters, as_parameters, as_values
 from tidegate_scheduler.state import HINTS_KEPT
 
 from tests.scheduler.elastic.world import CheckedCluster, answers, assert_balanced, tables, told_anew
@@ -44,6 +45,14 @@ PARAMETERS = Parameters(
     reservations_max=3,
     lend_interval_seconds=5,
     infrastructure_failures_max=3,
+)
+SET = st.fixed_dictionaries(
+    {
+        "slice_steps": st.sampled_from([0, 1, 2]),
+        "cpu_beside_gpu_millis": st.sampled_from([0, 500, 2000]),
+        "rebalance_after_seconds": st.sampled_from([0, 30, 30]),
+        "decisions_per_pass_max": st.sampled_from([3, 100]),
+    }
 )
 IMAGES = ["host", "sim", "torch"]
 UNAVAILABLE = [(), ("sim",), ("torch", "sim"), tuple(f"i{number}" for number in range(HINTS_KEPT))]
@@ -107,6 +116,42 @@ class ElasticMachine(RestartedMachine):
             **more,
         )
         self.cluster.submit(job)
+
+    @initialize(drawn=SET)
+    def an_operator_has_set_parameters(self, drawn: dict[str, int]) -> None:
+        self._set(drawn)
+
+    @rule(drawn=SET)
+    def an_operator_sets_parameters(self, drawn: dict[str, int]) -> None:
+        self._set(drawn)
+
+    def _set(self, drawn: dict[str, int]) -> None:
+        parameters = msgspec.structs.replace(as_parameters(self.cluster.state.header.parameters), **drawn)
+        about: dict[str, Any] = {"id": f"policy-{len(self.cluster.frames)}", "at_ns": self.cluster.now}
+        changed = e.PolicyChanged(**about, policy=2, parameters=as_values(parameters))
+        self.cluster.append("scheduler", self.cluster.leader, changed)
+
+    @precondition(lambda self: self._running())
+    @rule(data=st.data(), seconds=st.sampled_from([61, 700]), tenant=st.sampled_from(TENANTS))
+    def somebody_comes_with_less_work(self, data: st.DataObject, seconds: int, tenant: str) -> None:
+        self.comes_with_less_work(data.draw(st.sampled_from(self._running())), seconds, tenant)
+
+    def comes_with_less_work(self, job: str, seconds: int, tenant: str) -> None:
+        """It fits where that one of its priority runs, once that has left."""
+        self.cluster.advance(seconds)
+        if job in self._running():
+            held, node = self.cluster.state.floors[job], self.cluster.members(job)[0].node
+            cpu = max(0, self.cluster.nobody_holds(node)[0]) + max(100, held.cpu_millis)
+            priority = self.cluster.job(job).priority
+            self.cluster.submit(spec(cpu, priority=priority, tenant=tenant, expected_seconds=1))
+            self.cluster.settle()
+
+    def _running(self) -> list[str]:
+        return sorted(job.id for job in self.cluster.state.jobs.values() if job.stage == "running")
+
+    @rule(seconds=st.sampled_from([61, 700]))
+    def time_passes_for_long(self, seconds: int) -> None:
+        self.cluster.advance(seconds)
 
     @rule(
         tenant=st.sampled_from(TENANTS),

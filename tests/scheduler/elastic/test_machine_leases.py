@@ -29,8 +29,9 @@ _Devices = tuple[int, int]
 DEVICES = st.sampled_from([(0, 0), (1, 0), (2, 0), (0, 200), (0, 500), (0, 700), (0, 1000)])
 """Whole devices, or a share of one."""
 
+WORDS: dict[str, type[e.JobEvent]] = {"suspend": e.SuspendRequested, "requeue": e.RequeueRequested}
 ACT = st.tuples(
-    st.sampled_from(["ask", "ask", "enter", "enter", "follow", "follow", "refuse", "pass", "leave", "find", "end"]),
+    st.sampled_from([*2 * ["ask", "enter", "follow"], "refuse", "pass", "leave", "find", "end", "wait", *WORDS]),
     st.integers(0, 9),
     st.sampled_from(PHASES),
     st.integers(1, 30),
@@ -119,6 +120,26 @@ class LeasesMachine(ElasticMachine):
         job, member = data.draw(st.sampled_from(self._holding()))
         self._raced(data, lambda: self._refuse(job, member, permille))
 
+    @precondition(lambda self: self._told())
+    @rule(data=st.data(), what=st.sampled_from(["cancel", "hold", *WORDS]))
+    def who_was_told_to_hand_back_leaves_for_another_reason(self, data: st.DataObject, what: str) -> None:
+        job = data.draw(st.sampled_from(self._told()))
+        self._raced(data, lambda: self._say(job.id, what))
+
+    @precondition(lambda self: self._borrowing())
+    @rule(emptied=st.sampled_from(["", "n2", "n3", "n3"]))
+    def borrowers_that_saved_wait_for_long(self, emptied: str) -> None:
+        self._wait_for_long(emptied)
+
+    def _wait_for_long(self, emptied: str) -> None:
+        """So that they may move, where another node has what they wait for."""
+        for job, member in self._borrowing():
+            self.cluster.save(job.id, len(self.cluster.frames))
+            self._ask_for(job, member, "learning")
+        if emptied:
+            self._join(emptied, held=[])
+        self.cluster.advance(700)
+
     @rule(name=st.sampled_from(sorted(NODES)))
     def an_agent_finds_what_was_given_up(self, name: str) -> None:
         self._find(name)
@@ -173,6 +194,11 @@ class LeasesMachine(ElasticMachine):
                 self._find(member.node)
             elif what == "end":
                 self._end(member.node)
+            elif what == "wait":
+                self._wait_for_long(["", "n3"][number % 2])
+            elif what in WORDS:
+                told = self._told()
+                self._say((told[which % len(told)] if told else job).id, what)
             elif self.cluster.stage(job.id) == "preempting":
                 self.cluster.exit(job.id, "suspended", acknowledged=True)
             if number % 4:
@@ -255,6 +281,20 @@ class LeasesMachine(ElasticMachine):
 
     def _granted(self) -> list[tuple[Job, Member]]:
         return [(job, member) for job, member in self._asking() if member.granted]
+
+    def _told(self) -> list[Job]:
+        found = {job.id: job for job, member in self._members() if member.hand_back_ns}
+        return [found[name] for name in sorted(found)]
+
+    def _borrowing(self) -> list[tuple[Job, Member]]:
+        return [(job, each) for job, each in self._asking() if self.cluster.state.specs[job.id].borrows]
+
+    def _say(self, job: str, what: str) -> None:
+        """An operator has its word about a job, or its user cancels it."""
+        if what == "cancel":
+            self.cluster.cancel(job)
+        else:
+            self._ask(WORDS.get(what, e.HoldRequested), tenant="t", job=job)
 
     def _holding(self) -> list[tuple[Job, Member]]:
         return [(job, each) for job, each in self._members() if each.held_mib or self._has(job, each) > 500]

@@ -12,12 +12,14 @@ from tidegate_events.resources import Resources
 from tidegate_events.spec import phase_need
 from tidegate_scheduler.decide import Pass, decide
 from tidegate_scheduler.evolve import evolve
+from tidegate_scheduler.moves import stays_until_ns
+from tidegate_scheduler.policy.elastic import work
 from tidegate_scheduler.policy.elastic.devices import Devices
 from tidegate_scheduler.policy.elastic.held import Held
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.peaks import NONE as NO_PEAK
 from tidegate_scheduler.policy.elastic.peaks import Peak
-from tidegate_scheduler.policy.elastic.queue import NONE, Share
+from tidegate_scheduler.policy.elastic.queue import NONE, Share, aged
 from tidegate_scheduler.policy.elastic.sites import Domain
 from tidegate_scheduler.policy.elastic.table import NodeTable
 from tidegate_scheduler.policy.parameters import Parameters, as_parameters
@@ -42,6 +44,8 @@ class CheckedCluster(Cluster):
             for event in events:
                 if isinstance(event, e.PreemptRequested) and event.for_job:
                     self._judge_eviction(event)
+                elif isinstance(event, e.PreemptRequested) and event.reasons[0].code == "Rebalanced":
+                    self._judge_move(event)
                 elif isinstance(event, e.JobPlaced):
                     self._judge_placement(event)
         kept_before = {job.id: job.attempt for job in self.state.jobs.values() if job.reserved_nodes}
@@ -89,13 +93,69 @@ class CheckedCluster(Cluster):
             self._judge_recall(event, victim, winner)
             return
         assert not self._close_to_its_end(victim, event.at_ns, parameters), f"protected: {event}"
-        assert victim.preemptions < parameters.preemptions_max, f"beyond its budget: {event}"
+        assert victim.preemptions - victim.slices < parameters.preemptions_max, f"beyond its budget: {event}"
         since = victim.started_ns or victim.placed_ns
         rested = event.at_ns >= since + parameters.preemption_cooldown_seconds * SECOND
         assert not victim.preemptions or rested, f"it began only now: {event}"
+        if event.reasons[0].code == "MoreWorkLeft":
+            self._judge_slice(event, victim, winner)
+            return
         queue = self.state.queues.get(winner.tenant)
         reclaims = winner.tenant != victim.tenant and queue is not None and queue.guaranteed is not None
         assert victim.priority < winner.priority or reclaims, f"by what right: {event}"
+
+    def _judge_slice(self, event: e.PreemptRequested, victim: Job, winner: Job) -> None:
+        """It has so much more work left, of the class that it was placed in; its tenant keeps what is its own."""
+        parameters = as_parameters(self.state.header.parameters)
+        since_ns = max(victim.submitted_ns, victim.suspended_ns)
+        stands = aged(victim.priority, since_ns, victim.placed_ns, parameters.ageing_seconds * SECOND)
+        assert parameters.slice_steps, f"nobody wants that: {event}"
+        assert stands == winner.priority, f"of another class: {event}"
+        assert victim.slices < parameters.preemptions_max, f"too often: {event}"
+        assert event.at_ns >= victim.started_ns + parameters.preemption_cooldown_seconds * SECOND, f"too soon: {event}"
+        steps = {
+            "steps": self._steps_left(victim, event.at_ns - victim.started_ns),
+            "for_steps": self._steps_left(winner, 0),
+        }
+        assert event.reasons[0].numbers == steps
+        assert steps["steps"] >= steps["for_steps"] + parameters.slice_steps, f"too little more: {event}"
+        if victim.tenant != winner.tenant:
+            assert not looked_up(self).share(victim.tenant).owed(), f"its tenant has less than its own: {event}"
+
+    def _steps_left(self, job: Job, runs_ns: int) -> int:
+        ran_ns = job.ran_ns + max(0, runs_ns)
+        return work.steps_left(job, self.state.specs[job.id], self.state.floors[job.id], ran_ns)
+
+    def _judge_move(self, event: e.PreemptRequested) -> None:
+        """It waits for long, has saved, and elsewhere there is what it is guaranteed and waits for."""
+        job, parameters = self.job(event.job), as_parameters(self.state.header.parameters)
+        spec, (member,) = self.state.specs[job.id], job.members
+        assert spec.borrows
+        assert job.newest_checkpoint is not None
+        has = (job.held, member.leased, member.extra, member.hand_back_ns)
+        assert has == (False, None, None, 0), f"it has something: {event}"
+        assert member.wanted != member.granted, f"it waits for nothing: {event}"
+        assert event.at_ns - member.wanted_ns >= parameters.rebalance_after_seconds * SECOND > 0, f"too soon: {event}"
+        assert event.at_ns >= stays_until_ns(job), f"it came only now: {event}"
+        assert not self._close_to_its_end(job, event.at_ns, parameters), f"protected: {event}"
+        needs = [_amounts(each) for each in (self.state.floors[job.id], phase_need(spec, member.wanted))]
+        most = [max(each) for each in zip(*needs, strict=True)]
+        able = [
+            name
+            for name, node in self.state.nodes.items()
+            if name != member.node and _open(node)
+            if all(free >= need for free, need in zip(self.nobody_holds(name), most, strict=True))
+        ]
+        assert able, f"nowhere would it have {most}: {event}"
+
+    def nobody_holds(self, name: str) -> list[int]:
+        """Return what of a node is neither guaranteed nor granted to those who are there."""
+        node, held = self.state.nodes[name], [0, 0, 0]
+        for owner, member in [(each, member) for each in self.state.jobs.values() for member in each.members]:
+            if member.active and member.node == name:
+                for part in (self.state.floors[owner.id], member.extra or Resources()):
+                    held = [have + more for have, more in zip(held, _amounts(part), strict=True)]
+        return [have - used for have, used in zip(_amounts(node.capacity), held, strict=True)]
 
     def _judge_recall(self, event: e.PreemptRequested, victim: Job, winner: Job) -> None:
         """What is leased is nobody's to keep, however close to its end; but there is somebody who waits for it."""
@@ -146,6 +206,10 @@ class CheckedCluster(Cluster):
             for index in member.gpu_indices:
                 assert devices[index].memory_mib >= need.gpu_memory_mib, f"too small a device: {event}"
                 assert not spec.gpu_models or devices[index].model in spec.gpu_models, f"another model: {event}"
+
+
+def _amounts(need: Resources) -> tuple[int, int, int]:
+    return (need.cpu_millis, need.memory_mib, need.gpus * 1000 + need.gpu_millis)
 
 
 def _open(node: Node) -> bool:
@@ -214,6 +278,7 @@ def tables(index: Index) -> dict[str, object]:
         "lines": lines,
         "asking": {name: sorted(index.asking.on_row[row]) for name, row in rows.items() if row in index.asking.on_row},
         "recalled": sorted(index.asking.recalled),
+        "waiting": sorted(index.asking.waiting),
         "peaks": peaks_of(index),
         "on": {name: sorted(index.on_row[row]) for name, row in rows.items() if index.on_row.get(row)},
         "left": {name: index.left[row] for name, row in rows.items() if index.left.get(row)},
