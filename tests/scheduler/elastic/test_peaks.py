@@ -255,6 +255,23 @@ def test_an_intensive_gang_goes_below_the_switch_or_to_the_node_where_all_have_t
     assert set(gang(cluster, "second", job)) == ({"n2"} if size == 2 else {"n3", "n4"})
 
 
+def test_an_intensive_gang_goes_to_the_node_on_which_all_of_it_have_their_phases() -> None:
+    cluster = cluster_of(n1=7000, n2=8000)
+    job = learner(3000, gang_size=2, communication="intensive")
+    assert placed(cluster, learner(3000)) == ["n1"]
+    assert gang(cluster, "gang", job) == ["n2", "n2"], "n1 has left what one of them will ask for"
+    cluster = with_devices(n1=2, n2=2)
+    run(cluster, "half", spec(100, gpu_millis=500))
+    job = sharer(600, gang_size=2, communication="intensive")
+    assert gang(cluster, "gang", job) == ["n2", "n2"], "of n1 only one of them would have a part"
+
+
+def test_members_who_have_not_their_phases_at_once_wait_on_as_many_nodes_as_may_be() -> None:
+    cluster = cluster_of(n1=12_000, n2=12_000)
+    assert gang(cluster, "first", learner(4000, gang_size=6)) == ["n1"] * 3 + ["n2"] * 3
+    assert gang(cluster, "second", learner(4000, gang_size=4)) == ["n1"] * 2 + ["n2"] * 2
+
+
 def test_an_intensive_gang_goes_below_the_switch_where_most_of_it_have_their_phases() -> None:
     cluster = elastic()
     for name in ("n1", "n2", "n3", "n4"):
@@ -269,11 +286,11 @@ def test_room_that_is_being_left_is_kept_where_all_of_the_peak_fits() -> None:
     run(cluster, "there", borrower(low=low, high=high))
     for name, cpu in (("first", 3800), ("second", 4000)):
         run(cluster, name, spec(cpu))
-    for name in ("waits", "too"):
-        cluster.submit(borrower(low=low, high=high), name)
-    cluster.settle()
     for name in ("first", "second"):
         cluster.ask(e.SuspendRequested, name)
+    cluster.settle()
+    for name in ("waits", "too"):
+        cluster.submit(borrower(low=low, high=high), name)
     cluster.settle()
     assert cluster.job("waits").reserved_nodes == ("n2",)
     assert cluster.job("too").reserved_nodes == ("n1",), "on n2 what the other will ask for counts already"
@@ -295,14 +312,20 @@ def test_an_index_that_was_kept_counts_what_one_that_is_made_anew_does() -> None
     assert found == answers(told_anew(cluster.frames, turned=True), cluster.now)
 
 
+def test_two_shares_of_more_than_half_are_no_two_parts_of_one_device_and_a_half() -> None:
+    two, room = Wants((0, 0, 600), 600).times(2), (0, 0, 1, 500)
+    assert peaks.tightness(two, room, peaks.NONE, (0, 0, 2000), 0) >= peaks.CROWDED
+    assert peaks.tightness(two, (0, 0, 1, 600), peaks.NONE, (0, 0, 2000), 0) < peaks.CROWDED
+
+
 AMOUNT = st.integers(0, 100_000)
 ROOM = st.tuples(st.integers(-4000, 600_000), AMOUNT, st.integers(-2, 40), st.integers(0, 999))
 WANTS = st.builds(
     lambda cpu, memory, gpus, share, members: Wants((cpu, memory, gpus * 1000 + share), share).times(members),
-    st.integers(0, 50_000),
-    st.integers(0, 50_000),
-    st.integers(0, 8),
-    st.integers(0, 999),
+    st.just(0) | st.integers(0, 50_000),
+    st.just(0) | st.integers(0, 50_000),
+    st.sampled_from((0, 0, 1, 8)),
+    st.just(0) | st.integers(0, 999),
     st.integers(1, 4),
 )
 

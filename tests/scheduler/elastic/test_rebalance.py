@@ -307,9 +307,9 @@ def test_nobody_moves_to_cpu_that_is_leased_though_nobody_holds_it() -> None:
 
 
 def test_nobody_moves_to_devices_that_are_kept_for_others() -> None:
-    cluster = crowded(gpus=1, high=Resources(200, 100, 1))
-    run(cluster, "plain", spec(3000, memory=300))
-    cluster.submit(spec(1200, memory=300, gpus=2), "kept")
+    cluster = crowded(gpus=1, there=3, high=Resources(200, 100, 1))
+    run(cluster, "plain", spec(10, memory=300, gpus=1))
+    cluster.submit(spec(10, memory=300, gpus=3), "kept")
     cluster.settle()
     assert cluster.job("kept").reserved_nodes == ("n2",)
     assert not moved(cluster)
@@ -357,12 +357,13 @@ def test_who_has_a_share_of_its_own_moves_only_where_it_begins_on_the_device_tha
     """Of the one 900 are left, but another may ask for 300 of them; of the other 700 are, and it would begin there."""
     low = Resources(100, 100, gpu_millis=100)
     cluster = crowded(gpus=1, low=low, high=SHARE)
-    run(cluster, "other", borrower(low=Resources(100, 300, gpu_millis=100), high=Resources(100, 300, gpu_millis=400)))
-    run(cluster, "gpu", spec(10, memory=300, gpus=1))
-    cluster.exit("gpu", "completed")
     run(cluster, "part", spec(10, memory=300, gpu_millis=700))
-    assert cluster.members("part")[0].gpu_indices == cluster.members("other")[0].gpu_indices
-    assert moved(cluster)
+    run(cluster, "other", borrower(low=Resources(100, 300, gpu_millis=100), high=Resources(100, 300, gpu_millis=400)))
+    run(cluster, "stays", spec(10, memory=300, gpu_millis=300))
+    cluster.exit("part", "completed")
+    assert [cluster.members(name)[0].gpu_indices for name in ("stays", "other")] == [(0,), (1,)]
+    assert not moved(cluster)
+    assert asked_to_leave(cluster.exit("other", "completed")) == {"waits": ""}
 
 
 # ---- who moves ----
@@ -486,5 +487,5 @@ def test_who_moves_again_and_again_does_so_less_and_less_often() -> None:
         cluster.exit(f"other{turn}", "completed")
         cluster.start("waits")
         applied(cluster, "waits")
-        assert cluster.job("waits").moves == min(turn + 1, 6) if turn < 9 else 1
+        assert cluster.job("waits").moves == (min(turn + 1, 6) if turn < 9 else 1)
     assert stayed == [STAYS << doublings for doublings in (0, 1, 2, 3, 4, 5, 6, 6, 6)] + [AFTER]
