@@ -28,7 +28,7 @@ from tidegate_scheduler.history.listing import document
 from tidegate_scheduler.history.point import FRAMES_PER_WORD, Told
 from tidegate_scheduler.history.source import Source
 from tidegate_scheduler.operations import RULES as OPERATIONS
-from tidegate_scheduler.policy.parameters import as_values
+from tidegate_scheduler.policy.parameters import SECOND_NS, as_values
 from tidegate_scheduler.simulator.clocks import Timed, timed
 from tidegate_scheduler.simulator.recorded import Recording
 from tidegate_scheduler.simulator.rules import Rules
@@ -36,7 +36,7 @@ from tidegate_scheduler.snapshot import decode_snapshot, encode_snapshot
 from tidegate_scheduler.state import State
 from tidegate_scheduler.strict import keep_models
 
-QUIET_NS = 1_000_000_000
+QUIET_NS = SECOND_NS
 """A scheduler that has said nothing for so long had nothing to say: it decides within milliseconds."""
 WAKES_MAX = 100
 """So often the rules are asked in one quiet time, when they want to be; then once more at its end."""

@@ -119,10 +119,15 @@ def _reserve(draft: Draft, cluster: Cluster, placed: dict[str, tuple[Seat, ...]]
     """Return the reservation for a job that does not fit now."""
     spec, need = draft.state.specs[job.id], draft.state.floors[job.id]
     later = Rooms({name: room.copy() for name, room in cluster.now.items()}, cluster.open)
+    members = {name: room.members(need, spec.gpu_models) for name, room in later.rooms.items() if room.offers(spec)}
+    fitting = sum(members.values())
     for start_ns, seats in _ends(draft, cluster, placed):
         for name, seat in seats:
             later.vacate(draft.state.floors[name], seat)
-        if later.seat(spec, need) is not None:
+            if seat.node in members:
+                more = later.rooms[seat.node].members(need, spec.gpu_models)
+                fitting, members[seat.node] = fitting + more - members[seat.node], more
+        if fitting >= spec.gang_size and later.seat(spec, need) is not None:
             return Reservation(start_ns, later)
     return Reservation(None, _without_the_roomiest(draft, cluster, job))
 
