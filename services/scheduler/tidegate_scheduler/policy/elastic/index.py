@@ -320,8 +320,7 @@ class Index:
         if job.waiting:
             self._standing.enter(job)
         elif entry.elastic and self.state.specs[job.id].phase_entry == "asked":
-            self.asking.enter(job, entry.seats, self.table)
-            expected = None  # what its first phase does not need of what it was placed with is lent from now on
+            self.asking.enter(job, entry.seats, self.table)  # where such a job came, rows are shared anew anyway
         as_expected = expected is not None and expected == [(each.phase, each.quotas) for each in job.members]
         self._mark(entry, is_shared=as_expected and not (job.slow or job.raised_steps))
 
