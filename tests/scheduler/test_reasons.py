@@ -185,7 +185,7 @@ def test_tenants_take_turns_in_the_line_as_their_shares_grow(cluster: Cluster) -
 
 def test_the_line_is_the_order_in_which_jobs_are_placed() -> None:
     """Room for one at a time: whoever is first in line is the next one placed, to the end."""
-    cluster = Cluster(Parameters(ageing_seconds=60))
+    cluster = Cluster(Parameters(ageing_seconds=60, preemptions_max=0))
     cluster.node("n1", cpu=1000)
     run(cluster, "now")
     for number in range(12):

@@ -159,7 +159,7 @@ def a_full_node(*images: str) -> Cluster:
     """The only node with the images is taken; another, that has none of them, has room."""
     cluster = Cluster()
     join(cluster, "n1", *images)
-    run(cluster, "first", spec(2000, image=images[0]))
+    run(cluster, "first", spec(2000, image=images[0], priority=1))
     join(cluster, "n2", "base")
     return cluster
 
