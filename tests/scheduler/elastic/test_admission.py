@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tidegate_events import events as e
 from tidegate_scheduler.policy.elastic.admission import GROWS_FOR_MAX
@@ -10,6 +12,7 @@ from tests.scheduler.elastic.lab import HOUR, elastic, of
 from tests.support.cluster import SECOND, Cluster, spec
 
 AFTER = 60
+STRANGE = {"image": "that no node has"}
 YEAR = 365 * 24 * HOUR
 
 
@@ -39,9 +42,25 @@ def seconds_until_rejected(cluster: Cluster, *, joins_every: int = 0) -> int:
 def test_a_job_waits_for_nodes_while_they_join_and_not_for_ever(joins_every: int, waits: int) -> None:
     cluster = one_node()
     cluster.advance(HOUR)
-    cluster.submit(spec(1000, gpus=9), "never")
+    cluster.submit(spec(1000, **STRANGE), "never")
     cluster.settle()
     assert seconds_until_rejected(cluster, joins_every=joins_every) in range(waits, waits + AFTER)
+
+
+@pytest.mark.parametrize(
+    "large",
+    [{"gpus": 9}, {"gpu_millis": 500}, {"gang": 9, "communication": "intensive"}, {"memory": 1 << 30, **STRANGE}],
+)
+def test_where_no_node_joins_any_more_a_job_larger_than_all_is_refused_at_once(large: dict[str, Any]) -> None:
+    cluster = one_node()
+    cluster.advance(AFTER - 1)
+    cluster.submit(spec(1000, **large), "never")
+    cluster.submit(spec(1000, **STRANGE), "waits")
+    assert cluster.settle() == [], "another node may be on its way"
+    cluster.advance(1)
+    assert (cluster.stage("never"), cluster.stage("waits")) == ("rejected", "pending")
+    cluster.submit(spec(1000, **large), "never again")
+    assert [event.job for event in of(cluster.settle(), e.JobRejected)] == ["never again"]
 
 
 def test_where_nodes_join_after_a_pause_a_job_that_waits_long_waits_for_those_too() -> None:
@@ -66,10 +85,11 @@ def test_an_agent_whose_clock_is_ahead_keeps_nobody_waiting() -> None:
     cluster.node("ahead", 1000)
     cluster.now = now
     cluster.advance(1)
-    cluster.submit(spec(1000, gpus=9), "never")
-    cluster.settle()
+    cluster.submit(spec(1000, **STRANGE), "never")
+    cluster.submit(spec(1000, gpus=9), "larger than all")
+    assert [event.job for event in of(cluster.settle(), e.JobRejected)] == ["larger than all"]
     assert seconds_until_rejected(cluster) == AFTER
-    cluster.submit(spec(1000, gpus=9), "never again")
+    cluster.submit(spec(1000, **STRANGE), "never again")
     cluster.settle()
     waited = seconds_until_rejected(cluster, joins_every=AFTER - 10)
     assert GROWS_FOR_MAX * AFTER <= waited <= (GROWS_FOR_MAX + 1) * AFTER, "it counts from when others joined"
@@ -77,7 +97,7 @@ def test_an_agent_whose_clock_is_ahead_keeps_nobody_waiting() -> None:
 
 def test_an_agent_whose_clock_is_behind_is_waited_for_as_any_other() -> None:
     cluster = one_node()
-    cluster.submit(spec(1000, gpus=9), "never")
+    cluster.submit(spec(1000, **STRANGE), "never")
     cluster.settle()
     cluster.advance(AFTER - 10)
     now = cluster.now

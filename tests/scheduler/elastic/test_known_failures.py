@@ -177,8 +177,7 @@ def test_a_job_that_waited_before_there_were_nodes_is_not_refused_when_the_first
     assert (rejected.job, why.detail) == ("larger", "all nodes together are too small for the gang")
     assert (why.numbers["members_needed"], why.numbers["members_most"]) == (4, 3)
     cluster.submit(spec(1000, gpus=9), "wide")
-    cluster.settle()
-    (rejected,) = of(cluster.advance(60), e.JobRejected)
+    (rejected,) = of(cluster.settle(), e.JobRejected)
     assert rejected.reasons[0].detail == "no node has the GPUs that a member needs"
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 from tidegate_events import events as e
 
 from tidegate_scheduler.draft import Draft
-from tidegate_scheduler.policy.elastic.fit import could_hold
+from tidegate_scheduler.policy.elastic.fit import could_hold, could_hold_by
 from tidegate_scheduler.policy.elastic.lacking import missing
 from tidegate_scheduler.policy.elastic.queue import Line, Share, amounts
-from tidegate_scheduler.policy.elastic.shapes import Fit
+from tidegate_scheduler.policy.elastic.shapes import Fit, holds_by_size
 from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.state import Job
 
@@ -27,17 +28,19 @@ def ceiling_reached(share: Share, line: Line) -> e.Reason | None:
 
 
 def reject(draft: Draft, job: Job, fit: Fit) -> bool:
-    """Reject a job that the cluster cannot hold, once it has waited for other nodes; say whether it was.
+    """Reject a job that the cluster cannot hold, once that may not change any more; say whether it was.
 
-    Where nodes join, as they all do when a cluster starts, others may be on their way. A time at which one joined that
-    lies ahead is the word of a wrong clock: nothing is counted from it.
+    Where nodes join, as they all do when a cluster starts, others may be on their way; else a job that is too large is
+    rejected at once. Images and levels of isolation may come to nodes that are there: from its submission on a job
+    waits for those. A time at which a node joined that lies ahead is the word of a wrong clock: nothing is counted
+    from it.
     """
     if not draft.state.nodes or job.attempt > 0 or could_hold(fit, up_only=False):
         return False
     after_ns, header = draft.parameters.inadmissible_after_seconds * SECOND_NS, draft.state.header
+    asked_ns = 0 if _too_large(fit) else job.submitted_ns
     last_ns, first_ns = (
-        max(job.submitted_ns, each if each <= draft.now_ns + after_ns else 0)
-        for each in (header.grew_ns, header.growing_ns)
+        max(asked_ns, each if each <= draft.now_ns + after_ns else 0) for each in (header.grew_ns, header.growing_ns)
     )
     due_ns = min(last_ns + after_ns, first_ns + GROWS_FOR_MAX * after_ns)
     if draft.now_ns < due_ns:
@@ -54,3 +57,10 @@ def reject(draft: Draft, job: Job, fit: Fit) -> bool:
     lacks = missing(fit)
     draft.add(e.JobRejected, job, e.Reason(code="Inadmissible", detail=lacks.detail, numbers=numbers | lacks.numbers))
     return True
+
+
+def _too_large(fit: Fit) -> bool:
+    """Say whether all nodes together, or those that may hold one gang, are too small, whatever else they offer."""
+    table = fit.table
+    sizes = np.array([holds_by_size(fit.shape, kind) for kind in table.kind_list()], np.int64)
+    return not could_hold_by(fit, sizes[table.kind[: len(table)]])

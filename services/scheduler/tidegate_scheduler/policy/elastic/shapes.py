@@ -365,6 +365,11 @@ def _holds_of_kind(shape: Shape, kind: Kind) -> int:
         return 0
     if shape.cpu_model and kind.cpu_model != shape.cpu_model:
         return 0
+    return holds_by_size(shape, kind)
+
+
+def holds_by_size(shape: Shape, kind: Kind) -> int:
+    """Return how many members an empty node of the kind has room for, whether or not it offers what else they need."""
     return min(_holds_needs(shape, kind, need) for need in (shape.need, *shape.phases))
 
 
