@@ -12,7 +12,7 @@ from tests.scheduler.elastic.lab import HOUR, elastic, of
 from tests.support.cluster import SECOND, Cluster, spec
 
 AFTER = 60
-STRANGE = {"image": "that no node has"}
+STRANGE: dict[str, Any] = {"image": "that no node has"}
 YEAR = 365 * 24 * HOUR
 
 
