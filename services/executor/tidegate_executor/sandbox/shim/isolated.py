@@ -92,8 +92,6 @@ class BwrapLauncher:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 os.close(gate_write)
-                if os.read(gate_read, 1) != b"\1":
-                    os._exit(127)
                 os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
                 os.dup2(alive_write, 1)
                 os.dup2(complaint, 2)
@@ -102,6 +100,8 @@ class BwrapLauncher:
                 layout.stage()
                 layout.drop_to_sandbox_uid()
                 arguments = layout.arguments(info_write, files)
+                if os.read(gate_read, 1) != b"\1":  # last: moving us takes as long as all of this
+                    os._exit(127)
                 os.execve(arguments[0], arguments, {})
             except BaseException as error:  # noqa: BLE001 - the report is the only way out of a forked child
                 os.write(complaint, f"before bubblewrap: {error}".encode())

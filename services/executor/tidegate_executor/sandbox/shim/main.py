@@ -1,4 +1,4 @@
-"""Start of the shim: `python -I -S main.py`, the sandbox's configuration on standard input, one line of answer.
+"""Start of the shim, in a fork of the zygote: the sandbox's configuration on a socket, one line of answer.
 
 The configuration holds secrets: it must never be written down.
 """
@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import json
 import os
-import sys
+import signal
+import traceback
 from pathlib import Path
-from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+from typing import Any, NoReturn
 
 from tidegate_executor.sandbox.shim import syscalls
 from tidegate_executor.sandbox.shim.processes import start_ticks
@@ -19,36 +18,49 @@ from tidegate_executor.sandbox.shim.server import Server
 
 IDENTITY_NAME = "shim.json"
 LOG_NAME = "shim.log"
+CONNECTION = 3  # to the agent, until the sandbox stands
+READ_BYTES = 65536
 
 
-def main() -> None:
-    # Not every event loop closes its own descriptors in what it starts; none may reach the job.
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-    config = json.loads(sys.stdin.buffer.read())
-    if os.fork():
-        os._exit(0)  # the agent waits for us only; what stays behind is nobody's child
-    os.setsid()
-    os.umask(0o022)
-    syscalls.make_undumpable()
-    answer = os.dup(1)
-    os.set_inheritable(answer, False)
-    _detach(config["state_dir"])
-    _identify(config["state_dir"])
-    server = _open(config, answer)
-    server.run()
+def begin(connection: int) -> NoReturn:
+    """In a fresh child of the zygote: read the configuration, build the sandbox, answer, serve it to its end."""
+    code = 1
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.dup2(connection, CONNECTION, inheritable=False)
+        os.closerange(CONNECTION + 1, os.sysconf("SC_OPEN_MAX"))
+        os.setsid()
+        os.umask(0o022)
+        syscalls.make_undumpable()
+        _open(json.loads(_read_all(CONNECTION))).run()
+        code = 0
+    except BaseException:  # noqa: BLE001 - a forked child must not return into the zygote's loop
+        traceback.print_exc()
+    finally:
+        os._exit(code)
 
 
-def _open(config: dict[str, Any], answer: int) -> Server:
+def _open(config: dict[str, Any]) -> Server:
     """Build the sandbox and tell the agent how it went."""
     try:
+        _detach(config["state_dir"])
+        _identify(config["state_dir"])
         server = Server(config)
         server.open()
     except BaseException as error:
-        os.write(answer, json.dumps({"error": f"{type(error).__name__}: {error}"}).encode())
+        os.write(CONNECTION, json.dumps({"error": f"{type(error).__name__}: {error}"}).encode())
         raise
-    os.write(answer, b'{"ok":true}')
-    os.close(answer)
+    os.write(CONNECTION, b'{"ok":true}')
+    os.close(CONNECTION)
     return server
+
+
+def _read_all(connection: int) -> bytes:
+    parts = []
+    while part := os.read(connection, READ_BYTES):
+        parts.append(part)
+    return b"".join(parts)
 
 
 def _detach(state_dir: str) -> None:
@@ -70,7 +82,3 @@ def _identify(state_dir: str) -> None:
     temporary = path.with_suffix(".tmp")
     temporary.write_text(text)
     temporary.rename(path)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,7 @@
 """Start one process so that it sits in its control group before its first instruction, and say why if it cannot.
 
-The child waits at a gate until the shim has placed it; an error before or in exec comes back over a pipe that exec
+Being placed waits until every processor of the machine has taken notice, so the child makes itself ready meanwhile, and
+executes the command behind a gate that the shim opens then. An error before or in exec comes back over a pipe that exec
 closes. Secrets travel in the forked memory only.
 """
 
@@ -12,6 +13,8 @@ import select
 import signal
 from collections.abc import Callable
 from typing import NamedTuple, NoReturn, Protocol
+
+from tidegate_executor.cgroups.base import CgroupError
 
 EXEC_SECONDS_MAX = 20.0
 MESSAGE_BYTES_MAX = 4096
@@ -76,12 +79,14 @@ def spawn(launcher: Launcher, process: Process, output: int, place: Callable[[in
     pid = 0
     try:
         pid = _await_clone(forked, status_read) if launcher.clones else forked
-        place(pid)
-        os.write(gate_write, b"\1")
-        problem = _read(status_read)
-        if problem:
-            report = json.loads(problem)
-            raise SpawnError(report["text"], job=report["job"])
+        try:
+            place(pid)
+            os.write(gate_write, b"\1")
+        except (CgroupError, OSError):
+            os.kill(pid, signal.SIGKILL)
+            _raise_reported(_read(status_read))  # one that ended on its own could not be placed either
+            raise
+        _raise_reported(_read(status_read))
     except BaseException:
         if pid:
             os.kill(pid, signal.SIGKILL)
@@ -91,6 +96,12 @@ def spawn(launcher: Launcher, process: Process, output: int, place: Callable[[in
         os.close(gate_write)
         os.close(status_read)
     return pid
+
+
+def _raise_reported(problem: bytes) -> None:
+    if problem:
+        report = json.loads(problem)
+        raise SpawnError(report["text"], job=report["job"])
 
 
 def _await_clone(forked: int, status_read: int) -> int:
@@ -135,8 +146,6 @@ def _child(launcher: Launcher, process: Process, descriptors: tuple[int, int, in
         if inside:
             os.write(status_write, json.dumps({"pid": inside}).encode() + b"\n")
             os._exit(0)
-        if os.read(gate_read, 1) != b"\1":
-            os._exit(127)
         os.setsid()
         null = os.open("/dev/null", os.O_RDONLY)
         for target, source in ((0, null), (1, output), (2, output)):
@@ -146,6 +155,8 @@ def _child(launcher: Launcher, process: Process, descriptors: tuple[int, int, in
         os.chdir(process.cwd)
         job = False
         launcher.confine()
+        if os.read(gate_read, 1) != b"\1":
+            os._exit(127)
         job = True
         _execute(process)
     except BaseException as error:  # noqa: BLE001 - the report is the only way out of a forked child
