@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-Level = Literal["trusted", "unisolated"]
+Level = Literal["trusted", "guarded", "vm", "unisolated"]
 Condition = Literal["running", "ended", "lost"]
 
 CPU_MILLIS_MIN = 10  # the kernel refuses a quota under 1 ms per 100 ms period

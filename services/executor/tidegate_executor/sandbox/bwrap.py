@@ -22,7 +22,7 @@ from tidegate_executor.sandbox.base import (
     SandboxSpec,
 )
 from tidegate_executor.sandbox.plan import build_etc, mount_plan
-from tidegate_executor.sandbox.probe import ProbeFailure, probe_sandbox
+from tidegate_executor.sandbox.probe import ProbeFailure, probe_sandbox, refuse_connections, refused_port
 from tidegate_executor.sandbox.settings import SandboxSettings
 from tidegate_executor.sandbox.shimmed import BASE_NAME, ShimmedSandboxes
 from tidegate_executor.sandbox.state import StateDirectory
@@ -62,7 +62,7 @@ class BwrapBackend:
         if detected.driver is None:
             return self._unavailable("none", LIMITS_REMEDY, detected.tried)
         kind = detected.driver.kind
-        with self._sandboxes.probe_logs() as logs:
+        with self._sandboxes.probe_logs() as logs, refused_port() as port:
             spec = SandboxSpec(
                 id=f"probe-{os.getpid()}",
                 hostname="probe",
@@ -71,7 +71,7 @@ class BwrapBackend:
                 layers=(Layer(source="/usr", target="/usr"),),
             )
             try:
-                seen = await probe_sandbox(self, spec, ("/bin/sh", "-c", INSIDE_SCRIPT), cwd="/workspace")
+                seen = await probe_sandbox(self, spec, ("/bin/sh", "-c", INSIDE_SCRIPT + refuse_connections(port)), cwd="/workspace")
                 check_inside(seen)
             except (SandboxError, ProbeFailure) as error:
                 return self._unavailable(kind, NAMESPACES_REMEDY, (*detected.tried, str(error)))
@@ -123,6 +123,8 @@ def check_inside(output: str) -> None:
     status = dict(line.split(":", 1) for line in lines if ":" in line)
     numbers = [int(line) for line in lines if line.strip().isdigit()]
     expected = {"Uid": "1000", "CapEff": "0000000000000000", "NoNewPrivs": "1", "Seccomp": "2"}
+    if status.get("Connection", "").strip() == "made":
+        raise ProbeFailure("inside, a connection to the host was made")
     for name, value in expected.items():
         if status.get(name, "").split()[:1] != [value]:
             raise ProbeFailure(f"inside, {name} is {status.get(name)!r}, expected {value}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import os
 import socket
 import subprocess
@@ -11,12 +12,17 @@ import weakref
 from typing import Any
 
 import msgspec
+import structlog
 
 from tidegate_executor.sandbox.base import InfrastructureError
 from tidegate_executor.sandbox.shim import zygote as zygote_module
+from tidegate_executor.sandbox.shim.main import ISOLATED, PLAIN
 
 STANDING_SECONDS_MAX = 60.0
+WAITING_MAX = 2  # shims that wait for a configuration, forked ahead: as many as a start at a time can use
 ANSWER_BYTES_MAX = 65536
+
+log = structlog.get_logger()
 
 
 class Zygote:
@@ -35,16 +41,36 @@ class Zygote:
             )
         self._control = ours
         self._pid = os.getpid()
-        weakref.finalize(self, _end, ours, self._process, self._pid)
+        self._waiting: dict[bytes, collections.deque[socket.socket]] = {}
+        weakref.finalize(self, _end, (ours, self._waiting), self._process, self._pid)
 
     @property
     def usable(self) -> bool:
         """Whether it lives and is ours: after a fork of this process the child needs one of its own."""
         return self._pid == os.getpid() and self._process.poll() is None
 
-    def fork(self, connection: socket.socket) -> None:
-        """Have a shim forked that reads its configuration from the connection's other end."""
-        socket.send_fds(self._control, [b"\1"], [connection.fileno()])
+    def take(self, kind: bytes) -> socket.socket:
+        """Return the connection to a shim of that kind, which waits for its configuration. Raises OSError."""
+        waiting = self._waiting.setdefault(kind, collections.deque())
+        while waiting:
+            connection = waiting.popleft()
+            if _is_open(connection):
+                return connection
+            connection.close()
+        return self._fork(kind)
+
+    def refill(self, kind: bytes) -> None:
+        """Have as many shims of that kind wait as there may be. Raises OSError."""
+        waiting = self._waiting.setdefault(kind, collections.deque())
+        while len(waiting) < WAITING_MAX:
+            waiting.append(self._fork(kind))
+
+    def _fork(self, kind: bytes) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            socket.send_fds(self._control, [kind], [theirs.fileno()])
+        ours.setblocking(False)
+        return ours
 
 
 class Zygotes:
@@ -54,14 +80,16 @@ class Zygotes:
         self._starting = threading.Lock()
         self._known: dict[str, Zygote] = {}
 
+    def living(self, python: str) -> Zygote | None:
+        """Return the one that is there already."""
+        known = self._known.get(python)
+        return known if known is not None and known.usable else None
+
     def get(self, python: str) -> Zygote:
         """Return a living one. Blocks while it is started. Raises OSError."""
-        known = self._known.get(python)
-        if known is not None and known.usable:
-            return known
         with self._starting:
-            known = self._known.get(python)
-            if known is None or not known.usable:
+            known = self.living(python)
+            if known is None:
                 known = self._known[python] = Zygote(python)
             return known
 
@@ -75,16 +103,14 @@ async def launch_shim(python: str, config: dict[str, Any]) -> None:
     The shim has a session of its own, and outlives us; nothing of ours remains but its control socket.
     """
     loop = asyncio.get_running_loop()
-    ours, theirs = socket.socketpair()
+    kind = ISOLATED if config["level"] == "trusted" else PLAIN
+    zygote, ours = await _take(python, kind)
     with ours:
-        ours.setblocking(False)
-        with theirs:
-            await _fork(python, theirs)
         try:
             async with asyncio.timeout(STANDING_SECONDS_MAX):
                 await loop.sock_sendall(ours, msgspec.json.encode(config))
                 ours.shutdown(socket.SHUT_WR)
-                answer = await _read_all(ours)
+                answer = await _read_line(ours)
         except TimeoutError:
             raise InfrastructureError(f"no sandbox within {STANDING_SECONDS_MAX} s") from None
         except OSError as error:
@@ -94,25 +120,51 @@ async def launch_shim(python: str, config: dict[str, Any]) -> None:
     report: dict[str, Any] = msgspec.json.decode(answer)
     if "error" in report:
         raise InfrastructureError(f"the sandbox could not be set up: {report['error']}")
+    _refill(zygote, kind)
 
 
-async def _fork(python: str, connection: socket.socket) -> None:
+async def _take(python: str, kind: bytes) -> tuple[Zygote, socket.socket]:
     try:
-        zygote = await asyncio.to_thread(zygotes.get, python)
-        zygote.fork(connection)
+        zygote = zygotes.living(python)
+        if zygote is None:
+            zygote = await asyncio.to_thread(zygotes.get, python)
+        return zygote, zygote.take(kind)
     except OSError as error:
         raise InfrastructureError(f"the sandbox's shim cannot be started: {error}") from error
 
 
-async def _read_all(connection: socket.socket) -> bytes:
+def _refill(zygote: Zygote, kind: bytes) -> None:
+    try:
+        zygote.refill(kind)
+    except OSError as error:  # short of descriptors, or it was killed: the next start tries, and says so
+        log.warning("shims_not_prepared", why=str(error))
+
+
+def _is_open(connection: socket.socket) -> bool:
+    """Say whether the shim that waits at its other end, and says nothing yet, is alive."""
+    try:
+        connection.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return True
+    return False
+
+
+async def _read_line(connection: socket.socket) -> bytes:
+    """Return what there is up to the end of a line: children of the shim may hold the connection open."""
     loop = asyncio.get_running_loop()
     answer = b""
-    while part := await loop.sock_recv(connection, ANSWER_BYTES_MAX):
+    while not answer.endswith(b"\n") and (part := await loop.sock_recv(connection, ANSWER_BYTES_MAX)):
         answer += part
     return answer
 
 
-def _end(control: socket.socket, process: subprocess.Popen[bytes], owner: int) -> None:
-    control.close()
+def _end(
+    sockets: tuple[socket.socket, dict[bytes, collections.deque[socket.socket]]],
+    process: subprocess.Popen[bytes],
+    owner: int,
+) -> None:
+    control, waiting = sockets
+    for connection in (control, *(each for kind in waiting.values() for each in kind)):
+        connection.close()
     if owner == os.getpid():
         process.wait()

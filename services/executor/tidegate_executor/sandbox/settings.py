@@ -19,3 +19,4 @@ class SandboxSettings(msgspec.Struct, frozen=True, kw_only=True):
     uid_base: int = UID_BASE_DEFAULT
     uid_slots: int = UID_SLOTS_DEFAULT
     shim_python: str = sys.executable
+    runsc: str = "runsc"  # a path, or a name that is looked for on PATH

@@ -70,9 +70,8 @@ class ShimmedSandboxes:
             log_dir=spec.log_dir,
             cgroup=driver.describe() if driver is not None else None,
         )
-        await asyncio.to_thread(_begin, state, record, driver)
+        extra = await asyncio.to_thread(_make, (state, record, driver), spec, prepare)
         try:
-            extra = await asyncio.to_thread(prepare, spec, state)
             await launch_shim(self.settings.shim_python, self._config(spec, state, record) | extra)
         except BaseException:
             await asyncio.shield(asyncio.to_thread(clear_remains, state))
@@ -150,6 +149,18 @@ class ShimmedSandboxes:
     async def release(self) -> None:
         if self._detected is not None and self._detected.driver is not None:
             await asyncio.to_thread(self._detected.driver.release)
+
+
+def _make(
+    begun: tuple[StateDirectory, SandboxRecord, Driver | None], spec: SandboxSpec, prepare: Preparation
+) -> dict[str, Any]:
+    state = begun[0]
+    _begin(*begun)
+    try:
+        return prepare(spec, state)
+    except BaseException:
+        clear_remains(state)
+        raise
 
 
 def _begin(state: StateDirectory, record: SandboxRecord, driver: Driver | None) -> None:

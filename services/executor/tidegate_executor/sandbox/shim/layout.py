@@ -22,7 +22,7 @@ class Layout:
     take       the same, given to the sandbox      link       symbolic link (source is its text)
     """
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: dict[str, Any], mapping: staging.Mapping | None = None) -> None:
         self._files = os.path.join(config["state_dir"], FILES_NAME)
         self._uid: int | None = config["uid"]
         self._bwrap = config["bwrap"]
@@ -30,6 +30,7 @@ class Layout:
         self._seen: dict[int, str] = {}
         self._binary = self._bwrap["binary"]
         self._files_seen = self._files
+        self._mapping = mapping
 
     def prepare(self) -> None:
         """Make the private directories, and give away what shall belong to the sandbox."""
@@ -55,10 +56,11 @@ class Layout:
         site = self._bwrap["site"]
         sources = [source for kind, source, _ in self._plan if kind != "link"] + site + [self._files]
         mounts = {source for kind, source, _ in self._plan if kind in ("read", "write", "take")}
-        stage = staging.Stage(list(dict.fromkeys(sources)), mounts, self._uid)
+        stage = staging.Stage(list(dict.fromkeys(sources)), mounts)
         for directory in site:
             stage.bind(directory, f"site/{os.path.basename(directory)}")
-        self._binary = f"{staging.STAGE}/site/{os.path.relpath(self._binary, os.path.dirname(site[0]))}"
+        if site:
+            self._binary = f"{staging.STAGE}/site/{os.path.relpath(self._binary, os.path.dirname(site[0]))}"
         self._files_seen = stage.bind(self._files, "files", recursive=False)
         for index, (kind, source, _) in enumerate(self._plan):
             if kind != "link":
@@ -68,13 +70,29 @@ class Layout:
         if kind != "workspace":
             return stage.bind(source, f"{index}", recursive=kind != "layer")
         assert self._uid is not None
+        assert self._mapping is not None, "only the process that becomes bubblewrap stages"
         try:
-            return stage.bind_owned(source, f"{index}")
+            return stage.bind_owned(source, f"{index}", (self._mapping, self._uid))
         except OSError:
             # The file system or kernel cannot translate owners: a copy that belongs to the job does the same.
             target = os.path.join(self._files, "lower")
             staging.copy_owned(source, target, self._uid)
             return f"{self._files_seen}/lower"
+
+    def staged(self) -> list[tuple[int, str, str, str]]:
+        """After `stage`: each entry with its number, and its source where that is seen now."""
+        return [
+            (index, kind, self._seen.get(index, source), target)
+            for index, (kind, source, target) in enumerate(self._plan)
+        ]
+
+    def private(self) -> dict[str, str]:
+        """After `stage`: the sandbox's own directories by where they are seen inside."""
+        return {"/home/job": f"{self._files_seen}/home", "/var/cache/job": f"{self._files_seen}/cache"}
+
+    def workspace(self) -> tuple[str, str]:
+        """After `stage`: the upper and the work directory of the workspace."""
+        return f"{self._files_seen}/upper", f"{self._files_seen}/work"
 
     def drop_to_sandbox_uid(self) -> None:
         """In the same child, after `stage`."""

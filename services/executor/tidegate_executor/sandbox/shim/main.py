@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
 from tidegate_executor.sandbox.shim import syscalls
+from tidegate_executor.sandbox.shim.bubblewrap import Bubblewrap
 from tidegate_executor.sandbox.shim.processes import start_ticks
 from tidegate_executor.sandbox.shim.server import Server
 
@@ -20,20 +22,29 @@ IDENTITY_NAME = "shim.json"
 LOG_NAME = "shim.log"
 CONNECTION = 3  # to the agent, until the sandbox stands
 READ_BYTES = 65536
+AHEAD_SECONDS = 0.1  # before what is only made for later: a start that goes on has the processors until then
+ISOLATED, PLAIN = b"i", b"p"  # what kind of sandbox the shim will be asked for
 
 
-def begin(connection: int) -> NoReturn:
-    """In a fresh child of the zygote: read the configuration, build the sandbox, answer, serve it to its end."""
+def begin(connection: int, kind: bytes) -> NoReturn:
+    """In a fresh child of the zygote: read the configuration, build the sandbox, answer, serve it to its end.
+
+    An end of the connection without one means that nobody needs us.
+    """
     code = 1
     try:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.dup2(connection, CONNECTION, inheritable=False)
         os.closerange(CONNECTION + 1, os.sysconf("SC_OPEN_MAX"))
+        os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
         os.setsid()
         os.umask(0o022)
         syscalls.make_undumpable()
-        _open(json.loads(_read_all(CONNECTION))).run()
+        select.select([CONNECTION], [], [], AHEAD_SECONDS)
+        bubblewrap = Bubblewrap() if kind == ISOLATED else None
+        if text := _read_all(CONNECTION):
+            _open(json.loads(text), bubblewrap).run()
         code = 0
     except BaseException:  # noqa: BLE001 - a forked child must not return into the zygote's loop
         traceback.print_exc()
@@ -41,17 +52,17 @@ def begin(connection: int) -> NoReturn:
         os._exit(code)
 
 
-def _open(config: dict[str, Any]) -> Server:
+def _open(config: dict[str, Any], bubblewrap: Bubblewrap | None) -> Server:
     """Build the sandbox and tell the agent how it went."""
     try:
         _detach(config["state_dir"])
         _identify(config["state_dir"])
-        server = Server(config)
+        server = Server(config, bubblewrap)
         server.open()
     except BaseException as error:
-        os.write(CONNECTION, json.dumps({"error": f"{type(error).__name__}: {error}"}).encode())
+        os.write(CONNECTION, json.dumps({"error": f"{type(error).__name__}: {error}"}).encode() + b"\n")
         raise
-    os.write(CONNECTION, b'{"ok":true}')
+    os.write(CONNECTION, b'{"ok":true}\n')
     os.close(CONNECTION)
     return server
 

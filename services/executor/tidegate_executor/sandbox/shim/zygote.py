@@ -1,9 +1,9 @@
 """The process that shims are forked from: started once by the agent, it has imported everything they need.
 
 A new Python costs some forty milliseconds, a fork of this one a single one, and what was read before the fork is shared
-memory in hundreds of shims. Each message on standard input is one byte with one connected socket, for one shim; the
-agent's end, however it comes, is the end of this process, and no shim's. It must never read a configuration: these hold
-secrets, and the next shim would inherit them.
+memory in hundreds of shims. Each message on standard input is one byte, the kind, with one connected socket, for one
+shim; the agent's end, however it comes, is the end of this process, and no shim's. It must never read a configuration:
+these hold secrets, and the next shim would inherit them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def run() -> None:
             return
         for connection in descriptors:
             if os.fork() == 0:
-                main.begin(connection)
+                main.begin(connection, message)
             os.close(connection)
 
 
