@@ -24,13 +24,18 @@ from tidegate_executor.sandbox.base import (
     SandboxSpec,
 )
 from tidegate_executor.sandbox.bwrap import BwrapBackend
+from tidegate_executor.sandbox.gvisor import GvisorBackend
 from tidegate_executor.sandbox.process import ProcessBackend
 from tidegate_executor.sandbox.settings import SandboxSettings
 
 PYTHON = os.path.realpath(sys.executable)
 WAIT_SECONDS = 20.0
 LIMITS = Limits(cpu_millis=1000, memory_mib=128, pids=64)
-BACKENDS: dict[str, Callable[[SandboxSettings], SandboxBackend]] = {"bwrap": BwrapBackend, "process": ProcessBackend}
+BACKENDS: dict[str, Callable[[SandboxSettings], SandboxBackend]] = {
+    "bwrap": BwrapBackend,
+    "gvisor": GvisorBackend,
+    "process": ProcessBackend,
+}
 probed: dict[str, ProbeResult] = {}
 
 
@@ -51,7 +56,7 @@ class World:
 
     @property
     def isolated(self) -> bool:
-        return self.backend.level == "trusted"
+        return self.backend.level != "unisolated"
 
     def spec(self, sandbox_id: str = "job.1.0", **changes: object) -> SandboxSpec:
         fields: dict[str, object] = {
@@ -115,7 +120,11 @@ async def wait_output(sandbox: Sandbox, text: str, component: str = "main", repl
 
 
 def settings_for(directory: Path) -> SandboxSettings:
-    return SandboxSettings(sandboxes_dir=str(directory / "sandboxes"), cgroup_name=f"tidegate-test-{os.getpid()}")
+    return SandboxSettings(
+        sandboxes_dir=str(directory / "sandboxes"),
+        cgroup_name=f"tidegate-test-{os.getpid()}",
+        runsc=os.environ.get("TIDEGATE_RUNSC", "runsc"),
+    )
 
 
 async def open_world(name: str, directory: Path) -> World:

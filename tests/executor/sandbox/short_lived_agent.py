@@ -17,8 +17,10 @@ from tests.executor.sandbox.conftest import BACKENDS, World
 async def main() -> None:
     request = json.loads(sys.argv[1])
     directory = Path(request["directory"])
-    settings = SandboxSettings(sandboxes_dir=str(directory / "sandboxes"), cgroup_name=request["group"])
-    name = {"trusted": "bwrap", "unisolated": "process"}[request["level"]]
+    settings = SandboxSettings(
+        sandboxes_dir=str(directory / "sandboxes"), cgroup_name=request["group"], runsc=request["runsc"]
+    )
+    name = request["backend"]
     probe = ProbeResult(level=request["level"], backend=name, available=True, limits="unknown")
     world = World(BACKENDS[name](settings), settings, probe, directory)
     sandbox = await world.create()

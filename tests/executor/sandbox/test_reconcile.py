@@ -35,10 +35,21 @@ AGENT = Path(__file__).with_name("short_lived_agent.py")
 async def begin_and_kill_agent(world: World, code: str) -> None:
     """Another process creates a sandbox, starts `code` in it, and is killed by SIGKILL."""
     request = json.dumps(
-        {"level": world.backend.level, "directory": str(world.directory), "group": world.settings.cgroup_name}
+        {
+            "backend": world.probe.backend,
+            "level": world.backend.level,
+            "directory": str(world.directory),
+            "group": world.settings.cgroup_name,
+            "runsc": world.settings.runsc,
+        }
     )
     agent = await asyncio.create_subprocess_exec(
-        sys.executable, str(AGENT), request, code, stdout=asyncio.subprocess.PIPE, env={"PYTHONPATH": os.getcwd()}
+        sys.executable,
+        str(AGENT),
+        request,
+        code,
+        stdout=asyncio.subprocess.PIPE,
+        env={"PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])},
     )
     assert agent.stdout is not None
     assert (await agent.stdout.readline()) == b"started\n"

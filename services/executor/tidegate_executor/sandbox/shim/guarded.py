@@ -131,7 +131,7 @@ class GuardedLauncher(Launching):
         assert group is not None
         self._started += 1
         guest_name = f"g{self._started}"
-        ids = (self._config["uid"], quota.pids + 1)  # its process 1 is none of the job's
+        ids = (self._config["uid"], quota.pids)
         hostname = self._config["bwrap"]["hostname"]
         spec = runtime.specification(keeper.ROOTFS, hostname, self._keeper.mounts, ids)
         os.mkdir(guest_name, 0o700, dir_fd=self._keeper.state)
@@ -183,7 +183,7 @@ class GuardedLauncher(Launching):
         """Tell the guest how many processes it may have; the rest is its control group's."""
         guest = self._guests[name]
         described = memory_file("process", runtime.privileged([LIMITER_PATH], "CAP_SYS_RESOURCE"))
-        told = memory_file("limit", own_programs.process_limit(quota.pids + 1))
+        told = memory_file("limit", own_programs.process_limit(quota.pids))
         os.set_inheritable(described, True)
         try:
             self._command(guest.name, ["exec", f"--process=/proc/self/fd/{described}"], self._place, told=told)
