@@ -24,6 +24,7 @@ from tidegate_executor.sandbox.base import (
     SandboxSpec,
 )
 from tidegate_executor.sandbox.bwrap import BwrapBackend
+from tidegate_executor.sandbox.docker import DockerBackend
 from tidegate_executor.sandbox.gvisor import GvisorBackend
 from tidegate_executor.sandbox.process import ProcessBackend
 from tidegate_executor.sandbox.settings import SandboxSettings
@@ -33,6 +34,7 @@ WAIT_SECONDS = 20.0
 LIMITS = Limits(cpu_millis=1000, memory_mib=128, pids=64)
 BACKENDS: dict[str, Callable[[SandboxSettings], SandboxBackend]] = {
     "bwrap": BwrapBackend,
+    "docker": DockerBackend,
     "gvisor": GvisorBackend,
     "process": ProcessBackend,
 }
@@ -123,6 +125,7 @@ def settings_for(directory: Path) -> SandboxSettings:
     return SandboxSettings(
         sandboxes_dir=str(directory / "sandboxes"),
         cgroup_name=f"tidegate-test-{os.getpid()}",
+        docker_socket=os.environ.get("TIDEGATE_DOCKER_SOCKET", "/var/run/docker.sock"),
         runsc=os.environ.get("TIDEGATE_RUNSC", "runsc"),
     )
 

@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 
+import msgspec
 import uvloop
 from tidegate_executor.sandbox.base import ProbeResult
 from tidegate_executor.sandbox.settings import SandboxSettings
@@ -17,9 +18,7 @@ from tests.executor.sandbox.conftest import BACKENDS, World
 async def main() -> None:
     request = json.loads(sys.argv[1])
     directory = Path(request["directory"])
-    settings = SandboxSettings(
-        sandboxes_dir=str(directory / "sandboxes"), cgroup_name=request["group"], runsc=request["runsc"]
-    )
+    settings = msgspec.convert(request["settings"], SandboxSettings)
     name = request["backend"]
     probe = ProbeResult(level=request["level"], backend=name, available=True, limits="unknown")
     world = World(BACKENDS[name](settings), settings, probe, directory)

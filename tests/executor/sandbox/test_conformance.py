@@ -98,9 +98,10 @@ async def test_misuse_is_refused_and_changes_nothing(world: World) -> None:
 
 async def test_the_environment_is_exactly_what_was_given(world: World) -> None:
     sandbox = await world.create()
-    process = world.process("/usr/bin/env", env={"A": "1", "HOME": "/"}, secret_env={"TOKEN": "abcdefgh-secret"})
+    given = {"A": "1", "HOME": "/", "HOSTNAME": "h", "PATH": "/bin"}  # a container runtime sets these where missing
+    process = world.process("/usr/bin/env", env=given, secret_env={"TOKEN": "abcdefgh-secret"})
     _, output = await world.run(sandbox, process)
-    assert sorted(output.split()) == ["A=1", "HOME=/", "TOKEN=[redacted]"]
+    assert sorted(output.split()) == ["A=1", "HOME=/", "HOSTNAME=h", "PATH=/bin", "TOKEN=[redacted]"]
 
 
 async def test_a_replica_ends_with_everything_it_started(world: World) -> None:

@@ -12,6 +12,7 @@ import socket
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from tidegate_executor.cgroups.detect import driver_from
 from tidegate_executor.sandbox import client
@@ -39,8 +40,7 @@ async def begin_and_kill_agent(world: World, code: str) -> None:
             "backend": world.probe.backend,
             "level": world.backend.level,
             "directory": str(world.directory),
-            "group": world.settings.cgroup_name,
-            "runsc": world.settings.runsc,
+            "settings": msgspec.to_builtins(world.settings),
         }
     )
     agent = await asyncio.create_subprocess_exec(

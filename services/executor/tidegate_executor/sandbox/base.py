@@ -108,6 +108,7 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
     log_dir: str
     uid_slot: int = 0
     layers: tuple[Layer, ...] = ()
+    engine_image: str = ""
     workdir: str | None = None
     mounts: tuple[Mount, ...] = ()
     pids_max: int = 4096

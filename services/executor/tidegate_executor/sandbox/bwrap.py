@@ -46,7 +46,7 @@ class BwrapBackend:
 
     def __init__(self, settings: SandboxSettings) -> None:
         self._settings = settings
-        self._sandboxes = ShimmedSandboxes(settings, "trusted", limits_required=True)
+        self._sandboxes = ShimmedSandboxes(settings, ("bwrap", "trusted"), limits_required=True)
         self._etc: Path | None = None
 
     @property
@@ -71,7 +71,9 @@ class BwrapBackend:
                 layers=(Layer(source="/usr", target="/usr"),),
             )
             try:
-                seen = await probe_sandbox(self, spec, ("/bin/sh", "-c", INSIDE_SCRIPT + refuse_connections(port)), cwd="/workspace")
+                seen = await probe_sandbox(
+                    self, spec, ("/bin/sh", "-c", INSIDE_SCRIPT + refuse_connections(port)), cwd="/workspace"
+                )
                 check_inside(seen)
             except (SandboxError, ProbeFailure) as error:
                 return self._unavailable(kind, NAMESPACES_REMEDY, (*detected.tried, str(error)))

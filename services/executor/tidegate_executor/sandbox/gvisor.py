@@ -28,8 +28,8 @@ from tidegate_executor.sandbox.shimmed import BASE_NAME, ShimmedSandboxes
 from tidegate_executor.sandbox.state import StateDirectory
 
 REMEDY = (
-    "Level `guarded` needs gVisor's `runsc` (a release of 2023 or newer, with the platform systrap) on PATH or named by "
-    "TIDEGATE_RUNSC, and an agent that runs as root."
+    "Level `guarded` needs gVisor's `runsc` (a release of 2023 or newer, with the platform systrap) on PATH or named "
+    "by TIDEGATE_RUNSC, and an agent that runs as root."
 )
 OVERHEAD_MIB = 256  # the runtime's own commands
 OVERHEAD_EACH_MIB = 64  # a guest's kernel, beside what runs in it
@@ -48,7 +48,7 @@ class GvisorBackend:
 
     def __init__(self, settings: SandboxSettings) -> None:
         self._settings = settings
-        self._sandboxes = ShimmedSandboxes(settings, "guarded", limits_required=True)
+        self._sandboxes = ShimmedSandboxes(settings, ("gvisor", "guarded"), limits_required=True)
         self._etc: Path | None = None
 
     @property

@@ -103,7 +103,7 @@ async def launch_shim(python: str, config: dict[str, Any]) -> None:
     The shim has a session of its own, and outlives us; nothing of ours remains but its control socket.
     """
     loop = asyncio.get_running_loop()
-    kind = ISOLATED if config["level"] == "trusted" else PLAIN
+    kind = ISOLATED if config["backend"] == "bwrap" else PLAIN
     zygote, ours = await _take(python, kind)
     with ours:
         try:

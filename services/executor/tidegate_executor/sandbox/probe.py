@@ -18,7 +18,8 @@ PROBE_LIMITS = Limits(cpu_millis=1000, memory_mib=64, pids=32)
 # bash speaks TCP by itself, so that the image needs no network program; without it this is not tried.
 CONNECT_SCRIPT = """
 if command -v bash >/dev/null; then
-    if bash -c 'exec 3<>/dev/tcp/127.0.0.1/PORT' 2>/dev/null; then echo 'Connection: made'; else echo 'Connection: denied'; fi
+    if bash -c 'exec 3<>/dev/tcp/127.0.0.1/PORT' 2>/dev/null; then said=made; else said=denied; fi
+    echo "Connection: $said"
 else
     echo 'Connection: untried'
 fi

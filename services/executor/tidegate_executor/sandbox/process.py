@@ -33,7 +33,7 @@ class ProcessBackend:
 
     def __init__(self, settings: SandboxSettings) -> None:
         self._settings = settings
-        self._sandboxes = ShimmedSandboxes(settings, "unisolated", limits_required=False)
+        self._sandboxes = ShimmedSandboxes(settings, ("process", "unisolated"), limits_required=False)
 
     @property
     def level(self) -> Level:

@@ -9,8 +9,10 @@ from contextlib import suppress
 
 from tidegate_executor.cgroups.base import CgroupError
 from tidegate_executor.cgroups.detect import driver_from
+from tidegate_executor.cgroups.engine import engine_path, remove_elsewhere
 from tidegate_executor.sandbox.base import InfrastructureError
 from tidegate_executor.sandbox.shim import processes
+from tidegate_executor.sandbox.shim.engine import Engine, EngineError
 from tidegate_executor.sandbox.state import StateDirectory
 
 SHIM_SECONDS_MAX = 5.0
@@ -31,9 +33,22 @@ def end_remains(state: StateDirectory) -> None:
             driver_from(record.cgroup).group(state.id).remove()
         except CgroupError as error:
             raise InfrastructureError(f"sandbox {state.id}: {error}") from error
+    if record is not None and record.engine and record.cgroup is not None:
+        _end_in_engine(state.id, record.engine, record.cgroup)
     for pid, start_ticks in state.unfinished():
         if processes.start_ticks(pid) == start_ticks:
             processes.kill_tree(pid)
+
+
+def _end_in_engine(sandbox: str, engine: str, cgroup: dict[str, str]) -> None:
+    try:
+        Engine(engine).remove_all(sandbox)
+    except EngineError as error:
+        raise InfrastructureError(f"sandbox {sandbox}: {error}") from error
+    try:
+        remove_elsewhere(engine_path(driver_from(cgroup)), sandbox)
+    except CgroupError as error:
+        raise InfrastructureError(f"sandbox {sandbox}: {error}") from error
 
 
 def end_shim(state: StateDirectory) -> None:

@@ -40,9 +40,14 @@ class Preparation(Protocol):
 class ShimmedSandboxes:
     """The sandboxes of one level below `sandboxes_dir`."""
 
-    def __init__(self, settings: SandboxSettings, level: Level, *, limits_required: bool) -> None:
+    def __init__(
+        self, settings: SandboxSettings, kind: tuple[str, Level], *, limits_required: bool, engine: str = ""
+    ) -> None:
+        """`kind` is the backend's name and its level; `engine` the socket of the container engine it uses."""
         self.settings = settings
-        self._level: Level = level
+        self._backend = kind[0]
+        self._level: Level = kind[1]
+        self._engine = engine
         self._limits_required = limits_required
         self._detected: Detected | None = None
 
@@ -69,6 +74,8 @@ class ShimmedSandboxes:
             level=self._level,
             log_dir=spec.log_dir,
             cgroup=driver.describe() if driver is not None else None,
+            backend=self._backend,
+            engine=self._engine,
         )
         extra = await asyncio.to_thread(_make, (state, record, driver), spec, prepare)
         try:
@@ -82,6 +89,7 @@ class ShimmedSandboxes:
         return {
             "id": spec.id,
             "level": self._level,
+            "backend": self._backend,
             "state_dir": str(state.path),
             "log_dir": spec.log_dir,
             "log_bytes_max": spec.log_bytes_max,
@@ -120,7 +128,7 @@ class ShimmedSandboxes:
         found = []
         for state in self._states():
             record = state.record()
-            if record is not None and record.level != self._level:
+            if record is not None and (record.backend or self._backend, record.level) != (self._backend, self._level):
                 continue
             # Without a record its making was cut short before anything ran: nobody's, so every level removes it.
             handle = ShimSandboxHandle(state, record.log_dir if record is not None else "")

@@ -30,6 +30,8 @@ class SandboxRecord(msgspec.Struct, frozen=True, kw_only=True):
     level: Level
     log_dir: str
     cgroup: dict[str, str] | None
+    backend: str = ""
+    engine: str = ""  # the socket of the container engine that has containers of it
 
 
 class ShimIdentity(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,11 +14,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tidegate_executor.cgroups.base import Group, Quota, Usage
+from tidegate_executor.cgroups.base import Group, Quota
 from tidegate_executor.sandbox.shim import keeper, own_programs, runtime, syscalls
 from tidegate_executor.sandbox.shim.keeper import LIMITER_PATH, STATE, Keeper
 from tidegate_executor.sandbox.shim.launching import Launching
 from tidegate_executor.sandbox.shim.memory import memory_file
+from tidegate_executor.sandbox.shim.padded import PaddedGroup
 from tidegate_executor.sandbox.shim.processes import start_ticks
 from tidegate_executor.sandbox.shim.spawn import Process, SpawnError
 
@@ -28,64 +29,6 @@ COMPLAINT_BYTES_MAX = 65536
 HOST_THREADS = 512  # of a guest's kernel, beside those that stand for its processes
 THREADS_PER_PROCESS = 4
 OVERHEAD_MIB = 48  # of a guest's kernel and the runtime's commands, beside what runs in it
-
-
-class GuestGroup:
-    """The control group of one guest: its limits are the replica's and what its kernel needs."""
-
-    def __init__(self, group: Group, pids: int = 0) -> None:
-        self._group = group
-        self._pids = pids
-
-    def apply(self, quota: Quota) -> Quota:
-        self._pids = quota.pids
-        threads = HOST_THREADS + THREADS_PER_PROCESS * quota.pids
-        return self._seen(self._group.apply(Quota(quota.cpu_millis, quota.memory_mib + OVERHEAD_MIB, threads)))
-
-    def quota(self) -> Quota:
-        return self._seen(self._group.quota())
-
-    def _seen(self, quota: Quota) -> Quota:
-        return Quota(quota.cpu_millis, quota.memory_mib - OVERHEAD_MIB, self._pids)
-
-    def create(self) -> None:
-        self._group.create()
-
-    def child(self, name: str) -> Group:
-        return self._group.child(name)
-
-    def add(self, pid: int) -> None:
-        self._group.add(pid)
-
-    def bound(self, memory_mib: int, pids: int) -> None:
-        self._group.bound(memory_mib, pids)
-
-    def usage(self) -> Usage:
-        return self._group.usage()
-
-    def pids(self) -> list[int]:
-        return self._group.pids()
-
-    def kill(self) -> None:
-        self._group.kill()
-
-    def freeze(self) -> None:
-        self._group.freeze()
-
-    def thaw(self) -> None:
-        self._group.thaw()
-
-    def frozen(self) -> bool:
-        return self._group.frozen()
-
-    def watch_oom(self) -> int | None:
-        return self._group.watch_oom()
-
-    def exists(self) -> bool:
-        return self._group.exists()
-
-    def remove(self) -> None:
-        self._group.remove()
 
 
 class Guest:
@@ -124,7 +67,7 @@ class GuardedLauncher(Launching):
     # --- a replica's life -----------------------------------------------------------------------------------
 
     def group(self, group: Group) -> Group:
-        return GuestGroup(group)
+        return PaddedGroup(group, OVERHEAD_MIB, (THREADS_PER_PROCESS, HOST_THREADS))
 
     def begin(self, name: str, group: Group | None, quota: Quota) -> None:
         """Start the guest, in the replica's group."""
@@ -152,7 +95,8 @@ class GuardedLauncher(Launching):
         os.set_inheritable(self._binary, True)
         argv = [
             f"/proc/self/fd/{self._binary}", *runtime.options(f"{STATE}/root", f"{STATE}/{guest.name}/exec.log"),
-            "exec", f"--process=/proc/self/fd/{described}", f"--internal-pid-file={STATE}/{guest.name}/inner", guest.name,
+            "exec", f"--process=/proc/self/fd/{described}",
+            f"--internal-pid-file={STATE}/{guest.name}/inner", guest.name,
         ]  # fmt: skip
         return Process(argv, {}, "/")
 

@@ -135,10 +135,15 @@ def lay_out(layout: Layout, config: dict[str, Any]) -> Mounts:
     for path in SHARED.values():
         syscalls.mount("tmpfs", path, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "mode=1777")
     mounts: Mounts = []
+    entries = layout.staged()
+    for entry in entries:
+        if entry[3] == "/":
+            _lay(layout, entry, mounts)
     for name in ("/proc", "/dev", "/sys", "/tmp", "/etc", *DIRECTORIES):
         os.makedirs(ROOTFS + name, mode=0o755, exist_ok=True)
-    for index, kind, source, target in layout.staged():
-        _lay(layout, (index, kind, source, target), mounts)
+    for entry in entries:
+        if entry[3] != "/":
+            _lay(layout, entry, mounts)
     for target, source in {**SHARED, **layout.private()}.items():
         mounts.append(bind(source, target))
     machine = os.uname().machine

@@ -17,6 +17,7 @@ OWNED = ("home", "cache", "upper", "work")
 class Layout:
     """Plan entries are [kind, source, target]:
 
+    lower      image layer, below the next entry
     layer      image layer, throw-away upper       workspace  overlay with its upper in the state directory
     read       read-only bind                      write      read-write bind
     take       the same, given to the sandbox      link       symbolic link (source is its text)
@@ -62,13 +63,19 @@ class Layout:
         if site:
             self._binary = f"{staging.STAGE}/site/{os.path.relpath(self._binary, os.path.dirname(site[0]))}"
         self._files_seen = stage.bind(self._files, "files", recursive=False)
-        for index, (kind, source, _) in enumerate(self._plan):
+        for index, (kind, _, _) in enumerate(self._plan):
             if kind != "link":
-                self._seen[index] = self._stage_entry(stage, index, kind, source)
+                self._seen[index] = self._stage_entry(stage, index)
 
-    def _stage_entry(self, stage: staging.Stage, index: int, kind: str, source: str) -> str:
+    def _stage_entry(self, stage: staging.Stage, index: int) -> str:
+        kind, source, target = self._plan[index]
+        if kind in ("lower", "layer") and target == "/":
+            assert self._uid is not None
+            assert self._mapping is not None, "only the process that becomes bubblewrap stages"
+            # Else nothing could be made in its directories, not even what the sandbox's own mounts need.
+            return stage.bind_owned(source, f"{index}", (self._mapping, self._uid))
         if kind != "workspace":
-            return stage.bind(source, f"{index}", recursive=kind != "layer")
+            return stage.bind(source, f"{index}", recursive=kind not in ("lower", "layer"))
         assert self._uid is not None
         assert self._mapping is not None, "only the process that becomes bubblewrap stages"
         try:
@@ -80,11 +87,21 @@ class Layout:
             return f"{self._files_seen}/lower"
 
     def staged(self) -> list[tuple[int, str, str, str]]:
-        """After `stage`: each entry with its number, and its source where that is seen now."""
-        return [
-            (index, kind, self._seen.get(index, source), target)
-            for index, (kind, source, target) in enumerate(self._plan)
-        ]
+        """After `stage`: each entry with its number, and its source where that is seen now; stacked layers as one.
+
+        The sources of these are separated by colons, the topmost first, as overlayfs takes them.
+        """
+        entries = []
+        stack: list[str] = []
+        for index, (kind, source, target) in enumerate(self._plan):
+            seen = self._seen.get(index, source)
+            if kind in ("lower", "layer"):
+                stack.insert(0, seen)
+                seen = ":".join(stack)
+            if kind != "lower":
+                entries.append((index, kind, seen, target))
+                stack = []
+        return entries
 
     def private(self) -> dict[str, str]:
         """After `stage`: the sandbox's own directories by where they are seen inside."""
@@ -108,21 +125,27 @@ class Layout:
             "--hostname", self._bwrap["hostname"], "--as-pid-1", "--die-with-parent", "--new-session",
             "--cap-drop", "ALL", "--clearenv", "--info-fd", str(info), "--seccomp", str(contents["seccomp"]),
         ]  # fmt: skip
+        rooted = [index for index, (_, _, target) in enumerate(self._plan) if target == "/"]
+        body = [item for index in rooted for item in self._entry(index, *self._plan[index])]
         # First, for a layer may lie below it (a virtual environment in a checkout in /tmp) and must not be hidden.
-        body = ["--perms", "1777", "--tmpfs", "/tmp"]
+        body += ["--perms", "1777", "--tmpfs", "/tmp"]
         body += [item for name in self._parents() for item in ("--dir", name)]
         for index, (kind, source, target) in enumerate(self._plan):
-            body += self._entry(index, kind, source, target)
+            body += self._entry(index, kind, source, target) if index not in rooted else []
         files = self._files_seen
         body += ["--proc", "/proc", "--dev", "/dev"]
         body += ["--bind", f"{files}/home", "/home/job", "--bind", f"{files}/cache", "/var/cache/job"]
         body += ["--perms", "0444", "--ro-bind-data", str(contents["hosts"]), "/etc/hosts"]
         body += ["--perms", "0555", "--ro-bind-data", str(contents["hold"]), HOLD_PATH]
-        return [*head, *body, "--remount-ro", "/", "--chdir", "/", "--", HOLD_PATH]
+        # A root of the image's own is a throw-away overlay, as its other layers are.
+        body += [] if rooted else ["--remount-ro", "/"]
+        return [*head, *body, "--chdir", "/", "--", HOLD_PATH]
 
     def _entry(self, index: int, kind: str, source: str, target: str) -> list[str]:
         seen = self._seen.get(index, source)
         files = self._files_seen
+        if kind == "lower":
+            return ["--overlay-src", seen]
         if kind == "layer":
             return ["--overlay-src", seen, "--tmp-overlay", target]
         if kind == "workspace":

@@ -24,6 +24,7 @@ JOB_ERRORS = (
     "is a directory",
     "not a directory",
     "error finding executable",
+    "executable file not found",
     "failed to load",
     "argument list too long",
 )

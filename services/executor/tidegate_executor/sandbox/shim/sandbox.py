@@ -11,6 +11,7 @@ from typing import Any
 from tidegate_executor.cgroups.base import Group, Quota
 from tidegate_executor.cgroups.detect import driver_from
 from tidegate_executor.sandbox.shim.bubblewrap import Bubblewrap
+from tidegate_executor.sandbox.shim.containers import ContainerLauncher
 from tidegate_executor.sandbox.shim.guarded import GuardedLauncher
 from tidegate_executor.sandbox.shim.history import History
 from tidegate_executor.sandbox.shim.isolated import BwrapLauncher
@@ -225,7 +226,9 @@ class ShimSandbox:
 
 
 def _launcher(config: dict[str, Any], place: Callable[[int], None]) -> Launcher:
-    return GuardedLauncher(config, place) if config["level"] == "guarded" else PlainLauncher()
+    if config["backend"] == "docker":
+        return ContainerLauncher(config, place)
+    return GuardedLauncher(config, place) if config["backend"] == "gvisor" else PlainLauncher()
 
 
 def _names(replica: Replica) -> dict[str, Any]:

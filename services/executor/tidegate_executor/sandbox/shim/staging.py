@@ -76,6 +76,8 @@ class Mapping:
     """
 
     def __init__(self) -> None:
+        self._namespace: int | None = None
+        self._owners = (0, 0, 0)
         self._ready, ready_write = os.pipe()
         done_read, self._done = os.pipe()
         self._child = os.fork()
@@ -91,7 +93,15 @@ class Mapping:
         os.close(done_read)
 
     def namespace(self, uid: int, gid: int, to: int) -> int:
-        """Have it translate owner (uid, gid) on disk to `to`; return its descriptor. Raises OSError."""
+        """Have it translate owner (uid, gid) on disk to `to`, and no other; return its descriptor. Raises OSError."""
+        if self._namespace is None:
+            self._namespace = self._translate(uid, gid, to)
+            self._owners = (uid, gid, to)
+        if self._owners != (uid, gid, to):
+            raise OSError(f"owner {uid}:{gid} is not translated here, where {self._owners} are")
+        return os.dup(self._namespace)
+
+    def _translate(self, uid: int, gid: int, to: int) -> int:
         if not os.read(self._ready, 1):
             raise OSError("cannot create a user namespace for an id-mapped mount")
         for name, owner in (("uid_map", uid), ("gid_map", gid)):
