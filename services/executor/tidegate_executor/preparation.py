@@ -60,6 +60,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     declared: Path | None
     hot: Path
     image_digest: str
+    image_env: dict[str, str] = {}
 
     def __repr__(self) -> str:
         return f"Prepared({self.spec!r})"
@@ -136,7 +137,9 @@ def _assemble(
         host_declared = Path(declared.source)
     elif declared_target is not None:  # at level `unisolated` what is below the workspace is a plain directory
         host_declared = Path(context.backends[state.level].path_inside(spec, declared_target))
-    return Prepared(spec=spec, places=places, declared=host_declared, hot=hot, image_digest=image.digest)
+    return Prepared(
+        spec=spec, places=places, declared=host_declared, hot=hot, image_digest=image.digest, image_env=image.env
+    )
 
 
 def _places(
@@ -258,6 +261,6 @@ def process_of(
         replica=replica,
         argv=component.command,
         limits=limits,
-        env=environment.of_process(order, component, replica, prepared.places),
+        env=prepared.image_env | environment.of_process(order, component, replica, prepared.places),
         cwd=prepared.places.workspace,
     )

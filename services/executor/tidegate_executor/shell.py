@@ -172,6 +172,7 @@ async def _attend(tasks: asyncio.TaskGroup, context: Context, agent: NodeAgent, 
     tasks.create_task(_tidy(agent))
     tasks.create_task(agent.prefetch())
     tasks.create_task(agent.tell_images())
+    tasks.create_task(context.images.convert_own())
     say_ready()
 
 

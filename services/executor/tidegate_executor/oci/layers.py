@@ -1,0 +1,133 @@
+"""The cache of converted layers, each known by its content's digest and the converter's version, shared by images.
+
+A layer is whole or not there: it gets its name when it lies on disk. All block; the mounts are this process's own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+from collections.abc import Callable, Set
+from pathlib import Path
+
+from tidegate_executor.oci import mounting, streams, unpacking
+from tidegate_executor.oci.blobs import Blobs
+from tidegate_executor.oci.manifest import LayerPart
+from tidegate_executor.oci.mounting import Form
+from tidegate_executor.sandbox.state import remove_tree
+from tidegate_executor.spool.segments import sync_directory
+
+CONVERTER_VERSION = 1
+"""Of what is made of a layer: another one, and every layer is converted anew."""
+
+TEMPORARY = ".tmp-"
+TREE = ".tree"
+FILE = ".erofs"
+
+
+class LayerCache:
+    """One directory with `<digest>-v<version>` of each layer, and where they are mounted."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._layers = directory / "layers"
+        self._mounts = directory / "mounts"
+        self._staged = itertools.count()
+        self._mounted: dict[str, Path] = {}
+        self.form: Form = "tree"
+
+    def open(self) -> None:
+        """Find out how layers are kept here, and remove what an interrupted conversion left."""
+        for directory in (self._directory, self._layers, self._mounts):
+            directory.mkdir(exist_ok=True, mode=0o711)
+        for left in self._layers.glob(f"{TEMPORARY}*"):
+            remove_tree(left)
+        self.form = mounting.probe(self._directory)
+
+    def has(self, diff_id: str) -> bool:
+        """Say whether the layer is converted in the form that is used now."""
+        return self._place(diff_id).exists()
+
+    def convert(self, blobs: Blobs, layer: LayerPart, room_bytes: int, given_up: Callable[[], bool]) -> int:
+        """Have the layer; return the bytes that it takes.
+
+        Raises ImageRefusedError for the layer's fault, ConversionError or OSError for the node's.
+        """
+        place = self._place(layer.diff_id)
+        if place.exists():
+            return size_bytes(place)
+        staging = self._layers / f"{TEMPORARY}{os.getpid()}-{next(self._staged)}"
+        staging.mkdir(mode=0o755)
+        try:
+            tree = staging / "tree"
+            tree.mkdir(mode=0o755)
+            with streams.content(blobs, layer, room_bytes) as stream:
+                unpacking.unpack(stream, tree, given_up)
+            made = tree
+            if self.form != "tree":
+                made = staging / "layer.erofs"
+                mounting.make(tree, made, given_up)
+            else:
+                os.sync()  # once for a tree of any size; a file is synced by itself
+            made.rename(place)
+            sync_directory(self._layers)
+        finally:
+            remove_tree(staging)
+        return size_bytes(place)
+
+    def use(self, diff_id: str) -> Path:
+        """Return the directory where the layer's content is seen. Raises ConversionError."""
+        place = self._place(diff_id)
+        if self.form == "tree":
+            return place
+        if diff_id not in self._mounted:
+            target = self._mounts / place.stem
+            target.mkdir(exist_ok=True, mode=0o755)
+            mounting.mount(place, target, self.form)
+            self._mounted[diff_id] = target
+        return self._mounted[diff_id]
+
+    def keep_only(self, wanted: Set[str]) -> int:
+        """Remove the layers of no image any more; return the bytes that were freed. Sandboxes keep what they use."""
+        names = {self._place(diff_id).name for diff_id in wanted}
+        freed_bytes = 0
+        for diff_id in set(self._mounted) - wanted:
+            self._let_go(diff_id)
+        for place in list(self._layers.iterdir()):
+            if place.name not in names and not place.name.startswith(TEMPORARY):
+                freed_bytes += size_bytes(place)
+                removed = self._layers / f"{TEMPORARY}{place.name}"
+                place.rename(removed)
+                remove_tree(removed) if removed.is_dir() else removed.unlink()
+        return freed_bytes
+
+    def close(self) -> None:
+        """Undo the mounts of this process."""
+        for diff_id in list(self._mounted):
+            self._let_go(diff_id)
+
+    def size_bytes(self, diff_id: str) -> int:
+        """Return what the layer takes on disk."""
+        return size_bytes(self._place(diff_id))
+
+    def _let_go(self, diff_id: str) -> None:
+        target = self._mounted.pop(diff_id)
+        mounting.unmount(target)
+        target.rmdir()
+
+    def _place(self, diff_id: str) -> Path:
+        kind = TREE if self.form == "tree" else FILE
+        return self._layers / f"{diff_id.removeprefix('sha256:')}-v{CONVERTER_VERSION}{kind}"
+
+
+def size_bytes(place: Path) -> int:
+    """Return the bytes of a file, or of all files of a tree."""
+    if not place.is_dir():
+        return place.stat().st_size
+    return sum(os.lstat(os.path.join(parent, name)).st_size for parent, _, names in os.walk(place) for name in names)
+
+
+def free_bytes(directory: Path) -> int:
+    """Return what is free on the disk."""
+    return shutil.disk_usage(directory).free
