@@ -94,9 +94,17 @@ class Mount(msgspec.Struct, frozen=True, kw_only=True):
     take_ownership: bool = False
 
 
+class Device(msgspec.Struct, frozen=True, kw_only=True):
+    """A device node of the host, and where it is seen, below /dev. No other than those given is there."""
+
+    source: str
+    target: str
+
+
 class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One sandbox. Its state lies in `<sandboxes_dir of the backend>/<id>`; everything there goes on `destroy`.
 
+    `engine_image` is an image that a container engine has, instead of layers; other backends refuse it.
     `uid_slot` selects the host uid (`uid_base + uid_slot`) when the agent is root; sandboxes of different jobs alive
     at the same time must not share a slot (ranks of one job that share a writable mount should). `log_dir` survives
     `destroy`. `redact` are values (>= 4 bytes) replaced in the logs; they, and every `secret_env` value, reach the
@@ -111,6 +119,7 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
     engine_image: str = ""
     workdir: str | None = None
     mounts: tuple[Mount, ...] = ()
+    devices: tuple[Device, ...] = ()
     pids_max: int = 4096
     log_bytes_max: int = 16 * 1024 * 1024
     redact: tuple[str, ...] = ()

@@ -57,8 +57,12 @@ class BwrapBackend:
         """Use control groups that were handed over, instead of detecting them."""
         self._sandboxes.use_limits(detected)
 
+    async def limits(self) -> Detected:
+        """The control groups that work here."""
+        return await self._sandboxes.limits()
+
     async def probe(self) -> ProbeResult:
-        detected = await self._sandboxes.limits()
+        detected = await self.limits()
         if detected.driver is None:
             return self._unavailable("none", LIMITS_REMEDY, detected.tried)
         kind = detected.driver.kind

@@ -29,7 +29,8 @@ from tidegate_executor.sandbox.base import (
     SandboxError,
     SandboxSpec,
 )
-from tidegate_executor.sandbox.plan import CPU_TOPOLOGY, PlanEntry, build_etc, mount_plan, unrooted
+from tidegate_executor.sandbox.cdi import as_docker
+from tidegate_executor.sandbox.plan import CPU_TOPOLOGY, PlanEntry, build_etc, checked_devices, mount_plan, unrooted
 from tidegate_executor.sandbox.probe import ProbeFailure, answers_of, probe_sandbox, refuse_connections, refused_port
 from tidegate_executor.sandbox.settings import SandboxSettings
 from tidegate_executor.sandbox.shim.engine import LABEL, Engine, EngineError
@@ -186,7 +187,7 @@ class DockerBackend:
         own = {"/workspace", CPU_TOPOLOGY}
         if spec.engine_image:
             own |= {target for _, _, target in plan if target == "/etc" or target.startswith("/etc/")}
-        return [entry for entry in plan if entry[2] not in own]
+        return [entry for entry in plan if entry[2] not in own and entry[0] != "device"]
 
     def _prepare(self, spec: SandboxSpec, state: StateDirectory, image: str, place: str) -> dict[str, Any]:
         return {
@@ -200,7 +201,7 @@ class DockerBackend:
                 "group": place,
                 "holder_group": f"{place}/{HOLDER_GROUP}",
                 "python": self._settings.shim_python,
-                "devices": {},
+                "devices": as_docker(checked_devices(spec.devices)),
             },
             "overhead_mib": OVERHEAD_MIB,
             "overhead_each_mib": 64,

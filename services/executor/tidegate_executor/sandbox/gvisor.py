@@ -17,6 +17,7 @@ from tidegate_executor.sandbox.base import (
     Layer,
     Level,
     ProbeResult,
+    RequestRefusedError,
     Sandbox,
     SandboxError,
     SandboxSpec,
@@ -94,6 +95,10 @@ class GvisorBackend:
         binary = find_runsc(self._settings)
         if binary is None or os.geteuid() != 0:
             raise BackendUnavailableError(REMEDY)
+        if spec.devices or spec.engine_image:
+            raise RequestRefusedError(
+                "gVisor passes no device of the host and uses no engine's image; neither is accepted"
+            )
         if self._etc is None or not self._etc.is_dir():
             self._etc = build_etc(Path(self._settings.sandboxes_dir, BASE_NAME))
         plan = mount_plan(spec, state.path, self._etc)

@@ -6,12 +6,14 @@ import hashlib
 import itertools
 import os
 import shutil
+import stat
 from pathlib import Path
 
-from tidegate_executor.sandbox.base import Layer, RequestRefusedError, SandboxSpec
+from tidegate_executor.sandbox.base import Device, Layer, RequestRefusedError, SandboxSpec
 from tidegate_executor.sandbox.shim.layout import FILES_NAME, HOLD_PATH, INSIDE_ID
 
 PlanEntry = tuple[str, str, str]
+DEVICE_MODES = (stat.S_IFCHR, stat.S_IFBLK)
 
 MERGED_USR = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 CPU_TOPOLOGY = "/sys/devices/system/cpu"  # numerical libraries size their thread pools by it
@@ -91,7 +93,18 @@ def mount_plan(spec: SandboxSpec, state_dir: Path, etc: Path) -> list[PlanEntry]
         kind = "read" if not mount.writable else "take" if mount.take_ownership else "write"
         plan.append((kind, mount.source, mount.target))
     check_plan(plan, state_dir)
-    return plan
+    return plan + [("device", device.source, device.target) for device in checked_devices(spec.devices)]
+
+
+def checked_devices(devices: tuple[Device, ...]) -> tuple[Device, ...]:
+    """The same, or RequestRefusedError."""
+    for device in devices:
+        normal = os.path.normpath(device.target) == device.target
+        if not normal or not device.target.startswith("/dev/"):
+            raise RequestRefusedError(f"device target {device.target!r} refused; a normal path below /dev is accepted")
+        if not os.path.exists(device.source) or stat.S_IFMT(os.stat(device.source).st_mode) not in DEVICE_MODES:
+            raise RequestRefusedError(f"device {device.source!r} for {device.target} is no device node")
+    return devices
 
 
 def _layers(layers: tuple[Layer, ...]) -> list[PlanEntry]:

@@ -11,6 +11,7 @@ INSIDE_ID = 1000  # uid and gid of the job inside
 HOLD_PATH = "/run/tidegate/hold"
 DIRECTORIES = ("/run", "/run/tidegate", "/home", "/var", "/var/cache", "/workspace")
 FILES_NAME = "files"  # below the state directory, which only the agent's user may search
+POINTS = "points"
 OWNED = ("home", "cache", "upper", "work")
 
 
@@ -21,6 +22,7 @@ class Layout:
     layer      image layer, throw-away upper       workspace  overlay with its upper in the state directory
     read       read-only bind                      write      read-write bind
     take       the same, given to the sandbox      link       symbolic link (source is its text)
+    device     device node, bound in /dev
     """
 
     def __init__(self, config: dict[str, Any], mapping: staging.Mapping | None = None) -> None:
@@ -40,11 +42,24 @@ class Layout:
             os.makedirs(path, mode=0o755)
             if self._uid is not None:
                 staging.own(path, self._uid)
+        self._make_points()
         if self._uid is None:
             return
         for kind, source, _ in self._plan:
             if kind == "take":
                 staging.take_ownership(source, self._uid)
+
+    def _make_points(self) -> None:
+        """Places for what is mounted inside a layer, as one more layer: the sandbox may create none in the others."""
+        for index, (kind, _, base) in enumerate(self._plan):
+            if kind != "layer" or base == "/":
+                continue
+            for inner, source, target in self._plan:
+                if inner in ("read", "write", "take") and target.startswith(f"{base}/"):
+                    point = f"{self._files}/{POINTS}.{index}{target[len(base) :]}"
+                    os.makedirs(point if os.path.isdir(source) else os.path.dirname(point), mode=0o755, exist_ok=True)
+                    if not os.path.isdir(source):
+                        os.close(os.open(point, os.O_CREAT | os.O_CLOEXEC, 0o644))
 
     def stage(self) -> None:
         """In the forked child that becomes bubblewrap: as root, lay the sources out for the uid it will have.
@@ -131,9 +146,12 @@ class Layout:
         body += ["--perms", "1777", "--tmpfs", "/tmp"]
         body += [item for name in self._parents() for item in ("--dir", name)]
         for index, (kind, source, target) in enumerate(self._plan):
-            body += self._entry(index, kind, source, target) if index not in rooted else []
+            early = index not in rooted and kind != "device"
+            body += self._entry(index, kind, source, target) if early else []
         files = self._files_seen
         body += ["--proc", "/proc", "--dev", "/dev"]
+        for index, (kind, source, target) in enumerate(self._plan):
+            body += ["--dev-bind", self._seen.get(index, source), target] if kind == "device" else []
         body += ["--bind", f"{files}/home", "/home/job", "--bind", f"{files}/cache", "/var/cache/job"]
         body += ["--perms", "0444", "--ro-bind-data", str(contents["hosts"]), "/etc/hosts"]
         body += ["--perms", "0555", "--ro-bind-data", str(contents["hold"]), HOLD_PATH]
@@ -147,7 +165,9 @@ class Layout:
         if kind == "lower":
             return ["--overlay-src", seen]
         if kind == "layer":
-            return ["--overlay-src", seen, "--tmp-overlay", target]
+            points = f"{POINTS}.{index}"
+            extra = ["--overlay-src", f"{files}/{points}"] if os.path.isdir(f"{files}/{points}") else []
+            return ["--overlay-src", seen, *extra, "--tmp-overlay", target]
         if kind == "workspace":
             return ["--overlay-src", seen, "--overlay", f"{files}/upper", f"{files}/work", target]
         if kind == "link":
