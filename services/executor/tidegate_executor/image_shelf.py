@@ -161,6 +161,10 @@ class ImageShelf:
             self.unavailable = dict([*self.unavailable.items(), (named, str(error))][-UNAVAILABLE_KEPT:])
             self.changed.set()
 
+    async def close(self) -> None:
+        """Undo the mounts of this process, which its end does too; sandboxes keep theirs."""
+        await self._oci.close()
+
     # ---- fetching ----
 
     async def _get(self, named: str, *, hinted: bool) -> Image:

@@ -43,6 +43,9 @@ class LayerCache:
             directory.mkdir(exist_ok=True, mode=0o711)
         for left in self._layers.glob(f"{TEMPORARY}*"):
             remove_tree(left)
+        for target in self._mounts.iterdir():
+            if target.is_mount():  # by one who was killed, and was allowed no namespace of its own
+                mounting.unmount(target)
         self.form = mounting.probe(self._directory)
 
     def has(self, diff_id: str) -> bool:
