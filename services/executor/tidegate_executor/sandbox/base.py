@@ -94,6 +94,13 @@ class Mount(msgspec.Struct, frozen=True, kw_only=True):
     take_ownership: bool = False
 
 
+class Network(msgspec.Struct, frozen=True, kw_only=True):
+    """A private network among sandboxes of this node: those that name it, each as another `member` from 0 on."""
+
+    name: str
+    member: int
+
+
 class Device(msgspec.Struct, frozen=True, kw_only=True):
     """A device node of the host, and where it is seen, below /dev. No other than those given is there."""
 
@@ -120,6 +127,7 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
     workdir: str | None = None
     mounts: tuple[Mount, ...] = ()
     devices: tuple[Device, ...] = ()
+    network: Network | None = None
     pids_max: int = 4096
     log_bytes_max: int = 16 * 1024 * 1024
     redact: tuple[str, ...] = ()

@@ -67,8 +67,12 @@ class Zygote:
 
     def _fork(self, kind: bytes) -> socket.socket:
         ours, theirs = socket.socketpair()
-        with theirs:
-            socket.send_fds(self._control, [kind], [theirs.fileno()])
+        try:
+            with theirs:
+                socket.send_fds(self._control, [kind], [theirs.fileno()])
+        except OSError:
+            ours.close()
+            raise
         ours.setblocking(False)
         return ours
 

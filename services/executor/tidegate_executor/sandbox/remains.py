@@ -6,22 +6,37 @@ import os
 import signal
 import time
 from contextlib import suppress
+from pathlib import Path
 
 from tidegate_executor.cgroups.base import CgroupError
 from tidegate_executor.cgroups.detect import driver_from
 from tidegate_executor.cgroups.engine import engine_path, remove_elsewhere
+from tidegate_executor.sandbox import networks
 from tidegate_executor.sandbox.base import InfrastructureError
 from tidegate_executor.sandbox.shim import processes
 from tidegate_executor.sandbox.shim.engine import Engine, EngineError
-from tidegate_executor.sandbox.state import StateDirectory
+from tidegate_executor.sandbox.state import ID_PATTERN, StateDirectory
 
 SHIM_SECONDS_MAX = 5.0
 
 
 def clear_remains(state: StateDirectory) -> None:
     """End the shim if it still lives, then its processes, then remove groups and the directory. Idempotent."""
+    record = state.record()
     end_remains(state)
     state.remove()
+    if record is not None and record.network and record.network not in _networks_in_use(state.path.parent):
+        networks.remove(state.path.parent, record.network)
+
+
+def _networks_in_use(sandboxes_dir: Path) -> set[str]:
+    states = [
+        StateDirectory(str(sandboxes_dir), entry.name)
+        for entry in sandboxes_dir.iterdir()
+        if ID_PATTERN.fullmatch(entry.name)
+    ]
+    records = [state.record() for state in states]
+    return {record.network for record in records if record is not None}
 
 
 def end_remains(state: StateDirectory) -> None:

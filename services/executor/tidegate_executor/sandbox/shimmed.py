@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from tidegate_executor.cgroups.base import CgroupError, Driver
 from tidegate_executor.cgroups.detect import Detected, detect
+from tidegate_executor.sandbox import networks
 from tidegate_executor.sandbox.base import (
     LOG_BYTES_MIN,
     BackendUnavailableError,
@@ -64,6 +65,8 @@ class ShimmedSandboxes:
 
     async def create(self, spec: SandboxSpec, prepare: Preparation) -> ShimSandboxHandle:
         self._check(spec)
+        if spec.network is not None:
+            networks.plan(self.settings.sandboxes_dir, spec.network)  # refuses before anything is made
         detected = await self.limits()
         driver = detected.driver
         if driver is None and self._limits_required:
@@ -76,6 +79,7 @@ class ShimmedSandboxes:
             cgroup=driver.describe() if driver is not None else None,
             backend=self._backend,
             engine=self._engine,
+            network=spec.network.name if spec.network is not None else "",
         )
         extra = await asyncio.to_thread(_make, (state, record, driver), spec, prepare)
         try:
@@ -97,6 +101,7 @@ class ShimmedSandboxes:
             "redact": list(spec.redact),
             "cgroup": record.cgroup,
             "uid": self.host_uid(spec.uid_slot),
+            "network": networks.plan(self.settings.sandboxes_dir, spec.network) if spec.network is not None else None,
         }
 
     def _check(self, spec: SandboxSpec) -> None:

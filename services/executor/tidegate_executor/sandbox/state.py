@@ -31,6 +31,7 @@ class SandboxRecord(msgspec.Struct, frozen=True, kw_only=True):
     log_dir: str
     cgroup: dict[str, str] | None
     backend: str = ""
+    network: str = ""  # the private network that it is plugged into
     engine: str = ""  # the socket of the container engine that has containers of it
 
 

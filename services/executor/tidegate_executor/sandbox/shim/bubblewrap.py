@@ -52,7 +52,7 @@ class Bubblewrap:
 
     def build(self, config: dict[str, Any], place: Callable[[int], None]) -> None:
         """Have it build this sandbox. `place` puts it into its control group, while it prepares."""
-        hosts = hosts_text(config["bwrap"]["hostname"])
+        hosts = hosts_text(config["bwrap"]["hostname"], config["network"])
         os.pwrite(self._files["hosts"], hosts, 0)
         text = json.dumps({name: config[name] for name in ("state_dir", "uid", "bwrap")}).encode()
         data = struct.pack(LENGTH, len(text)) + text

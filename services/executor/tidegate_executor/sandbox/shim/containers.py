@@ -17,6 +17,7 @@ from tidegate_executor.cgroups.base import CPU_PERIOD_USEC, MIB, Group, Quota
 from tidegate_executor.sandbox.shim import engine_exec, runtime, staging, syscalls
 from tidegate_executor.sandbox.shim.engine import LABEL, Engine, EngineError
 from tidegate_executor.sandbox.shim.hold import executable
+from tidegate_executor.sandbox.shim.joining import join
 from tidegate_executor.sandbox.shim.launching import Launching
 from tidegate_executor.sandbox.shim.layout import FILES_NAME, HOLD_PATH, hosts_text
 from tidegate_executor.sandbox.shim.memory import memory_file
@@ -53,7 +54,17 @@ class ContainerLauncher(Launching):
         meanwhile()
         holding = {"NetworkMode": "none", "IpcMode": "shareable", "CgroupParent": self._docker["holder_group"]}
         self._holder = self._start("holder", holding)
+        if self._config["network"] is not None:
+            self._join_network()
         return None
+
+    def _join_network(self) -> None:
+        found = self._engine.call("GET", f"/containers/{self._holder}/json")
+        inside = os.open(f"/proc/{found['State']['Pid']}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            join(self._config["network"], inside)
+        finally:
+            os.close(inside)
 
     def _make_files(self) -> None:
         os.makedirs(self._files, mode=0o755)
@@ -68,7 +79,7 @@ class ContainerLauncher(Launching):
         group = f"job:x:{self._uid}:\nroot:x:0:\n"
         contents = {
             "hold": executable(os.uname().machine),
-            "hosts": hosts_text(self._docker["hostname"]),
+            "hosts": hosts_text(self._docker["hostname"], self._config["network"]),
             "passwd": account.encode(),
             "group": group.encode(),
         }

@@ -15,6 +15,7 @@ from typing import Any
 from tidegate_executor.sandbox import seccomp
 from tidegate_executor.sandbox.shim import syscalls
 from tidegate_executor.sandbox.shim.bubblewrap import Bubblewrap
+from tidegate_executor.sandbox.shim.joining import join
 from tidegate_executor.sandbox.shim.launching import Launching
 from tidegate_executor.sandbox.shim.layout import INSIDE_ID, Layout
 
@@ -57,6 +58,7 @@ class BwrapLauncher(Launching):
         meanwhile()
         self.holder = self._bubblewrap.await_standing()
         self._open_namespaces()
+        join(self._config["network"], self._namespaces["net"])
         return self._bubblewrap.alive
 
     def _open_namespaces(self) -> None:

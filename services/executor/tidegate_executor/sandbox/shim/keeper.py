@@ -17,6 +17,7 @@ from typing import Any
 
 from tidegate_executor.sandbox.shim import staging, syscalls
 from tidegate_executor.sandbox.shim.hold import executable
+from tidegate_executor.sandbox.shim.joining import join
 from tidegate_executor.sandbox.shim.layout import DIRECTORIES, HOLD_PATH, Layout, hosts_text
 from tidegate_executor.sandbox.shim.own_programs import set_process_limit
 
@@ -71,6 +72,7 @@ class Keeper:
             flags = os.O_RDONLY | os.O_CLOEXEC
             self._mount_namespace = os.open(f"/proc/{child}/ns/mnt", flags)
             self._network = os.open(f"/proc/{child}/ns/net", flags)
+            join(self._config["network"], self._network)
             self.state = os.open(f"/proc/{child}/root{STATE}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         finally:
             os.close(report_read)
@@ -148,7 +150,11 @@ def lay_out(layout: Layout, config: dict[str, Any]) -> Mounts:
         mounts.append(bind(source, target))
     machine = os.uname().machine
     hostname = config["bwrap"]["hostname"]
-    own = {HOLD_PATH: executable(machine), LIMITER_PATH: set_process_limit(machine), "/etc/hosts": hosts_text(hostname)}
+    own = {
+        HOLD_PATH: executable(machine),
+        LIMITER_PATH: set_process_limit(machine),
+        "/etc/hosts": hosts_text(hostname, config["network"]),
+    }
     for target, content in own.items():
         mounts.append(bind(_file(os.path.basename(target), content), target, writable=False))
     return mounts

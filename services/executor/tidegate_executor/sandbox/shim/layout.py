@@ -183,6 +183,7 @@ class Layout:
         return sorted(found)
 
 
-def hosts_text(hostname: str) -> bytes:
-    """/etc/hosts: the sandbox knows itself and nobody else."""
-    return f"127.0.0.1 localhost {hostname}\n::1 localhost\n".encode()
+def hosts_text(hostname: str, network: dict[str, Any] | None) -> bytes:
+    """/etc/hosts: the sandbox knows itself and nobody else, by the address that others of its job know it by."""
+    own = f"{network['address']} {hostname}\n" if network is not None else ""
+    return f"127.0.0.1 localhost{'' if own else f' {hostname}'}\n::1 localhost\n{own}".encode()
