@@ -161,6 +161,10 @@ class ImageShelf:
             self.unavailable = dict([*self.unavailable.items(), (named, str(error))][-UNAVAILABLE_KEPT:])
             self.changed.set()
 
+    async def check(self, digest: str) -> str:
+        """Return what is wrong with a converted image's files; nothing where all is as it was made. Raises OSError."""
+        return await self._oci.check(digest) if is_oci(digest) else ""
+
     async def close(self) -> None:
         """Undo the mounts of this process, which its end does too; sandboxes keep theirs."""
         await self._oci.close()

@@ -59,6 +59,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     `image_store_dir` is where images lie that this node may copy, of which it keeps `fetched_images_mib` at most.
     `pinned_images` never leave. Where the disk is fuller than `images_high_percent`, others that nobody needs do, the
     one that was not used for longest first, until `images_low_percent`.
+    A hot directory slower than `hot_mib_per_second_min` ends a member; 0 asks nothing of it.
     `rack` and `switch` say where the node stands in the network; `address` is where the other nodes of a gang reach it
     (left out: this is the only machine).
     `offer_unisolated` lets jobs that ask for it run as plain processes; `offer_guarded` and `offer_vm` offer those
@@ -92,6 +93,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     pinned_images: tuple[str, ...] = ()
     images_high_percent: int = 90
     images_low_percent: int = 80
+    hot_mib_per_second_min: int = 0
     uid_base: int | None = None
     trusted_backend: Literal["bwrap", "docker"] = "bwrap"
     guarded_backend: Literal["gvisor", "docker"] = "gvisor"
@@ -288,6 +290,8 @@ def _check_images(settings: Settings) -> None:
     low, high = settings.images_low_percent, settings.images_high_percent
     if not 0 < low <= high <= 100:
         raise SettingsError(f"images_low_percent {low}, images_high_percent {high} refused; 0 < low <= high <= 100")
+    if settings.hot_mib_per_second_min < 0:
+        raise SettingsError(f"hot_mib_per_second_min: {settings.hot_mib_per_second_min} refused; 0 or more is accepted")
     if settings.fetched_images_mib < 0:
         raise SettingsError(f"fetched_images_mib: {settings.fetched_images_mib} refused; 0 or more is accepted")
 

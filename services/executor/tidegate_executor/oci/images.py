@@ -132,6 +132,13 @@ class OciImages:
         except OSError as error:
             log.warning("image_use_not_noted", digest=digest, why=str(error))
 
+    def check(self, digest: str) -> str:
+        """Return what is wrong with the image's layers; nothing where they are what was converted. Raises OSError."""
+        record = next((each for each in self.held() if each.digest == digest), None)
+        if record is None:
+            return f"image {digest} is no longer here"
+        return next(filter(None, (self.layers.check(layer) for layer in record.layers)), "")
+
     def remove(self, digest: str) -> int:
         """Forget the image, and remove the layers that no other has; return the bytes freed. Raises OSError."""
         self._file(digest).unlink(missing_ok=True)

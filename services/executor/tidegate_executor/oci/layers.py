@@ -8,15 +8,19 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import time
 from collections.abc import Callable, Set
 from pathlib import Path
 
+from blake3 import blake3
+
+from tidegate_executor import trees
 from tidegate_executor.oci import mounting, streams, unpacking
 from tidegate_executor.oci.blobs import Blobs
 from tidegate_executor.oci.manifest import LayerPart
 from tidegate_executor.oci.mounting import Form
 from tidegate_executor.sandbox.state import remove_tree
-from tidegate_executor.spool.segments import sync_directory
+from tidegate_executor.spool.segments import sync_directory, write_durably
 
 CONVERTER_VERSION = 1
 """Of what is made of a layer: another one, and every layer is converted anew."""
@@ -33,13 +37,15 @@ class LayerCache:
         self._directory = directory
         self._layers = directory / "layers"
         self._mounts = directory / "mounts"
+        self._hashes = directory / "hashes"
         self._staged = itertools.count()
         self._mounted: dict[str, Path] = {}
+        self._checked: dict[str, tuple[int, ...]] = {}
         self.form: Form = "tree"
 
     def open(self) -> None:
         """Find out how layers are kept here, and remove what an interrupted conversion left."""
-        for directory in (self._directory, self._layers, self._mounts):
+        for directory in (self._directory, self._layers, self._mounts, self._hashes):
             directory.mkdir(exist_ok=True, mode=0o711)
         for left in self._layers.glob(f"{TEMPORARY}*"):
             remove_tree(left)
@@ -73,11 +79,23 @@ class LayerCache:
                 mounting.make(tree, made, given_up)
             else:
                 os.sync()  # once for a tree of any size; a file is synced by itself
+            write_durably(self._hash_file(place), content_hash(made).encode())
             made.rename(place)
             sync_directory(self._layers)
         finally:
             remove_tree(staging)
         return size_bytes(place)
+
+    def check(self, diff_id: str) -> str:
+        """Return what is wrong with the layer; nothing where it is as it was made. It is read again when it changed."""
+        place = self._place(diff_id)
+        seen = _seen(place)
+        if self._checked.get(diff_id) == seen:
+            return ""
+        if content_hash(place) != self._hash_file(place).read_text():
+            return f"layer {diff_id} is not what was converted: {place} was changed"
+        self._checked[diff_id] = seen
+        return ""
 
     def use(self, diff_id: str) -> Path:
         """Return the directory where the layer's content is seen. Raises ConversionError."""
@@ -101,6 +119,7 @@ class LayerCache:
             if place.name not in names and not place.name.startswith(TEMPORARY):
                 freed_bytes += size_bytes(place)
                 removed = self._layers / f"{TEMPORARY}{place.name}"
+                self._hash_file(place).unlink(missing_ok=True)
                 place.rename(removed)
                 remove_tree(removed) if removed.is_dir() else removed.unlink()
         return freed_bytes
@@ -119,9 +138,30 @@ class LayerCache:
         mounting.unmount(target)
         target.rmdir()
 
+    def _hash_file(self, place: Path) -> Path:
+        return self._hashes / place.name
+
     def _place(self, diff_id: str) -> Path:
         kind = TREE if self.form == "tree" else FILE
         return self._layers / f"{diff_id.removeprefix('sha256:')}-v{CONVERTER_VERSION}{kind}"
+
+
+def content_hash(place: Path) -> str:
+    """Return the hash of a layer's file, or of its unpacked tree."""
+    if place.is_dir():
+        return trees.digest([(str(place), "/")], trees.HashCache(place.with_suffix(".none")), {})
+    hasher = blake3()
+    with place.open("rb") as reading:
+        while block := reading.read(trees.BLOCK_BYTES):
+            hasher.update(block)
+    return f"b3:{hasher.hexdigest()}"
+
+
+def _seen(place: Path) -> tuple[int, ...]:
+    """What changes when a file does. Of a tree that says nothing about what is in it: it is read each time."""
+    status = place.stat()
+    stamp = time.monotonic_ns() if place.is_dir() else 0
+    return (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns, stamp)
 
 
 def size_bytes(place: Path) -> int:

@@ -63,6 +63,10 @@ class OciShelf:
         async with self._alone:
             await to_its_end(self._images.remove, digest)
 
+    async def check(self, digest: str) -> str:
+        """Return what is wrong with an image's layers here; nothing where they are what was converted."""
+        return await asyncio.to_thread(self._images.check, digest)
+
     async def close(self) -> None:
         """Undo the mounts of this process."""
         await to_its_end(self._images.layers.close)
