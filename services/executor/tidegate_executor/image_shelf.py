@@ -129,12 +129,12 @@ class ImageShelf:
         return image
 
     async def convert_own(self) -> None:
-        """Have the OCI images of the settings here, one after the other, as if they were hinted."""
+        """Have the OCI images of the settings here, one after the other, when no start waits."""
         known = await self.here()
         for name in self._oci.named:
             if name not in known:
                 await self._starts.over()
-                await self.prefetch(name)
+                await self._have(name, hinted=False)
 
     async def trim(self) -> None:
         """Where the disk is fuller than it may be, remove what was not used for longest, if nobody needs it."""
@@ -154,8 +154,11 @@ class ImageShelf:
 
     async def prefetch(self, named: str) -> None:
         """Have the image here if that is possible; pauses while starts wait for something else."""
+        await self._have(named, hinted=True)
+
+    async def _have(self, named: str, *, hinted: bool) -> None:
         try:
-            await self._get(named, hinted=True)
+            await self._get(named, hinted=hinted)
         except ImageUnavailableError as error:
             log.warning("image_not_prefetched", image=named, why=str(error))
             self.unavailable = dict([*self.unavailable.items(), (named, str(error))][-UNAVAILABLE_KEPT:])
@@ -193,13 +196,13 @@ class ImageShelf:
 
     async def _convert(self, named: str, source: str, *, hinted: bool) -> Image:
         """Have an OCI image, converted once however many want it."""
+        if hinted:  # before its turn: a start that comes meanwhile does not wait for it
+            await watermarks.idle()
         async with self._turns.take(source):
             if (image := find(self._known, named)) is not None:
                 return image
             log.info("oci_image_converting", image=named, source=source, hinted=hinted)
             try:
-                if hinted:
-                    await watermarks.idle()
                 image, size_bytes = await self._oci.convert(named, source)
             except OciUnavailableError as error:
                 raise ImageUnavailableError(f"image {named} cannot be had from {source}: {error}") from error
