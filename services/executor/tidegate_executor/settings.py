@@ -64,7 +64,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     (left out: this is the only machine).
     `offer_unisolated` lets jobs that ask for it run as plain processes; `offer_guarded` and `offer_vm` offer those
     levels where trying them shows that they work. `trusted_backend` and `guarded_backend` say what gives a level;
-    `docker_socket` and `runsc` are where their programs are.
+    `docker_socket` and `runsc` are where their programs are. In `cdi_dirs` lie the files by which GPUs enter a sandbox,
+    as devices of `cdi_gpu_kind` that are named by their index.
     """
 
     node: str
@@ -97,6 +98,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     uid_base: int | None = None
     trusted_backend: Literal["bwrap", "docker"] = "bwrap"
     guarded_backend: Literal["gvisor", "docker"] = "gvisor"
+    cdi_dirs: tuple[str, ...] = ("/etc/cdi", "/var/run/cdi")
+    cdi_gpu_kind: str = "nvidia.com/gpu"
     docker_socket: str = DOCKER_SOCKET_DEFAULT
     runsc: str = RUNSC_DEFAULT
     cgroup_name: str | None = None
@@ -166,6 +169,7 @@ _TEXTS = {
     "TIDEGATE_IMAGE_STORE_DIR": "image_store_dir",
     "TIDEGATE_TRUSTED_BACKEND": "trusted_backend",
     "TIDEGATE_GUARDED_BACKEND": "guarded_backend",
+    "TIDEGATE_CDI_GPU_KIND": "cdi_gpu_kind",
     "TIDEGATE_DOCKER_SOCKET": "docker_socket",
     "TIDEGATE_RUNSC": "runsc",
     "TIDEGATE_CGROUP_NAME": "cgroup_name",
@@ -184,7 +188,11 @@ _NUMBERS = {
     "TIDEGATE_FETCHED_IMAGES_MIB": "fetched_images_mib",
     "TIDEGATE_UID_BASE": "uid_base",
 }
-_ROOTS = {"TIDEGATE_INPUT_ROOTS": "input_roots", "TIDEGATE_OUTPUT_ROOTS": "output_roots"}
+_ROOTS = {
+    "TIDEGATE_INPUT_ROOTS": "input_roots",
+    "TIDEGATE_OUTPUT_ROOTS": "output_roots",
+    "TIDEGATE_CDI_DIRS": "cdi_dirs",
+}
 _BUS = {"TIDEGATE_BUS_URL": "url", "TIDEGATE_BUS_USER": "user", "TIDEGATE_BUS_PASSWORD": "password"}
 
 
