@@ -165,7 +165,11 @@ async def cell(tmp_path: Path) -> AsyncIterator[World]:
 def left_over(world: World) -> list[str]:
     """Sandboxes that still have a state directory."""
     directory = Path(world.settings.sandboxes_dir)
-    return sorted(entry.name for entry in directory.iterdir() if entry.name != ".base") if directory.exists() else []
+    return (
+        sorted(entry.name for entry in directory.iterdir() if not entry.name.startswith("."))
+        if directory.exists()
+        else []
+    )
 
 
 def require_limits(world: World) -> None:
