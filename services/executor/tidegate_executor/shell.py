@@ -34,6 +34,7 @@ from tidegate_executor.sampling.reports import ProcessReports
 from tidegate_executor.sampling.sampler import Sampler
 from tidegate_executor.sampling.stamp import Stamp
 from tidegate_executor.sandbox.base import SandboxBackend
+from tidegate_executor.sandbox.launch import zygotes
 from tidegate_executor.settings import Settings
 from tidegate_executor.spool.incarnation import next_incarnation, recorded_incarnation
 from tidegate_executor.spool.publisher import FactPublisher
@@ -173,7 +174,7 @@ async def _attend(tasks: asyncio.TaskGroup, context: Context, agent: NodeAgent, 
         context.clock,
         context.reports,
         agent.sandboxes,
-        NodeReader(context.paths.root, counted=context.images.counters),
+        NodeReader(context.paths.root, counted=lambda: context.images.counters() | zygotes.counters()),
     )
     tasks.create_task(sampler.run(lambda data: _publish(client, subjects.telemetry(node), data)))
     tasks.create_task(_tidy(agent))

@@ -41,8 +41,13 @@ class Zygote:
             )
         self._control = ours
         self._pid = os.getpid()
+        self.prepared = self.unprepared = 0
         self._waiting: dict[bytes, collections.deque[socket.socket]] = {}
         weakref.finalize(self, _end, (ours, self._waiting), self._process, self._pid)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     @property
     def usable(self) -> bool:
@@ -55,8 +60,10 @@ class Zygote:
         while waiting:
             connection = waiting.popleft()
             if _is_open(connection):
+                self.prepared += 1
                 return connection
             connection.close()
+        self.unprepared += 1
         return self._fork(kind)
 
     def refill(self, kind: bytes) -> None:
@@ -96,6 +103,14 @@ class Zygotes:
             if known is None:
                 known = self._known[python] = Zygote(python)
             return known
+
+    def counters(self) -> dict[str, float]:
+        """Return how often a shim waited ready and how often none did, by the names of NODE_COUNTERS."""
+        known = list(self._known.values())
+        return {
+            "starts_prepared": float(sum(zygote.prepared for zygote in known)),
+            "starts_unprepared": float(sum(zygote.unprepared for zygote in known)),
+        }
 
 
 zygotes = Zygotes()

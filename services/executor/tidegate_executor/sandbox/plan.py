@@ -126,13 +126,14 @@ def _target(layer: Layer) -> str:
 
 def check_plan(plan: list[PlanEntry], state_dir: Path) -> None:
     reserved = ("/proc", "/dev", "/run/tidegate/hold")
+    own = f"{os.path.realpath(state_dir)}/"
     for kind, source, target in plan:
         rooted = target == "/" and kind not in ("lower", "layer")
         if not target.startswith("/") or os.path.normpath(target) != target or rooted:
             raise RequestRefusedError(f"mount target {target!r} refused; it must be absolute, normal and not /")
         if any(target == name or target.startswith(f"{name}/") for name in reserved):
             raise RequestRefusedError(f"mount target {target!r} refused; {', '.join(reserved)} are the sandbox's own")
-        inside_state = source.startswith(f"{os.path.realpath(state_dir)}/")
+        inside_state = source.startswith(own)
         if kind != "link" and not inside_state and not os.path.exists(source):
             raise RequestRefusedError(f"mount source {source!r} for {target} does not exist")
     _check_links(plan)

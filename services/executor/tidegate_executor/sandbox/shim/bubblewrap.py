@@ -50,8 +50,9 @@ class Bubblewrap:
         for descriptor in (tell_read, alive_write, info_write):
             os.close(descriptor)
 
-    def build(self, config: dict[str, Any], place: Callable[[int], None]) -> None:
-        """Have it build this sandbox. `place` puts it into its control group, while it prepares."""
+    def prepare(self, config: dict[str, Any]) -> None:
+        """Have it prepare to build this sandbox."""
+        Layout(config).prepare()
         hosts = hosts_text(config["bwrap"]["hostname"], config["network"])
         os.pwrite(self._files["hosts"], hosts, 0)
         text = json.dumps({name: config[name] for name in ("state_dir", "uid", "bwrap")}).encode()
@@ -59,6 +60,12 @@ class Bubblewrap:
         try:
             while data:
                 data = data[os.write(self._tell, data) :]
+        except BrokenPipeError:
+            return  # its complaint says why
+
+    def build(self, place: Callable[[int], None]) -> None:
+        """Have it build the sandbox. `place` puts it into its control group, while it prepares."""
+        try:
             place(self.pid)
             os.write(self._tell, b"\1")
         except BrokenPipeError:

@@ -21,14 +21,14 @@ from tidegate_executor.sandbox.shim.joining import join
 from tidegate_executor.sandbox.shim.launching import Launching
 from tidegate_executor.sandbox.shim.layout import FILES_NAME, HOLD_PATH, hosts_text
 from tidegate_executor.sandbox.shim.memory import memory_file
+from tidegate_executor.sandbox.shim.own_programs import send_signal
 from tidegate_executor.sandbox.shim.padded import PaddedGroup
 from tidegate_executor.sandbox.shim.spawn import Process, SpawnError
 
 START_SECONDS_MAX = 60.0
+SIGNAL_PATH = f"{os.path.dirname(HOLD_PATH)}/signal"
 POLL_SECONDS = 0.005
 OWN = ("home", "cache", "workspace")  # directories that belong to the sandbox
-OVERHEAD_MIB = 16
-OVERHEAD_PROCESSES = 2  # process 1 of its container, and what asks the engine
 
 
 class ContainerLauncher(Launching):
@@ -79,6 +79,7 @@ class ContainerLauncher(Launching):
         group = f"job:x:{self._uid}:\nroot:x:0:\n"
         contents = {
             "hold": executable(os.uname().machine),
+            "signal": send_signal(os.uname().machine),
             "hosts": hosts_text(self._docker["hostname"], self._config["network"]),
             "passwd": account.encode(),
             "group": group.encode(),
@@ -105,6 +106,7 @@ class ContainerLauncher(Launching):
                 self._binds.append(f"{source}:{target}" + ("" if kind in ("write", "take") else ":ro"))
         self._binds += [f"{self._memory('tmp', '1777')}:/tmp:nocopy", f"{files}/workspace:/workspace"]
         self._binds += [f"{files}/home:/home/job", f"{files}/cache:/var/cache/job", f"{files}/hold:{HOLD_PATH}:ro"]
+        self._binds.append(f"{files}/signal:{SIGNAL_PATH}:ro")
         self._binds += [f"{files}/{name}:/etc/{name}:ro" for name in ("hosts", "passwd", "group")]
 
     def _overlay(self, index: int, lowers: list[str]) -> str:
@@ -162,7 +164,8 @@ class ContainerLauncher(Launching):
     # --- a replica's life -----------------------------------------------------------------------------------
 
     def group(self, group: Group) -> Group:
-        return PaddedGroup(group, OVERHEAD_MIB, (1, OVERHEAD_PROCESSES))
+        each, more = self._docker["threads"]
+        return PaddedGroup(group, self._docker["overhead_each_mib"], (each, more))
 
     def begin(self, name: str, group: Group | None, quota: Quota) -> None:
         assert group is not None
@@ -170,7 +173,10 @@ class ContainerLauncher(Launching):
             "NetworkMode": f"container:{self._holder}",
             "IpcMode": f"container:{self._holder}",
             "CgroupParent": f"{self._docker['group']}/{name}",
-            **_limits(quota),
+            "Ulimits": [{"Name": "nproc", "Soft": quota.pids, "Hard": quota.pids}]
+            if self._docker["own_kernel"]
+            else [],
+            **self._limits(quota),
         }
         self._started += 1
         try:
@@ -226,6 +232,9 @@ class ContainerLauncher(Launching):
         return os.path.join(self._config["state_dir"], f"pid.{name}")
 
     def signal(self, name: str, pid: int, number: int) -> None:
+        if self._docker["own_kernel"]:
+            self._signal_inside(name, number)
+            return
         with open(self._pid_file(name), encoding="utf-8") as reading:
             inner = int(reading.read())
         try:
@@ -233,12 +242,32 @@ class ContainerLauncher(Launching):
         except ProcessLookupError:
             return  # it ended meanwhile
 
+    def _signal_inside(self, name: str, number: int) -> None:
+        """A guest's processes are none of this kernel's: one of ours inside signals all of the job's."""
+        asked = {"User": f"{self._uid}:{self._uid}", "Cmd": [SIGNAL_PATH, f"{number:02d}"]}
+        try:
+            made = self._engine.call("POST", f"/containers/{self._containers[name]}/exec", asked)["Id"]
+            self._engine.call("POST", f"/exec/{made}/start", {"Detach": True, "Tty": False})
+        except EngineError as error:
+            raise SpawnError(f"the engine sent no signal: {error}", job=False) from error
+
     def resized(self, name: str, quota: Quota) -> None:
         """Its group has the new limits; the engine shall know them too."""
         try:
-            self._engine.call("POST", f"/containers/{self._containers[name]}/update", _limits(quota))
+            self._engine.call("POST", f"/containers/{self._containers[name]}/update", self._limits(quota))
         except EngineError as error:
             raise SpawnError(f"the engine did not take the new limits: {error}", job=False) from error
+
+    def _limits(self, quota: Quota) -> dict[str, int]:
+        memory_bytes = (quota.memory_mib + int(self._docker["overhead_each_mib"])) * MIB
+        each, more = self._docker["threads"]
+        return {
+            "Memory": memory_bytes,
+            "MemorySwap": memory_bytes,
+            "CpuPeriod": CPU_PERIOD_USEC,
+            "CpuQuota": quota.cpu_millis * CPU_PERIOD_USEC // 1000,
+            "PidsLimit": quota.pids * each + more - 1,  # what asks the engine is in our group, not in the engine's
+        }
 
     def ending(self, name: str, code: int) -> int:
         return runtime.ending(code) if code >= 0 else code
@@ -268,14 +297,3 @@ class ContainerLauncher(Launching):
             removing()
         except EngineError as error:
             print(f"left to be removed: {error}", file=sys.stderr, flush=True)
-
-
-def _limits(quota: Quota) -> dict[str, int]:
-    memory_bytes = (quota.memory_mib + OVERHEAD_MIB) * MIB
-    return {
-        "Memory": memory_bytes,
-        "MemorySwap": memory_bytes,
-        "CpuPeriod": CPU_PERIOD_USEC,
-        "CpuQuota": quota.cpu_millis * CPU_PERIOD_USEC // 1000,
-        "PidsLimit": quota.pids + 1,
-    }

@@ -17,7 +17,7 @@ from tidegate_executor.sandbox.shim import syscalls
 from tidegate_executor.sandbox.shim.bubblewrap import Bubblewrap
 from tidegate_executor.sandbox.shim.joining import join
 from tidegate_executor.sandbox.shim.launching import Launching
-from tidegate_executor.sandbox.shim.layout import INSIDE_ID, Layout
+from tidegate_executor.sandbox.shim.layout import INSIDE_ID
 
 # Joined from inside the sandbox's outer user namespace, in this order; the mount namespace last of these.
 NAMESPACES = {
@@ -53,8 +53,7 @@ class BwrapLauncher(Launching):
 
     def open(self, meanwhile: Callable[[], None]) -> int | None:
         syscalls.become_subreaper()
-        Layout(self._config).prepare()
-        self._bubblewrap.build(self._config, self._place)
+        self._bubblewrap.build(self._place)
         meanwhile()
         self.holder = self._bubblewrap.await_standing()
         self._open_namespaces()

@@ -43,10 +43,11 @@ def begin(connection: int, kind: bytes) -> NoReturn:
         os.setsid()
         os.umask(0o022)
         syscalls.make_undumpable()
+        identity = _identity()
         select.select([CONNECTION], [], [], AHEAD_SECONDS)
         bubblewrap = Bubblewrap() if kind == ISOLATED else None
         if text := _read_all(CONNECTION):
-            server = _open(json.loads(text), bubblewrap)
+            server = _open(json.loads(text), bubblewrap, identity)
             gc.enable()
             server.run()
         code = 0
@@ -56,11 +57,13 @@ def begin(connection: int, kind: bytes) -> NoReturn:
         os._exit(code)
 
 
-def _open(config: dict[str, Any], bubblewrap: Bubblewrap | None) -> Server:
+def _open(config: dict[str, Any], bubblewrap: Bubblewrap | None, identity: str) -> Server:
     """Build the sandbox and tell the agent how it went."""
     try:
         _detach(config["state_dir"])
-        _identify(config["state_dir"])
+        _identify(config["state_dir"], identity)
+        if bubblewrap is not None:
+            bubblewrap.prepare(config)
         server = Server(config, bubblewrap)
         server.open()
     except BaseException as error:
@@ -89,10 +92,13 @@ def _detach(state_dir: str) -> None:
     os.close(log)
 
 
-def _identify(state_dir: str) -> None:
-    """Leave behind who we are, so that whoever finds the sandbox can tell whether we live."""
+def _identity() -> str:
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    text = json.dumps({"pid": os.getpid(), "start_ticks": start_ticks(os.getpid()), "boot": boot})
+    return json.dumps({"pid": os.getpid(), "start_ticks": start_ticks(os.getpid()), "boot": boot})
+
+
+def _identify(state_dir: str, text: str) -> None:
+    """Leave behind who we are, so that whoever finds the sandbox can tell whether we live."""
     path = Path(state_dir, IDENTITY_NAME)
     temporary = path.with_suffix(".tmp")
     temporary.write_text(text)

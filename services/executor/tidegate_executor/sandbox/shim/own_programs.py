@@ -1,6 +1,6 @@
 """Programs of ours that run inside a guest for a moment: ELF files of a few hundred bytes, as `hold` is.
 
-They need nothing from the image. What they shall do comes on their standard input.
+They need nothing from the image. What they shall do comes on standard input, or as their one argument.
 """
 
 from __future__ import annotations
@@ -70,6 +70,40 @@ AARCH64 = struct.pack(
 
 CODE = {"x86_64": X86_64, "aarch64": AARCH64}
 
+# kill(-1, two digits of argv[1]): everything of the own user in the namespace of processes; exit_group(0)
+SIGNAL_X86_64 = bytes.fromhex(
+    "488b742410"  # mov rsi, [rsp+16]      argv[1]
+    "0fb606"  # movzx eax, byte [rsi]
+    "83e830"  # sub eax, '0'
+    "6bc00a"  # imul eax, eax, 10
+    "0fb65601"  # movzx edx, byte [rsi+1]
+    "8d7410d0"  # lea esi, [rax+rdx-'0']
+    "48c7c7ffffffff"  # mov rdi, -1
+    "b83e000000"  # mov eax, 62         kill
+    "0f05"  # syscall
+    "b8e7000000"  # mov eax, 231        exit_group
+    "31ff"  # xor edi, edi
+    "0f05"  # syscall
+)
+SIGNAL_AARCH64 = struct.pack(
+    "<14I",
+    0xF9400BE1,  # ldr x1, [sp, #16]
+    0x39400022,  # ldrb w2, [x1]
+    0x5100C042,  # sub w2, w2, #'0'
+    0x52800143,  # mov w3, #10
+    0x1B037C42,  # mul w2, w2, w3
+    0x39400424,  # ldrb w4, [x1, #1]
+    0x0B040041,  # add w1, w2, w4
+    0x5100C021,  # sub w1, w1, #'0'
+    0x92800000,  # mov x0, #-1
+    0xD2801028,  # mov x8, #129          kill
+    0xD4000001,  # svc #0
+    0xD2800000,  # mov x0, #0
+    0xD2800BC8,  # mov x8, #94           exit_group
+    0xD4000001,  # svc #0
+)
+SIGNAL_CODE = {"x86_64": SIGNAL_X86_64, "aarch64": SIGNAL_AARCH64}
+
 
 def set_process_limit(machine: str) -> bytes:
     """An executable that gives every process of its guest the limit of processes on its standard input."""
@@ -79,3 +113,8 @@ def set_process_limit(machine: str) -> bytes:
 def process_limit(pids: int) -> bytes:
     """That input: struct rlimit64, soft and hard."""
     return struct.pack("<QQ", pids, pids)
+
+
+def send_signal(machine: str) -> bytes:
+    """An executable that sends a signal, of two digits, to every process of its user in its guest."""
+    return hold.wrap(machine, SIGNAL_CODE[machine])
