@@ -25,7 +25,7 @@ from tidegate_executor.oci import mounting
 from tidegate_executor.sandbox.base import ComponentProcess, Layer, Limits, Sandbox, SandboxBackend, SandboxSpec
 from tidegate_executor.sandbox.bwrap import BwrapBackend
 from tidegate_executor.sandbox.gvisor import GvisorBackend
-from tidegate_executor.sandbox.settings import SandboxSettings
+from tidegate_executor.sandbox.settings import RUNSC_DEFAULT, SandboxSettings
 
 CYCLES_DEFAULT = 30
 WARMUP_CYCLES = 3
@@ -205,7 +205,11 @@ async def baselines_of(directory: Path, bwrap: BwrapBackend, with_docker: bool) 
 
 
 async def measure(arguments: argparse.Namespace, directory: Path, with_docker: bool) -> dict[str, float]:
-    settings = SandboxSettings(sandboxes_dir=str(directory / "sandboxes"), cgroup_name=f"tidegate-bench-{os.getpid()}")
+    settings = SandboxSettings(
+        sandboxes_dir=str(directory / "sandboxes"),
+        cgroup_name=f"tidegate-bench-{os.getpid()}",
+        runsc=os.environ.get("TIDEGATE_RUNSC", RUNSC_DEFAULT),
+    )
     (directory / "lower").mkdir()
     bwrap = BwrapBackend(settings)
     probe = await bwrap.probe()

@@ -105,6 +105,22 @@ async def test_a_hint_brings_an_image_ahead(tmp_path: Path, shelves: Shelves) ->
     assert "one" in await shelf.here()
 
 
+async def test_a_start_does_not_wait_for_a_hint_that_waits(
+    tmp_path: Path, shelves: Shelves, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pressure = tmp_path / "cpu"
+    pressure.write_text("some avg10=90.00 avg60=1.00 avg300=0.00 total=1\n")
+    monkeypatch.setattr(watermarks, "PRESSURE", (pressure,))
+    image(tmp_path / "store" / "one", b"1")
+    shelf = await shelves.open(settings(tmp_path))
+    async with asyncio.TaskGroup() as tasks:
+        hinted = tasks.create_task(shelf.prefetch("one"))
+        async with asyncio.timeout(20):
+            assert (await shelf.get("one")).name == "one"
+        assert not hinted.done()
+        hinted.cancel()
+
+
 async def test_a_full_disk_sends_the_unused_away_first(
     tmp_path: Path, shelves: Shelves, monkeypatch: pytest.MonkeyPatch
 ) -> None:
