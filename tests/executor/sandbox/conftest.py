@@ -35,6 +35,7 @@ LIMITS = Limits(cpu_millis=1000, memory_mib=128, pids=64)
 BACKENDS: dict[str, Callable[[SandboxSettings], SandboxBackend]] = {
     "bwrap": BwrapBackend,
     "docker": DockerBackend,
+    "docker-guarded": lambda settings: DockerBackend(settings, "guarded"),
     "gvisor": GvisorBackend,
     "process": ProcessBackend,
 }
@@ -54,6 +55,7 @@ class World:
     backend: SandboxBackend
     settings: SandboxSettings
     probe: ProbeResult
+    name: str
     directory: Path
 
     @property
@@ -141,7 +143,7 @@ async def open_world(name: str, directory: Path) -> World:
         if os.environ.get("CI") == "true" and os.geteuid() == 0:
             pytest.fail(f"CI as root must be able to isolate: {reason}")
         pytest.skip(reason)
-    return World(backend, settings, probe, directory)
+    return World(backend, settings, probe, name, directory)
 
 
 @pytest.fixture(params=list(BACKENDS))

@@ -19,9 +19,9 @@ async def main() -> None:
     request = json.loads(sys.argv[1])
     directory = Path(request["directory"])
     settings = msgspec.convert(request["settings"], SandboxSettings)
-    name = request["backend"]
-    probe = ProbeResult(level=request["level"], backend=name, available=True, limits="unknown")
-    world = World(BACKENDS[name](settings), settings, probe, directory)
+    name = request["name"]
+    probe = ProbeResult(level=request["level"], backend=request["backend"], available=True, limits="unknown")
+    world = World(BACKENDS[name](settings), settings, probe, name, directory)
     sandbox = await world.create()
     await sandbox.start(world.python(sys.argv[2]))
     print("started", flush=True)

@@ -203,9 +203,38 @@ async def test_resize_shows_in_the_kernel_and_in_behaviour(world: World) -> None
     with pytest.raises(ResizeRefusedError, match="in use"):
         await sandbox.resize("main", 0, Limits(cpu_millis=100, memory_mib=32, pids=32))
     assert (await sandbox.stats()).replicas[0].limits == start
-    wanted = Limits(cpu_millis=1500, memory_mib=512, pids=48)
+    wanted = Limits(cpu_millis=1500, memory_mib=512, pids=32 if world.name == "docker-guarded" else 48)
     assert await sandbox.resize("main", 0, wanted) == wanted
     assert (await sandbox.stats()).replicas[0].limits == wanted
+
+
+async def test_more_processes_are_let_in_by_a_resize(world: World) -> None:
+    require_limits(world)
+    sandbox = await world.create()
+    bomb = (
+        "import os, signal, sys, time\n"
+        "def grow(*_):\n"
+        "    made = 0\n"
+        "    try:\n"
+        "        while made < 200:\n"
+        "            if os.fork() == 0: time.sleep(600)\n"
+        "            made += 1\n"
+        "    except OSError: print('made', made)\n"
+        "signal.signal(signal.SIGUSR1, grow)\n"
+        "print('up')\n"
+        "while True: time.sleep(1)\n"
+    )
+    before = Limits(cpu_millis=1000, memory_mib=256, pids=16)
+    after = Limits(cpu_millis=1000, memory_mib=256, pids=24)
+    await sandbox.start(world.python(bomb, limits=before))
+    await wait_output(sandbox, "up")
+    if world.name == "docker-guarded":
+        with pytest.raises(ResizeRefusedError, match="keeps its 16 processes"):
+            await sandbox.resize("main", 0, after)
+        return
+    assert await sandbox.resize("main", 0, after) == after
+    await sandbox.signal("main", 0, signal.SIGUSR1)
+    await wait_output(sandbox, "made 23\n")
 
 
 async def test_more_cpu_is_more_work(world: World) -> None:

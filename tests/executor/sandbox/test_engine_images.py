@@ -35,7 +35,7 @@ def digest_of(data: bytes) -> str:
 
 
 def image() -> dict[str, tuple[str, bytes]]:
-    """What a registry has of one image: content type and bytes by path. Its files are the host's shell and libraries."""
+    """What a registry has of one image: content type and bytes by path. Its files are the host's."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", dereference=True) as archive:
         for path in sorted(needed("/bin/sh") | needed("/bin/cat")):

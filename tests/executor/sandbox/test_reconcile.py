@@ -37,6 +37,7 @@ async def begin_and_kill_agent(world: World, code: str) -> None:
     """Another process creates a sandbox, starts `code` in it, and is killed by SIGKILL."""
     request = json.dumps(
         {
+            "name": world.name,
             "backend": world.probe.backend,
             "level": world.backend.level,
             "directory": str(world.directory),

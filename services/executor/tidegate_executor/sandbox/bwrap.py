@@ -17,6 +17,7 @@ from tidegate_executor.sandbox.base import (
     Layer,
     Level,
     ProbeResult,
+    RequestRefusedError,
     Sandbox,
     SandboxError,
     SandboxSpec,
@@ -90,6 +91,8 @@ class BwrapBackend:
         return await self._sandboxes.create(spec, self._prepare)
 
     def _prepare(self, spec: SandboxSpec, state: StateDirectory) -> dict[str, Any]:
+        if spec.engine_image:
+            raise RequestRefusedError("only backend `docker` uses an engine's image; layers are accepted here")
         if self._etc is None or not self._etc.is_dir():
             self._etc = build_etc(Path(self._settings.sandboxes_dir, BASE_NAME))
         binary, site = find_bwrap()

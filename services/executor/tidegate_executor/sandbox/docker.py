@@ -45,7 +45,11 @@ RUNTIMES: dict[Level, str] = {"trusted": "runc", "guarded": "runsc", "vm": "kata
 OWN_KERNEL: tuple[Level, ...] = ("guarded", "vm")  # levels at which a job must not meet the host's kernel
 CGROUP_DRIVER = "cgroupfs"
 OVERHEAD_MIB = 256  # what asks the engine, one per replica, and the container that holds the network
-OVERHEAD_PIDS = 256
+OVERHEAD_PIDS = 1024
+# In a replica's control group beside the job: process 1 of its container, what asks the engine, a guest's kernel.
+THREADS, THREADS_OF_GUEST = (1, 2), (4, 512)
+OVERHEAD_EACH_MIB: dict[Level, int] = {"trusted": 16, "guarded": 64, "vm": 256}
+PIDS_OF_GUESTS_MAX = 32768
 
 REMEDY = (
     "Backend `docker` needs a Docker engine (API 1.41 or newer) whose socket TIDEGATE_DOCKER_SOCKET names, with the "
@@ -54,7 +58,7 @@ REMEDY = (
 
 INSIDE_SCRIPT = """
 grep -E '^(Uid|CapEff|NoNewPrivs):' /proc/self/status
-echo "Kernel: $(cat /proc/sys/kernel/osrelease)"
+echo "Kernel: $(uname -r)"
 """
 
 
@@ -201,10 +205,14 @@ class DockerBackend:
                 "group": place,
                 "holder_group": f"{place}/{HOLDER_GROUP}",
                 "python": self._settings.shim_python,
+                "own_kernel": self._level in OWN_KERNEL,
+                "threads": THREADS_OF_GUEST if self._level in OWN_KERNEL else THREADS,
+                "overhead_each_mib": OVERHEAD_EACH_MIB[self._level],
                 "devices": as_docker(checked_devices(spec.devices)),
             },
             "overhead_mib": OVERHEAD_MIB,
-            "overhead_each_mib": 64,
+            "overhead_each_mib": 64 + OVERHEAD_EACH_MIB[self._level],
+            **({"pids_max": PIDS_OF_GUESTS_MAX} if self._level in OWN_KERNEL else {}),
             "overhead_pids": OVERHEAD_PIDS,
         }
 

@@ -113,6 +113,15 @@ class StateDirectory:
         remove_tree(self.path)
 
 
+def living_shims(sandboxes_dir: Path) -> list[int]:
+    """Return the pids of the shims that live, of sandboxes of that directory."""
+    if not sandboxes_dir.is_dir():
+        return []
+    names = sorted(entry.name for entry in sandboxes_dir.iterdir() if ID_PATTERN.fullmatch(entry.name))
+    found = (StateDirectory(str(sandboxes_dir), name).shim() for name in names)
+    return [identity.pid for identity in found if identity is not None]
+
+
 def _read(path: Path, kind: type[T]) -> T | None:
     """Return what the file says; None where it is missing, or emptied by a power cut (nothing of it lives then)."""
     try:

@@ -251,14 +251,23 @@ class ContainerLauncher(Launching):
         except EngineError as error:
             raise SpawnError(f"the engine sent no signal: {error}", job=False) from error
 
+    def unchangeable(self, before: Quota, after: Quota) -> str:
+        if self._docker["own_kernel"] and before.pids != after.pids:
+            return f"a guest behind an engine keeps its {before.pids} processes; CPU and memory can change"
+        return ""
+
     def resized(self, name: str, quota: Quota) -> None:
-        """Its group has the new limits; the engine shall know them too."""
+        """Its group has the new limits; the engine shall know them too, where it set them."""
+        if self._docker["own_kernel"]:
+            return
         try:
             self._engine.call("POST", f"/containers/{self._containers[name]}/update", self._limits(quota))
         except EngineError as error:
             raise SpawnError(f"the engine did not take the new limits: {error}", job=False) from error
 
-    def _limits(self, quota: Quota) -> dict[str, int]:
+    def _limits(self, quota: Quota) -> dict[str, Any]:
+        if self._docker["own_kernel"]:  # its runtime cannot change them, so they are our group's alone
+            return {}
         memory_bytes = (quota.memory_mib + int(self._docker["overhead_each_mib"])) * MIB
         each, more = self._docker["threads"]
         return {

@@ -49,6 +49,10 @@ class Launching:
     def signal(self, name: str, pid: int, number: int) -> None:
         os.kill(pid, number)
 
+    def unchangeable(self, before: Quota, after: Quota) -> str:
+        """Why limits cannot change so; empty where they can."""
+        return ""
+
     def resized(self, name: str, quota: Quota) -> None:
         """Its control group has new limits."""
 

@@ -219,6 +219,8 @@ class Replicas:
         if replica.group is None:
             raise Refused("limits are not enforced on this node, so there is nothing to resize")
         before = replica.quota
+        if why := launcher.unchangeable(before, quota):
+            raise Refused(why)
         self._bound(max(quota.memory_mib - before.memory_mib, 0))
         try:
             seen = replica.group.apply(quota)
