@@ -49,15 +49,24 @@ async def test_an_image_is_converted_told_of_run_on_and_checked(
     assert (await scheduler.first(SandboxStarted, "first")).image_digest == digest
     assert (await scheduler.exit_of("first")).outcome == "completed"
 
+    scheduler.want(on("made", "lasting", "sleep 600"))
+    await scheduler.first(SandboxStarted, "lasting")
+    place_of_mounts = namespace(agent.pid)
+    assert place_of_mounts != namespace("self")
     agent.end()
     assert str(agent.data_dir) not in mounts()
     agent.start()
     assert (await scheduler.joined(2)).images == {"made": digest}
+    assert namespace(agent.pid) == place_of_mounts
     damage(agent.data_dir / "oci-images" / "layers")
     scheduler.want(on("made", "second", "sleep 60"))
     exited = await scheduler.exit_of("second")
     assert exited.outcome != "completed"
     assert "pre-check layers failed" in exited.detail
+
+
+def namespace(pid: object) -> str:
+    return os.readlink(f"/proc/{pid}/ns/mnt")
 
 
 def mounts() -> str:

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -41,16 +41,35 @@ class ConversionError(Exception):
     """A layer cannot be converted or mounted here: the node's fault, not the image's."""
 
 
-def enter_own_namespace() -> bool:
+def enter_own_namespace(kin: Iterable[int] = ()) -> bool:
     """Have a mount namespace of our own, which still follows the host's; say whether that was allowed.
 
-    For the whole process only while it has a single thread.
+    The one of `kin`, processes that an earlier incarnation left, is ours again: what they mounted is seen by both. For
+    the whole process only while it has a single thread.
     """
     try:
+        for pid in kin:
+            if _join(pid):
+                return True
         syscalls.unshare(syscalls.CLONE_NEWNS)
         syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_SLAVE)
     except PermissionError:
         return False
+    return True
+
+
+def _join(pid: int) -> bool:
+    """Enter the process's mount namespace unless it ended meanwhile, or never left the one that we are in."""
+    try:
+        theirs = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        if os.path.samestat(os.fstat(theirs), os.stat("/proc/self/ns/mnt")):
+            return False
+        syscalls.setns(theirs, syscalls.CLONE_NEWNS)
+    finally:
+        os.close(theirs)
     return True
 
 
