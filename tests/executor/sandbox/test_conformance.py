@@ -41,7 +41,10 @@ async def test_exit_code_and_output_are_reported(world: World) -> None:
     sandbox = await world.create()
     exited, output = await world.run(sandbox, world.process("sh", "-c", "echo out; echo err >&2; exit 3"))
     assert (exited.exit_code, exited.signal, exited.oom, exited.stopping) == (3, None, False, False)
-    assert output == "out\nerr\n"
+    lines = output.splitlines()
+    if world.probe.backend == "docker":  # an engine has two streams, and keeps the order within each
+        lines.sort(reverse=True)
+    assert lines == ["out", "err"]
 
 
 async def test_death_by_signal_is_not_an_exit_code(world: World) -> None:
@@ -133,7 +136,9 @@ async def test_stop_lets_the_polite_end_and_kills_the_deaf(world: World) -> None
     await sandbox.start(world.python(DEAF, component="deaf"))
     await wait_output(sandbox, "up", "polite")
     await wait_output(sandbox, "up", "deaf")
-    exits = {exited.component: exited for exited in await sandbox.stop(0.5)}
+    # A guest behind an engine is signalled by a program that enters it, which takes longer on a busy machine.
+    grace_seconds = 6 if world.name == "docker-guarded" else 2
+    exits = {exited.component: exited for exited in await sandbox.stop(grace_seconds)}
     assert (exits["polite"].exit_code, exits["polite"].stopping) == (7, True)
     assert (exits["deaf"].signal, exits["deaf"].stopping, exits["deaf"].oom) == (signal.SIGKILL, True, False)
     with pytest.raises(InfrastructureError):
