@@ -408,3 +408,34 @@ async def test_python_is_the_one_of_the_image(world: World) -> None:
         sandbox, world.process(PYTHON, "-c", "import sys, json, ctypes; print(sys.prefix)")
     )
     assert exited.exit_code == 0, output
+
+
+async def test_the_agents_socket_is_reached(world: World) -> None:
+    place = world.directory / "agent"
+    place.mkdir()
+    heard: asyncio.Queue[bytes] = asyncio.Queue(1)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await heard.put(await reader.readline())
+        writer.write(b"answer\n")
+        writer.close()
+
+    server = await asyncio.start_unix_server(serve, place / "agent.sock")
+    if (uid := world.backend.host_uid(0)) is not None:
+        os.chown(place / "agent.sock", uid, uid)
+    os.chmod(place / "agent.sock", 0o600)
+    try:
+        spec = world.spec(mounts=(Mount(source=str(place), target="/run/tidegate/agent"),))
+        sandbox = await world.backend.create(spec)
+        code = (
+            "import socket\n"
+            "asking = socket.socket(socket.AF_UNIX)\n"
+            f"asking.connect({world.backend.path_inside(spec, '/run/tidegate/agent/agent.sock')!r})\n"
+            "asking.sendall(b'question\\n')\n"
+            "print(asking.recv(64).decode(), end='')\n"
+        )
+        exited, output = await world.run(sandbox, world.python(code))
+        assert (exited.exit_code, output) == (0, "answer\n")
+        assert heard.get_nowait() == b"question\n"
+    finally:
+        server.close()
