@@ -38,7 +38,7 @@ LOOK_SECONDS = 0.0003
 OUTPUT_SECONDS_MAX = 60.0
 ENGINE_SECONDS_MAX = 60.0
 MIB = 1024**2
-LIMITS = Limits(cpu_millis=QUOTA.cpu_millis, memory_mib=QUOTA.memory_mib, pids=QUOTA.pids)
+LIMITS = Limits(cpu_millis=QUOTA.cpu_millis, memory_mib=QUOTA.memory_mib, pids=1024)  # as the agent asks for
 IDLE_COMMAND = ("/bin/sh", "-c", "echo up; exec sleep 3600")
 
 

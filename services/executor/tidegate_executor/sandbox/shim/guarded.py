@@ -28,6 +28,7 @@ POLL_SECONDS = 0.002
 COMPLAINT_BYTES_MAX = 65536
 HOST_THREADS = 512  # of a guest's kernel, beside those that stand for its processes
 THREADS_PER_PROCESS = 4
+PIDS_AHEAD = 1024  # of a guest that is booted before its replica is known: what the agent asks for
 OVERHEAD_MIB = 48  # of a guest's kernel and the runtime's commands, beside what runs in it
 
 
@@ -57,6 +58,7 @@ class GuardedLauncher(Launching):
         self._guests: dict[str, Guest] = {}
         self._started = 0
         self._entering = ""
+        self._ready: Guest | None = None
 
     def open(self, meanwhile: Callable[[], None]) -> int | None:
         syscalls.become_subreaper()
@@ -69,20 +71,34 @@ class GuardedLauncher(Launching):
     def group(self, group: Group) -> Group:
         return PaddedGroup(group, OVERHEAD_MIB, (THREADS_PER_PROCESS, HOST_THREADS))
 
+    def prepare(self, group: Group) -> bool:
+        group.create()
+        self._ready = self._boot(group, PIDS_AHEAD)
+        return True
+
     def begin(self, name: str, group: Group | None, quota: Quota) -> None:
-        """Start the guest, in the replica's group."""
+        """Have the replica's guest, in its group: the one that stands ready, or a new one."""
         assert group is not None
+        ready, self._ready = self._ready, None
+        if ready is not None and ready.lives and quota.pids == PIDS_AHEAD:
+            self._guests[name] = ready
+        else:
+            if ready is not None:
+                group.kill()  # how many processes it lets in was settled as it booted
+            self._guests[name] = self._boot(group, quota.pids)
+        self._entering = name
+
+    def _boot(self, group: Group, pids: int) -> Guest:
         self._started += 1
         guest_name = f"g{self._started}"
-        ids = (self._config["uid"], quota.pids)
+        ids = (self._config["uid"], pids)
         hostname = self._config["bwrap"]["hostname"]
         spec = runtime.specification(keeper.ROOTFS, hostname, self._keeper.mounts, ids)
         os.mkdir(guest_name, 0o700, dir_fd=self._keeper.state)
         self._write(f"{guest_name}/config.json", json.dumps(spec).encode())
         bundle = f"{STATE}/{guest_name}"
         self._command(guest_name, ["run", "--detach", f"--bundle={bundle}", f"--pid-file={bundle}/pid"], group.add)
-        self._guests[name] = Guest(guest_name, int(self._read(f"{guest_name}/pid")))
-        self._entering = name
+        return Guest(guest_name, int(self._read(f"{guest_name}/pid")))
 
     def enter(self) -> None:
         self._keeper.enter()

@@ -36,6 +36,10 @@ class Launching:
         """The control group of a replica, as this launcher's limits mean it."""
         return group
 
+    def prepare(self, group: Group) -> bool:
+        """Make ready for the first replica, before it is known, in this group; say whether it will be that one's."""
+        return False
+
     def begin(self, name: str, group: Group | None, quota: Quota) -> None:
         """Make ready for a replica, whose group stands. Raises SpawnError."""
 

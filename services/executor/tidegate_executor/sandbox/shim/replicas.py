@@ -146,6 +146,7 @@ class Replicas:
         self._redact = [value.encode() for value in config["redact"]]
         self.running: dict[tuple[str, int], Replica] = {}
         self._ahead: Ahead | None = None
+        self._first: Group | None = None
 
     def prepare_groups(self) -> None:
         if self._group is not None:
@@ -163,8 +164,13 @@ class Replicas:
 
     def fork_ahead(self, launcher: Launcher) -> None:
         """Have a process for the first start, while the sandbox is built."""
-        if self._group is not None and launcher.clones:
-            self._ahead = Ahead(launcher, self._group.child(FIRST_GROUP))
+        if self._group is None:
+            return
+        first = launcher.group(self._group.child(FIRST_GROUP))
+        if launcher.clones:
+            self._ahead = Ahead(launcher, first)
+        elif launcher.prepare(first):
+            self._first = first
 
     def enter_ahead(self, holder: int) -> None:
         """The sandbox stands: let that process go inside, before anything else is there."""
@@ -184,8 +190,9 @@ class Replicas:
             raise Refused(f"{component}.{number} runs already; it can start again after it exited")
         quota = Quota(*request["limits"])
         ahead, self._ahead = self._ahead, None
+        first, self._first = self._first, None
         group = launcher.group(self._group.child(f"{component}.{number}")) if self._group is not None else None
-        replica = Replica(component, number, ahead.group if ahead is not None else group, quota)
+        replica = Replica(component, number, ahead.group if ahead is not None else first or group, quota)
         secrets = [value.encode() for value in request["secret_env"].values()]
         replica.redactor = Redactor(self._redact + secrets)
         process = Process(request["argv"], {**request["env"], **request["secret_env"]}, request["cwd"])
