@@ -26,7 +26,7 @@ from tidegate_executor.sandbox.base import (
 from tidegate_executor.sandbox.shim.processes import start_ticks
 from tidegate_executor.sandbox.state import StateDirectory, remove_tree
 
-from tests.executor.sandbox.conftest import World, exit_of, output_of, wait_output
+from tests.executor.sandbox.conftest import BACKENDS, World, exit_of, output_of, wait_output
 
 SLEEP = "import time\nprint('up')\ntime.sleep(600)"
 
@@ -260,3 +260,20 @@ async def gone(pid: int) -> bool:
             return True
         await asyncio.sleep(0.01)
     return False
+
+
+async def test_two_agents_of_one_machine_may_have_sandboxes_of_the_same_name(world: World, tmp_path: Path) -> None:
+    sandbox = await world.create()
+    await sandbox.start(world.python(SLEEP))
+    settings = msgspec.structs.replace(
+        world.settings,
+        sandboxes_dir=str(tmp_path / "other" / "sandboxes"),
+        cgroup_name=f"{world.settings.cgroup_name}-other",
+    )
+    other = World(BACKENDS[world.name](settings), settings, world.probe, world.name, tmp_path / "other")
+    await other.create()
+    assert await other.backend.sweep(set()) == ("job.1.0",)
+    await other.backend.release()
+    assert [found.component for found in (await sandbox.stats()).replicas] == ["main"]
+    exited, _ = await world.run(sandbox, world.process("true", component="another"))
+    assert exited.exit_code == 0

@@ -224,10 +224,15 @@ class DockerBackend:
         return await self._sandboxes.sweep(keep)
 
     async def strays(self) -> tuple[str, ...]:
-        """Ids of sandboxes of which the engine has containers, whoever made them."""
+        """Ids of this agent's sandboxes of which the engine has containers."""
+        detected = await self._limits()
+        if detected.driver is None:
+            return ()
+        own = f"{engine_path(detected.driver)}/".removeprefix("/")
         async with self.engine() as docker:
             found = await docker.containers.list(all=True, filters={"label": [LABEL]})
-        return tuple(sorted({container["Labels"][LABEL] for container in found}))
+        groups = {container["Labels"][LABEL] for container in found}
+        return tuple(sorted(group.removeprefix(own) for group in groups if group.startswith(own)))
 
     async def release(self) -> None:
         detected = await self._limits()

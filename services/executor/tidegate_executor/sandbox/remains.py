@@ -57,12 +57,10 @@ def end_remains(state: StateDirectory) -> None:
 
 def _end_in_engine(sandbox: str, engine: str, cgroup: dict[str, str]) -> None:
     try:
-        Engine(engine).remove_all(sandbox)
-    except EngineError as error:
-        raise InfrastructureError(f"sandbox {sandbox}: {error}") from error
-    try:
-        remove_elsewhere(engine_path(driver_from(cgroup)), sandbox)
-    except CgroupError as error:
+        place = engine_path(driver_from(cgroup))
+        Engine(engine).remove_all(f"{place}/{sandbox}")
+        remove_elsewhere(place, sandbox)
+    except (CgroupError, EngineError) as error:
         raise InfrastructureError(f"sandbox {sandbox}: {error}") from error
 
 

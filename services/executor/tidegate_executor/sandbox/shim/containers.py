@@ -39,6 +39,7 @@ class ContainerLauncher(Launching):
         self._place = place
         self._docker: dict[str, Any] = config["docker"]
         self._engine = Engine(self._docker["socket"])
+        self._group: str = self._docker["group"].strip("/")
         self._uid: int = config["uid"]
         self._files = os.path.join(config["state_dir"], FILES_NAME)
         self._binds: list[str] = []
@@ -121,8 +122,8 @@ class ContainerLauncher(Launching):
         return self._volume(name, {"type": "tmpfs", "device": "tmpfs", "o": f"mode={mode},nosuid,nodev"})
 
     def _volume(self, name: str, options: dict[str, str]) -> str:
-        full = f"tidegate-{self._config['id']}-{name}"
-        labels = {LABEL: self._config["id"]}
+        full = f"{self._group.replace('/', '-')}-{name}"
+        labels = {LABEL: self._group}
         self._engine.call(
             "POST", "/volumes/create", {"Name": full, "Driver": "local", "DriverOpts": options, "Labels": labels}
         )
@@ -135,7 +136,7 @@ class ContainerLauncher(Launching):
             "Entrypoint": [HOLD_PATH],
             "Cmd": [],
             "User": "65534:65534",
-            "Labels": {LABEL: self._config["id"], "tidegate.part": name},
+            "Labels": {LABEL: self._group, "tidegate.part": name},
             "NetworkDisabled": False,
             "StopTimeout": 0,
             "HostConfig": {
@@ -298,7 +299,7 @@ class ContainerLauncher(Launching):
 
     def close(self) -> None:
         self._containers.clear()
-        self._remove(lambda: self._engine.remove_all(self._config["id"]))
+        self._remove(lambda: self._engine.remove_all(self._group))
 
     def _remove(self, removing: Callable[[], None]) -> None:
         """What cannot be removed now, `destroy` removes, or says why it cannot."""

@@ -13,7 +13,8 @@ from urllib.parse import quote, urlencode
 
 API = "/v1.41"
 CALL_SECONDS_MAX = 60.0
-LABEL = "tidegate.sandbox"  # of every container and volume: the sandbox's id
+# Of every container and volume: the sandbox by its control group, which names the agent too, for some share an engine.
+LABEL = "tidegate.sandbox"
 
 
 class EngineError(Exception):
@@ -59,9 +60,9 @@ class Engine:
             raise EngineError(_message(data) or answer.reason, answer.status)
         return json.loads(data) if data.strip() else None
 
-    def remove_all(self, sandbox: str) -> None:
-        """Remove every container and volume of one sandbox. Idempotent."""
-        filters = json.dumps({"label": [f"{LABEL}={sandbox}"]})
+    def remove_all(self, group: str) -> None:
+        """Remove every container and volume of the sandbox with that control group. Idempotent."""
+        filters = json.dumps({"label": [f"{LABEL}={group.strip('/')}"]})
         for container in self.call("GET", "/containers/json", all="true", filters=filters):
             self.remove_container(container["Id"])
         for volume in self.call("GET", "/volumes", filters=filters)["Volumes"] or []:
