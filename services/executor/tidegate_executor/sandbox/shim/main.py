@@ -37,6 +37,7 @@ def begin(connection: int, kind: bytes) -> NoReturn:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         gc.disable()  # until the sandbox stands, in forks of us too: looking at it all costs more than it finds
+        select.select([connection], [], [], AHEAD_SECONDS)
         os.dup2(connection, CONNECTION, inheritable=False)
         os.closerange(CONNECTION + 1, os.sysconf("SC_OPEN_MAX"))
         os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
@@ -44,7 +45,6 @@ def begin(connection: int, kind: bytes) -> NoReturn:
         os.umask(0o022)
         syscalls.make_undumpable()
         identity = _identity()
-        select.select([CONNECTION], [], [], AHEAD_SECONDS)
         bubblewrap = Bubblewrap() if kind == ISOLATED else None
         if text := _read_all(CONNECTION):
             server = _open(json.loads(text), bubblewrap, identity)
