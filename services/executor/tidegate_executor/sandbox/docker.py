@@ -104,6 +104,8 @@ class DockerBackend:
             if detected.driver is not None:
                 name = self._settings.cgroup_name
                 driver = await asyncio.to_thread(engine_driver, detected.driver, name)
+                if driver is not detected.driver:
+                    await asyncio.to_thread(detected.driver.release)  # trying it made its place
                 self._sandboxes.use_limits(Detected(driver, detected.tried))
             self._limits_chosen = True
         return await self._sandboxes.limits()
