@@ -41,6 +41,8 @@ NODE_COUNTERS = {
     "images_fetched": "images that the agent fetched since it began",
     "image_fetch_failures": "times that an image could not be fetched since the agent began",
     "image_fetched_bytes": "bytes of the images that the agent fetched since it began",
+    "starts_prepared": "sandboxes that found their process waiting ready since the agent began",
+    "starts_unprepared": "sandboxes that found none, in a burst perhaps, since the agent began",
 }
 GPU_GAUGES = {
     "utilization_ratio": "share of time in which a kernel ran on the GPU",

@@ -22,7 +22,7 @@ from tidegate_executor.images import Image, find
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}\Z")
 _SUBJECT_TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}\Z")
 GPU_MILLIS = 1000  # one whole device
-# A sandbox of level `trusted` has no device nodes but the harmless ones, so a GPU would not be there.
+# At these every process sees every device; at others a GPU is there where the node's CDI files know it (`devices.py`).
 LEVELS_WITH_GPUS = frozenset({"unisolated"})
 
 
@@ -43,13 +43,14 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     capacity: NodeCapacity
     levels: Set[str]
     images: Mapping[str, Image]
+    gpu_levels: Set[str] = LEVELS_WITH_GPUS
     fetches_images: bool = False
     """Others may be had from a store: whether they can is seen when a member is made ready."""
 
 
-def offerable(capacity: NodeCapacity, levels: Set[str]) -> NodeCapacity:
+def offerable(capacity: NodeCapacity, levels: Set[str], gpu_levels: Set[str] = LEVELS_WITH_GPUS) -> NodeCapacity:
     """Return the capacity without GPUs where no offered level could pass one to a job."""
-    if LEVELS_WITH_GPUS & levels:
+    if gpu_levels & levels:
         return capacity
     resources = msgspec.structs.replace(capacity.resources, gpus=0, gpu_memory_mib=0)
     return msgspec.structs.replace(capacity, resources=resources, gpus=())
@@ -136,8 +137,8 @@ def _room_refusal(order: SandboxOrder, offer: Offer, claims: list[Claim]) -> Rea
 def _gpu_refusal(order: SandboxOrder, offer: Offer, claims: list[Claim]) -> Reason | None:
     if not order.gpu_indices:
         return None
-    if order.spec.isolation not in LEVELS_WITH_GPUS:
-        return Reason(code="GpuNotPassed", detail=f"level {order.spec.isolation} passes no GPU to a sandbox")
+    if (refused := _gpu_level_refusal(order, offer)) is not None:
+        return refused
     known = {gpu.index: gpu for gpu in offer.capacity.gpus}
     taken: dict[int, int] = {}
     for claim in claims:
@@ -157,6 +158,17 @@ def _gpu_refusal(order: SandboxOrder, offer: Offer, claims: list[Claim]) -> Reas
             )
         if known[index].memory_mib < need_mib:
             return Reason(code="GpuTooSmall", detail=f"GPU {index} has {known[index].memory_mib} MiB of {need_mib}")
+    return None
+
+
+def _gpu_level_refusal(order: SandboxOrder, offer: Offer) -> Reason | None:
+    level = order.spec.isolation
+    if level not in offer.gpu_levels:
+        return Reason(code="GpuNotPassed", detail=f"level {level} passes no GPU to a sandbox")
+    if order.spec.phase_entry == "asked" and level not in LEVELS_WITH_GPUS:
+        accepted = ", ".join(sorted(LEVELS_WITH_GPUS))
+        detail = f"at level {level} no device comes and goes with phases that are asked for; accepted: {accepted}"
+        return Reason(code="GpuNotPassed", detail=detail)
     return None
 
 

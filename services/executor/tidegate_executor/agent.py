@@ -292,6 +292,7 @@ class NodeAgent:
             )
         await asyncio.to_thread(retention.trim_logs, self._context.paths.logs, set(self._runners))
         await asyncio.to_thread(self._context.workdirs.trim, _workdirs_in_use(self._runners.values()))
+        await self._context.images.trim()
 
 
 def _workdirs_in_use(runners: Iterable[AttemptRunner]) -> set[str]:

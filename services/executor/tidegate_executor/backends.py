@@ -10,6 +10,8 @@ import structlog
 
 from tidegate_executor.sandbox.base import FoundSandbox, SandboxBackend
 from tidegate_executor.sandbox.bwrap import BwrapBackend
+from tidegate_executor.sandbox.docker import DockerBackend
+from tidegate_executor.sandbox.gvisor import GvisorBackend
 from tidegate_executor.sandbox.process import ProcessBackend
 from tidegate_executor.sandbox.settings import SandboxSettings
 from tidegate_executor.settings import NodePaths, Settings, sandbox_settings
@@ -24,7 +26,13 @@ class NoLevelError(Exception):
 
 def make(settings: SandboxSettings) -> dict[str, SandboxBackend]:
     """Return every backend by its level; which of them are offered is another question."""
-    return {"trusted": BwrapBackend(settings), "unisolated": ProcessBackend(settings)}
+    by_docker = settings.trusted_backend == "docker", settings.guarded_backend == "docker"
+    return {
+        "trusted": DockerBackend(settings, "trusted") if by_docker[0] else BwrapBackend(settings),
+        "guarded": DockerBackend(settings, "guarded") if by_docker[1] else GvisorBackend(settings),
+        "vm": DockerBackend(settings, "vm"),
+        "unisolated": ProcessBackend(settings),
+    }
 
 
 def record(settings: Settings) -> SandboxSettings:
@@ -35,9 +43,11 @@ def record(settings: Settings) -> SandboxSettings:
     plan = settings.paths.sweep_plan
     if (known := recorded(settings.paths)) is not None:
         wanted = sandbox_settings(settings)
-        if (known.cgroup_name, known.uid_base) != (wanted.cgroup_name, wanted.uid_base):
+        if msgspec.structs.replace(known, shim_python="", runsc="") != msgspec.structs.replace(
+            wanted, shim_python="", runsc=""
+        ):
             log.warning("sandbox_settings_kept", cgroup_name=known.cgroup_name, uid_base=known.uid_base)
-        return msgspec.structs.replace(known, shim_python=wanted.shim_python)
+        return msgspec.structs.replace(known, shim_python=wanted.shim_python, runsc=wanted.runsc)
     chosen = sandbox_settings(settings)
     write_durably(plan, msgspec.json.encode(chosen))
     return chosen

@@ -20,7 +20,10 @@ GPU_MILLIS = 1000  # one whole device
 
 
 class Places(msgspec.Struct, frozen=True, kw_only=True):
-    """Paths as the job sees them. `checkpoint_dir` is the directory that a job without the SDK declared."""
+    """Paths as the job sees them. `checkpoint_dir` is the directory that a job without the SDK declared.
+
+    `master_address` is rank 0's in the job's private network, empty where its members have none or are not all here.
+    """
 
     workspace: str
     socket: str
@@ -33,6 +36,7 @@ class Places(msgspec.Struct, frozen=True, kw_only=True):
     inputs: dict[str, str] = {}
     outputs: dict[str, str] = {}
     checkpoint_dir: str | None = None
+    master_address: str = ""
 
 
 def of_process(order: SandboxOrder, component: Component, replica: int, places: Places) -> dict[str, str]:
@@ -56,7 +60,7 @@ def of_process(order: SandboxOrder, component: Component, replica: int, places: 
         "HOME": places.home,
         "PYTHONPATH": ":".join(python_path),
         **_visible(order.gpu_indices),
-        **_gang(order),
+        **_gang(order, places.master_address),
         **_gpu_share(order),
         "TRACEPARENT": order.traceparent or trace.traceparent(order.job),
         **_identity(order, component, replica),
@@ -72,7 +76,7 @@ def master_port(job: str, attempt: int) -> int:
     return MASTER_PORT_FIRST + int.from_bytes(digest[:8], "big") % MASTER_PORTS
 
 
-def _gang(order: SandboxOrder) -> dict[str, str]:
+def _gang(order: SandboxOrder, master_address: str) -> dict[str, str]:
     """Return the variables by which torchrun tells a process its place; one node where the order names none."""
     size = order.spec.gang_size
     place = order.gang or GangPlace(nodes=("",), local_rank=order.rank, local_size=size, master_address=LOOPBACK)
@@ -82,7 +86,7 @@ def _gang(order: SandboxOrder) -> dict[str, str]:
         "LOCAL_RANK": str(place.local_rank),
         "LOCAL_WORLD_SIZE": str(place.local_size),
         "NODE_RANK": str(place.node_rank),
-        "MASTER_ADDR": place.master_address,
+        "MASTER_ADDR": master_address or place.master_address,
         "MASTER_PORT": str(master_port(order.job, order.attempt)),
     }
 

@@ -1,4 +1,4 @@
-"""The images of this node: those of the settings, and those fetched from the store, within their room on disk.
+"""The images of this node: those of the settings, those fetched from the store, and OCI images, within their room.
 
 A start and a hint get an image in the same way, and whoever comes second waits for the first. A start that cannot have
 its image is refused, so that the job goes elsewhere; a hint that cannot be followed is counted and told, no more.
@@ -19,9 +19,11 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from tidegate_executor import fetched_images, image_store, images
+from tidegate_executor import fetched_images, image_store, images, watermarks
 from tidegate_executor.image_store import TEMPORARY, Stored, StoreError
 from tidegate_executor.images import Image, find
+from tidegate_executor.oci.images import Record
+from tidegate_executor.oci.shelf import OciShelf, OciUnavailableError, is_oci
 from tidegate_executor.sandbox.state import remove_tree
 from tidegate_executor.settings import Settings
 from tidegate_executor.starts import Starts
@@ -63,6 +65,7 @@ class ImageShelf:
         self._turns = Turns()
         self._making_room = asyncio.Lock()
         self._reading = StoreThreads()
+        self._oci = OciShelf(settings)
         self._staged = itertools.count()
         self._under_way: dict[str, int] = {}
         self._unused_since: dict[str, float] = {}
@@ -86,6 +89,8 @@ class ImageShelf:
         for stored in whole:
             name = stored.name if stored.name not in known else stored.digest
             known[name] = stored.at(self._place(stored), name)
+        for image in await self._oci.open():
+            known[image.name if image.name not in known else image.digest] = image
         self._known.update(known)
         for stored in damaged:
             if not self._is_needed(stored):
@@ -117,17 +122,55 @@ class ImageShelf:
         """Return the image of that name or digest, fetched if need be. Raises ImageUnavailableError."""
         image = await self._get(named, hinted=False)
         self._unused_since.pop(image.digest, None)
-        await asyncio.to_thread(fetched_images.note_use, self._directory, image.digest)
+        if is_oci(image.digest):
+            await self._oci.note_use(image.digest)
+        else:
+            await asyncio.to_thread(fetched_images.note_use, self._directory, image.digest)
         return image
+
+    async def convert_own(self) -> None:
+        """Have the OCI images of the settings here, one after the other, when no start waits."""
+        known = await self.here()
+        for name in self._oci.named:
+            if name not in known:
+                await self._starts.over()
+                await self._have(name, hinted=False)
+
+    async def trim(self) -> None:
+        """Where the disk is fuller than it may be, remove what was not used for longest, if nobody needs it."""
+        wanted_bytes = await asyncio.to_thread(watermarks.excess_bytes, self._settings, self._directory)
+        if wanted_bytes <= 0:
+            return
+        async with self._making_room:
+            fetched = await asyncio.to_thread(fetched_images.held, self._directory)
+            leaving: list[Stored | Record] = [*self._may_leave(fetched, hinted=True), *await self._oci.held()]
+            for record in leaving:
+                if wanted_bytes <= 0:
+                    return
+                if self._is_needed(record) or self._is_awaited(record):
+                    continue
+                wanted_bytes -= record.size_bytes
+                await self._remove(record)
 
     async def prefetch(self, named: str) -> None:
         """Have the image here if that is possible; pauses while starts wait for something else."""
+        await self._have(named, hinted=True)
+
+    async def _have(self, named: str, *, hinted: bool) -> None:
         try:
-            await self._get(named, hinted=True)
+            await self._get(named, hinted=hinted)
         except ImageUnavailableError as error:
             log.warning("image_not_prefetched", image=named, why=str(error))
             self.unavailable = dict([*self.unavailable.items(), (named, str(error))][-UNAVAILABLE_KEPT:])
             self.changed.set()
+
+    async def check(self, digest: str) -> str:
+        """Return what is wrong with a converted image's files; nothing where all is as it was made. Raises OSError."""
+        return await self._oci.check(digest) if is_oci(digest) else ""
+
+    async def close(self) -> None:
+        """Undo the mounts of this process, which its end does too; sandboxes keep theirs."""
+        await self._oci.close()
 
     # ---- fetching ----
 
@@ -136,6 +179,9 @@ class ImageShelf:
         if (image := find(known, named)) is not None:
             return image
         try:
+            source = await self._reading.run(partial(self._oci.source, named), threading.Event())
+            if source is not None:
+                return await self._convert(named, source, hinted=hinted)
             place, stored = await self._reading.run(partial(self._in_store, named), threading.Event())
             async with self._turns.take(stored.digest):
                 if (image := find(known, stored.digest)) is not None:
@@ -147,6 +193,30 @@ class ImageShelf:
         except (StoreError, OSError) as error:
             self.failures += 1
             raise ImageUnavailableError(f"image {named} cannot be fetched: {error}") from error
+
+    async def _convert(self, named: str, source: str, *, hinted: bool) -> Image:
+        """Have an OCI image, converted once however many want it."""
+        if hinted:  # before its turn: a start that comes meanwhile does not wait for it
+            await watermarks.idle()
+        async with self._turns.take(source):
+            if (image := find(self._known, named)) is not None:
+                return image
+            log.info("oci_image_converting", image=named, source=source, hinted=hinted)
+            try:
+                image, size_bytes = await self._oci.convert(named, source)
+            except OciUnavailableError as error:
+                raise ImageUnavailableError(f"image {named} cannot be had from {source}: {error}") from error
+            self._took(image, size_bytes)
+            return image
+
+    def _took(self, image: Image, size_bytes: int) -> None:
+        """An image came: it counts, and is told of."""
+        self._known[image.name] = image
+        self._unused_since[image.digest] = time.monotonic()
+        self.unavailable = {name: why for name, why in self.unavailable.items() if find(self._known, name) is None}
+        self.fetches += 1
+        self.fetched_bytes += size_bytes
+        self.changed.set()
 
     def _in_store(self, named: str) -> tuple[Path, Stored]:
         store = self._settings.image_store_dir
@@ -183,12 +253,7 @@ class ImageShelf:
             finally:
                 await to_its_end(remove_tree, staging)
         image = stored.at(target, stored.name if stored.name not in self._known else stored.digest)
-        self._known[image.name] = image
-        self._unused_since[image.digest] = time.monotonic()
-        self.unavailable = {name: why for name, why in self.unavailable.items() if find(self._known, name) is None}
-        self.fetches += 1
-        self.fetched_bytes += stored.size_bytes
-        self.changed.set()
+        self._took(image, stored.size_bytes)
         log.info("image_fetched", image=image.name, digest=image.digest)
         return image
 
@@ -246,27 +311,33 @@ class ImageShelf:
         left_alone = [record for record in unneeded if not self._is_awaited(record)]
         return left_alone if hinted else left_alone + [record for record in unneeded if record not in left_alone]
 
-    def _is_needed(self, record: Stored) -> bool:
-        return not self.in_use().isdisjoint(self._names(record))
+    def _is_needed(self, record: Stored | Record) -> bool:
+        needed = self.in_use() | set(self._settings.pinned_images)
+        return not needed.isdisjoint(self._names(record))
 
-    def _is_awaited(self, record: Stored) -> bool:
+    def _is_awaited(self, record: Stored | Record) -> bool:
         since = self._unused_since.get(record.digest)
         unused = since is not None and time.monotonic() - since < UNUSED_SECONDS_MAX
         return unused or not self.hinted.isdisjoint(self._names(record))
 
-    async def _remove(self, record: Stored) -> None:
+    async def _remove(self, record: Stored | Record) -> None:
         for name in self._names(record) & set(self._known):
             del self._known[name]
         self._unused_since.pop(record.digest, None)
         self.changed.set()
-        await to_its_end(fetched_images.take_away, self._place(record))
+        if isinstance(record, Record):
+            await self._oci.remove(record.digest)
+        else:
+            await to_its_end(fetched_images.take_away, self._place(record))
         log.info("fetched_image_removed", image=record.name, digest=record.digest, bytes=record.size_bytes)
 
     def _place(self, stored: Stored) -> Path:
         return fetched_images.place_of(self._directory, stored.digest)
 
-    def _names(self, record: Stored) -> set[str]:
+    def _names(self, record: Stored | Record) -> set[str]:
         """Return how members may name the image that was fetched, its digest included."""
+        if isinstance(record, Record):
+            return {name for name, image in self._known.items() if image.digest == record.digest} | {record.digest}
         place = self._place(record)
         own = {name: [Path(layer.source) for layer in image.layers] for name, image in self._known.items()}
         names = {name for name, sources in own.items() if any(source.is_relative_to(place) for source in sources)}

@@ -27,12 +27,16 @@ log = structlog.get_logger()
 
 
 class Image(msgspec.Struct, frozen=True, kw_only=True):
-    """One image. `path` are the directories, as seen inside, where commands are looked for, in order."""
+    """One image. `path` are the directories, as seen inside, where commands are looked for, in order.
+
+    Layers with the same target are stacked there, the first one lowest. `env` are variables that its programs expect.
+    """
 
     name: str
     digest: str
     layers: tuple[Layer, ...]
     path: tuple[str, ...]
+    env: dict[str, str] = {}
 
 
 class ImageError(Exception):
@@ -46,7 +50,7 @@ def find(images: Mapping[str, Image], named: str) -> Image | None:
 
 async def catalogue(settings: Settings) -> dict[str, Image]:
     """Return every image with its digest; reading them is done in threads. Raises ImageError."""
-    wanted = dict(settings.images)
+    wanted = {name: image for name, image in settings.images.items() if not image.oci}
     if settings.offer_host_image:
         wanted[HOST] = host_image()
     return await asyncio.to_thread(_measure, wanted, cache_directory(settings))

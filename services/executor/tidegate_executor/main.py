@@ -15,6 +15,8 @@ from tidegate_executor import commands, probing, settings, shell
 from tidegate_executor.backends import NoLevelError
 from tidegate_executor.image_store import StoreError
 from tidegate_executor.lock import DataDirectoryInUseError
+from tidegate_executor.oci import mounting
+from tidegate_executor.sandbox.state import living_shims
 from tidegate_executor.sweep import sweep
 
 EXIT_REFUSED = 2
@@ -51,4 +53,6 @@ def _run(arguments: argparse.Namespace) -> None:
     elif arguments.command == "publish":
         commands.publish_image(loaded, arguments.image)
     else:
+        if os.geteuid() == 0 and not mounting.enter_own_namespace(living_shims(loaded.paths.sandboxes)):
+            print("no mount namespace of its own was allowed: image layers are unpacked", file=sys.stderr)
         run_until_signalled(lambda: shell.serve(loaded, SystemClock()))

@@ -16,19 +16,21 @@ from tidegate_events.events import Quota, Reason
 from tidegate_events.orders import SandboxOrder
 from tidegate_events.spec import Component, PathBinding
 
-from tidegate_executor import checkpoints, environment, secret_store
+from tidegate_executor import checkpoints, devices, environment, secret_store
 from tidegate_executor.attempts import scaling
 from tidegate_executor.attempts.state import AttemptState
 from tidegate_executor.attempts.wording import plain
 from tidegate_executor.context import Context
 from tidegate_executor.image_shelf import ImageUnavailableError
 from tidegate_executor.images import Image
+from tidegate_executor.sandbox import cdi, networks
 from tidegate_executor.sandbox.base import (
     CPU_MILLIS_MIN,
     MEMORY_MIB_MIN,
     ComponentProcess,
     Limits,
     Mount,
+    Network,
     SandboxSpec,
 )
 from tidegate_executor.sandbox.state import remove_tree
@@ -60,6 +62,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     declared: Path | None
     hot: Path
     image_digest: str
+    image_env: dict[str, str] = {}
 
     def __repr__(self) -> str:
         return f"Prepared({self.spec!r})"
@@ -117,6 +120,7 @@ def _assemble(
         *_bindings(order.spec.inputs, context.settings.input_roots, "/inputs"),
         *_bindings(order.spec.outputs, context.settings.output_roots, "/outputs", writable=True),
     ]
+    gpus = _gpus(context, order, state)
     declared = _declared_mount(context, state, declared_target)
     if declared is not None:
         mounts.append(declared)
@@ -127,7 +131,9 @@ def _assemble(
         uid_slot=state.uid_slot,
         layers=image.layers,
         workdir=str(workdir) if workdir else None,
-        mounts=tuple(mounts),
+        mounts=(*mounts, *gpus.mounts),
+        devices=gpus.devices,
+        network=_network(order, state),
         pids_max=PIDS_PER_REPLICA * max(4, sum(scaling.most(component) for component in order.spec.components)),
     )
     places = _places(context, order, spec, (image, declared_target))
@@ -136,7 +142,29 @@ def _assemble(
         host_declared = Path(declared.source)
     elif declared_target is not None:  # at level `unisolated` what is below the workspace is a plain directory
         host_declared = Path(context.backends[state.level].path_inside(spec, declared_target))
-    return Prepared(spec=spec, places=places, declared=host_declared, hot=hot, image_digest=image.digest)
+    return Prepared(
+        spec=spec,
+        places=places,
+        declared=host_declared,
+        hot=hot,
+        image_digest=image.digest,
+        image_env={**image.env, **gpus.env},
+    )
+
+
+def _gpus(context: Context, order: SandboxOrder, state: AttemptState) -> cdi.Granted:
+    try:
+        return devices.granted(context.settings, state.level, order.gpu_indices)
+    except cdi.CdiError as error:
+        raise RefusedError("GpuNotPassed", str(error)) from error
+
+
+def _network(order: SandboxOrder, state: AttemptState) -> Network | None:
+    """The members of a gang on this node reach each other; only root can make them a network."""
+    place = order.gang
+    if place is None or place.local_size < 2 or state.level == "unisolated" or os.geteuid() != 0:
+        return None
+    return Network(name=f"{order.job}.{order.attempt}", member=place.local_rank)
 
 
 def _places(
@@ -160,7 +188,14 @@ def _places(
         inputs={binding.name: inside(f"/inputs/{binding.name}") for binding in order.spec.inputs},
         outputs={binding.name: inside(f"/outputs/{binding.name}") for binding in order.spec.outputs},
         checkpoint_dir=inside(declared_target) if declared_target else None,
+        master_address=_master_address(order, spec),
     )
+
+
+def _master_address(order: SandboxOrder, spec: SandboxSpec) -> str:
+    """Where rank 0 is for the members of a gang that has a private network and is on this node as a whole."""
+    alone = order.gang is not None and len(order.gang.nodes) == 1
+    return networks.address(0) if alone and spec.network is not None else ""
 
 
 def _hot_directory(context: Context, order: SandboxOrder) -> Path:
@@ -258,6 +293,6 @@ def process_of(
         replica=replica,
         argv=component.command,
         limits=limits,
-        env=environment.of_process(order, component, replica, prepared.places),
+        env=prepared.image_env | environment.of_process(order, component, replica, prepared.places),
         cwd=prepared.places.workspace,
     )

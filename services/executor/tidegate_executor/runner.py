@@ -17,7 +17,7 @@ from tidegate_events.events import AnyEvent, Reason
 from tidegate_events.orders import SandboxOrder
 from tidegate_events.spec import Component
 
-from tidegate_executor import conclusion, granting, preparation, resizing
+from tidegate_executor import conclusion, granting, prechecks, preparation, resizing
 from tidegate_executor.attempt_memory import AttemptMemory
 from tidegate_executor.attempts import entry, facts, planning, scaling, transitions
 from tidegate_executor.attempts.state import AttemptState, Replica
@@ -189,15 +189,28 @@ class AttemptRunner:
 
     async def _attend(self, sandbox: Sandbox) -> None:
         async with asyncio.TaskGroup() as tasks:
-            serving = tasks.create_task(self._server.run())
+            beside = [tasks.create_task(self._server.run())]
             tasks.create_task(self._follow(sandbox))
             if self._found is None:
+                beside.append(tasks.create_task(self._check()))
                 await self._start_afresh(sandbox)
             else:
                 await self._settle_doubts(sandbox)
             await self._loop(sandbox, tasks)
-            serving.cancel()
+            for task in beside:
+                task.cancel()
         await conclusion.remove(self._context, self.memory, sandbox, self._log)
+
+    async def _check(self) -> None:
+        """Look at what the member needs of the node while it starts; what is missing ends it."""
+        assert self._prepared is not None, "a new sandbox was made from it"
+        prepared, gpus = self._prepared, bool(self.memory.order.gpu_indices)
+        subject = prechecks.Subject(digest=prepared.image_digest, env=prepared.image_env, gpus=gpus)
+        try:
+            await prechecks.run(self._context, subject)
+        except prechecks.PrecheckFailedError as error:
+            self._log.error("precheck_failed", why=str(error))
+            self._fail(str(error))
 
     async def _start_afresh(self, sandbox: Sandbox) -> None:
         try:

@@ -10,13 +10,19 @@ import re
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from tidegate_events.bus import BusSettings
 from tidegate_events.subjects import token
 
-from tidegate_executor.sandbox.settings import UID_BASE_DEFAULT, UID_SLOTS_DEFAULT, SandboxSettings
+from tidegate_executor.sandbox.settings import (
+    DOCKER_SOCKET_DEFAULT,
+    RUNSC_DEFAULT,
+    UID_BASE_DEFAULT,
+    UID_SLOTS_DEFAULT,
+    SandboxSettings,
+)
 
 UID_RANGES = 256  # agents of one machine get different uid ranges, by the hash of their node's name
 CGROUP_NAME_CHARS_MAX = 48
@@ -31,9 +37,14 @@ class ImageLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class ImageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An image of the operator's own: its layers, and directories inside that come first on PATH."""
+    """An image of the operator's own: its layers, and directories inside that come first on PATH; or an OCI image.
 
-    layers: tuple[ImageLayer, ...]
+    Layers with the same target are stacked there, the first one lowest. `oci` is where an OCI image is had from
+    (`oci/sources.py`), which is converted in the background and knows its own layers and PATH.
+    """
+
+    layers: tuple[ImageLayer, ...] = ()
+    oci: str = ""
     path: tuple[str, ...] = ("/usr/local/bin", "/usr/bin", "/bin")
 
 
@@ -46,9 +57,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     `input_roots` and `output_roots` are the host directories below which a job may name inputs and outputs; an empty
     list allows none. `image_cache_dir` keeps the hashes of image files, for several agents to share.
     `image_store_dir` is where images lie that this node may copy, of which it keeps `fetched_images_mib` at most.
+    `pinned_images` never leave. Where the disk is fuller than `images_high_percent`, others that nobody needs do, the
+    one that was not used for longest first, until `images_low_percent`.
+    A hot directory slower than `hot_mib_per_second_min` ends a member; 0 asks nothing of it.
     `rack` and `switch` say where the node stands in the network; `address` is where the other nodes of a gang reach it
     (left out: this is the only machine).
-    `offer_unisolated` lets jobs that ask for it run as plain processes.
+    `offer_unisolated` lets jobs that ask for it run as plain processes; `offer_guarded` and `offer_vm` offer those
+    levels where trying them shows that they work. `trusted_backend` and `guarded_backend` say what gives a level;
+    `docker_socket` and `runsc` are where their programs are. In `cdi_dirs` lie the files by which GPUs enter a sandbox,
+    as devices of `cdi_gpu_kind` that are named by their index.
     """
 
     node: str
@@ -58,6 +75,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     gateway_url: str = ""
     bus: BusSettings = BusSettings(name="tidegate-executor")
     offer_trusted: bool = True
+    offer_guarded: bool = False
+    offer_vm: bool = False
     offer_unisolated: bool = False
     cpu_millis: int | None = None
     memory_mib: int | None = None
@@ -72,7 +91,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     image_cache_dir: str | None = None
     image_store_dir: str = ""
     fetched_images_mib: int = 20 * 1024
+    pinned_images: tuple[str, ...] = ()
+    images_high_percent: int = 90
+    images_low_percent: int = 80
+    hot_mib_per_second_min: int = 0
     uid_base: int | None = None
+    trusted_backend: Literal["bwrap", "docker"] = "bwrap"
+    guarded_backend: Literal["gvisor", "docker"] = "gvisor"
+    cdi_dirs: tuple[str, ...] = ("/etc/cdi", "/var/run/cdi")
+    cdi_gpu_kind: str = "nvidia.com/gpu"
+    docker_socket: str = DOCKER_SOCKET_DEFAULT
+    runsc: str = RUNSC_DEFAULT
     cgroup_name: str | None = None
     cgroup_parent: str | None = None
     rack: str = ""
@@ -98,6 +127,7 @@ class NodePaths:
         self.sandboxes = root / "sandboxes"
         self.images = root / "images"
         self.fetched = root / "fetched-images"
+        self.oci = root / "oci-images"
         self.workdirs = root / "workdirs"
         self.checkpoint_dirs = root / "checkpoint-dirs"
         self.channels = root / "channels"
@@ -114,6 +144,7 @@ class NodePaths:
             self.sandboxes,
             self.workdirs,
             self.fetched,
+            self.oci,
             self.checkpoint_dirs,
             self.channels,
             self.sdk,
@@ -125,7 +156,7 @@ class SettingsError(Exception):
     """The settings cannot be used; the text says which one, why, and what is accepted."""
 
 
-LEVELS = ("trusted", "unisolated")
+LEVELS = ("trusted", "guarded", "vm", "unisolated")
 CONFIG_VARIABLE = "TIDEGATE_EXECUTOR_CONFIG"
 # Environment variable -> setting. A stack's TIDEGATE_HOME places the directories that are not named otherwise.
 _TEXTS = {
@@ -136,6 +167,11 @@ _TEXTS = {
     "TIDEGATE_GATEWAY_URL": "gateway_url",
     "TIDEGATE_IMAGE_CACHE_DIR": "image_cache_dir",
     "TIDEGATE_IMAGE_STORE_DIR": "image_store_dir",
+    "TIDEGATE_TRUSTED_BACKEND": "trusted_backend",
+    "TIDEGATE_GUARDED_BACKEND": "guarded_backend",
+    "TIDEGATE_CDI_GPU_KIND": "cdi_gpu_kind",
+    "TIDEGATE_DOCKER_SOCKET": "docker_socket",
+    "TIDEGATE_RUNSC": "runsc",
     "TIDEGATE_CGROUP_NAME": "cgroup_name",
     "TIDEGATE_CGROUP_PARENT": "cgroup_parent",
     "TIDEGATE_NODE_RACK": "rack",
@@ -152,7 +188,11 @@ _NUMBERS = {
     "TIDEGATE_FETCHED_IMAGES_MIB": "fetched_images_mib",
     "TIDEGATE_UID_BASE": "uid_base",
 }
-_ROOTS = {"TIDEGATE_INPUT_ROOTS": "input_roots", "TIDEGATE_OUTPUT_ROOTS": "output_roots"}
+_ROOTS = {
+    "TIDEGATE_INPUT_ROOTS": "input_roots",
+    "TIDEGATE_OUTPUT_ROOTS": "output_roots",
+    "TIDEGATE_CDI_DIRS": "cdi_dirs",
+}
 _BUS = {"TIDEGATE_BUS_URL": "url", "TIDEGATE_BUS_USER": "user", "TIDEGATE_BUS_PASSWORD": "password"}
 
 
@@ -240,8 +280,9 @@ def checked(settings: Settings) -> Settings:
         raise SettingsError(
             f"share_index {settings.share_index} of share_count {settings.share_count} refused; 0 to share_count - 1"
         )
-    if not (settings.offer_trusted or settings.offer_unisolated):
-        raise SettingsError("offer_trusted and offer_unisolated are both false: the node would offer no level at all")
+    if not any(getattr(settings, f"offer_{level}") for level in LEVELS):
+        names = ", ".join(f"offer_{level}" for level in LEVELS)
+        raise SettingsError(f"{names} are all false: the node would offer no level at all")
     _check_images(settings)
     return settings
 
@@ -251,6 +292,14 @@ def _check_images(settings: Settings) -> None:
         raise SettingsError("images: 'host' is built in; choose another name, or set offer_host_image to false")
     if settings.image_store_dir and not Path(settings.image_store_dir).is_absolute():
         raise SettingsError(f"image_store_dir: {settings.image_store_dir!r} refused; an absolute path is accepted")
+    for name, image in settings.images.items():
+        if bool(image.oci) == bool(image.layers):
+            raise SettingsError(f"images: {name!r} refused; either layers or oci, the source of an image, is accepted")
+    low, high = settings.images_low_percent, settings.images_high_percent
+    if not 0 < low <= high <= 100:
+        raise SettingsError(f"images_low_percent {low}, images_high_percent {high} refused; 0 < low <= high <= 100")
+    if settings.hot_mib_per_second_min < 0:
+        raise SettingsError(f"hot_mib_per_second_min: {settings.hot_mib_per_second_min} refused; 0 or more is accepted")
     if settings.fetched_images_mib < 0:
         raise SettingsError(f"fetched_images_mib: {settings.fetched_images_mib} refused; 0 or more is accepted")
 
@@ -272,4 +321,8 @@ def sandbox_settings(settings: Settings) -> SandboxSettings:
         cgroup_name=settings.cgroup_name or f"tidegate-{settings.node[:CGROUP_NAME_CHARS_MAX]}-{spread:08x}",
         cgroup_parent=settings.cgroup_parent,
         uid_base=uid_base,
+        trusted_backend=settings.trusted_backend,
+        guarded_backend=settings.guarded_backend,
+        docker_socket=settings.docker_socket,
+        runsc=settings.runsc,
     )

@@ -23,7 +23,7 @@ from tidegate_events.journal.base import JournalUnavailableError
 from tidegate_events.journal.nats import NatsJournal
 from tidegate_events.process import say_ready
 
-from tidegate_executor import attempt_memory, backends, capacity, lock, log_queries, sdk_copy
+from tidegate_executor import attempt_memory, backends, capacity, devices, lock, log_queries, sdk_copy
 from tidegate_executor.admission import Offer, offerable
 from tidegate_executor.agent import NodeAgent
 from tidegate_executor.context import Context
@@ -34,6 +34,7 @@ from tidegate_executor.sampling.reports import ProcessReports
 from tidegate_executor.sampling.sampler import Sampler
 from tidegate_executor.sampling.stamp import Stamp
 from tidegate_executor.sandbox.base import SandboxBackend
+from tidegate_executor.sandbox.launch import zygotes
 from tidegate_executor.settings import Settings
 from tidegate_executor.spool.incarnation import next_incarnation, recorded_incarnation
 from tidegate_executor.spool.publisher import FactPublisher
@@ -74,11 +75,18 @@ async def serve(settings: Settings, clock: Clock) -> None:
         beat = orders.Heartbeat(node=settings.node, incarnation=incarnation, at_ns=0)
         tasks.create_task(_beat(bus, beat, clock))
         detected = await asyncio.to_thread(capacity.detect, settings)
-        offered = offerable(detected, levels)
+        gpu_levels = await asyncio.to_thread(devices.gpu_levels, settings, [gpu.index for gpu in detected.gpus])
+        offered = offerable(detected, levels, gpu_levels)
         if detected.gpus != offered.gpus:
             log.warning("gpus_not_offered", gpus=len(detected.gpus), why="no offered level passes a GPU to a sandbox")
         shelf = context.images
-        offer = Offer(capacity=offered, levels=levels, images=await shelf.here(), fetches_images=shelf.fetches_others)
+        offer = Offer(
+            capacity=offered,
+            levels=levels,
+            gpu_levels=gpu_levels,
+            images=await shelf.here(),
+            fetches_images=shelf.fetches_others,
+        )
         await agent.join(offer)
         client = await bus
         tasks.create_task(_publish_facts(settings, spool, client, incarnation))
@@ -166,12 +174,13 @@ async def _attend(tasks: asyncio.TaskGroup, context: Context, agent: NodeAgent, 
         context.clock,
         context.reports,
         agent.sandboxes,
-        NodeReader(context.paths.root, counted=context.images.counters),
+        NodeReader(context.paths.root, counted=lambda: context.images.counters() | zygotes.counters()),
     )
     tasks.create_task(sampler.run(lambda data: _publish(client, subjects.telemetry(node), data)))
     tasks.create_task(_tidy(agent))
     tasks.create_task(agent.prefetch())
     tasks.create_task(agent.tell_images())
+    tasks.create_task(context.images.convert_own())
     say_ready()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -44,12 +45,17 @@ class Turns:
                 del self._turns[key]
 
 
-async def to_its_end(work: Callable[..., T], *arguments: object) -> T:
-    """Do it in a thread; a cancelled caller waits for the thread, which must not go on while its files are removed."""
+async def to_its_end(work: Callable[..., T], *arguments: object, given_up: threading.Event | None = None) -> T:
+    """Do it in a thread; a cancelled caller waits for the thread, which must not go on while its files are removed.
+
+    Where there is `given_up`, the thread is told by it that nobody wants its result any more.
+    """
     future = asyncio.get_running_loop().run_in_executor(None, lambda: work(*arguments))
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
+        if given_up is not None:
+            given_up.set()
         while not future.done():
             with suppress(asyncio.CancelledError):  # another one of the same; the first is raised at the end
                 await asyncio.wait([future])

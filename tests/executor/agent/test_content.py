@@ -509,6 +509,33 @@ def test_room_and_gpus_are_counted_over_all_that_is_here() -> None:
     assert refused is not None
     assert refused.code == "NameRefused"
     assert admission.offerable(OFFER.capacity, frozenset({"trusted"})).resources.gpus == 0
+    known_by_cdi = frozenset({"trusted", "unisolated"})
+    assert admission.offerable(OFFER.capacity, frozenset({"trusted"}), known_by_cdi).resources.gpus > 0
+
+
+def test_a_gpu_enters_an_isolated_sandbox_where_cdi_knows_it_and_does_not_follow_phases() -> None:
+    order = msgspec.structs.replace(job("a", component("main", "")), gpu_indices=(0,))
+    order = msgspec.structs.replace(order, spec=msgspec.structs.replace(order.spec, isolation="trusted"))
+    offer = msgspec.structs.replace(OFFER, levels=frozenset({"trusted"}))
+    refused = admission.refusal(order, offer, [])
+    assert refused is not None
+    assert refused.code == "GpuNotPassed"
+    by_cdi = msgspec.structs.replace(offer, gpu_levels=frozenset({"trusted", "unisolated"}))
+    assert admission.refusal(order, by_cdi, []) is None
+    asking = msgspec.structs.replace(order, spec=msgspec.structs.replace(order.spec, phase_entry="asked"))
+    refused = admission.refusal(asking, by_cdi, [])
+    assert refused is not None
+    assert "comes and goes" in refused.detail
+
+
+def test_a_gang_that_is_here_as_a_whole_meets_in_its_private_network() -> None:
+    order = job("a", component("main", ""))
+    places = environment.Places(
+        workspace="", socket="", checkpoints="", sdk="", home="", cache="", temporary="", path=()
+    )
+    assert environment.of_process(order, order.spec.components[0], 0, places)["MASTER_ADDR"] == "127.0.0.1"
+    private = msgspec.structs.replace(places, master_address="10.201.0.1")
+    assert environment.of_process(order, order.spec.components[0], 0, private)["MASTER_ADDR"] == "10.201.0.1"
 
 
 def test_a_gpu_that_does_not_answer_is_left_out_and_the_others_are_offered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -684,7 +711,7 @@ def test_settings_come_from_file_environment_and_command_line_in_that_order(tmp_
         ({"TIDEGATE_NODE": "a.b"}, "1 to 64"),
         ({"TIDEGATE_CPU_MILLIS": "many"}, "whole number"),
         ({"TIDEGATE_DATA_DIR": "relative"}, "absolute path"),
-        ({"TIDEGATE_LEVELS": "vm"}, "trusted, unisolated"),
+        ({"TIDEGATE_LEVELS": "bubble"}, "trusted, guarded, vm, unisolated"),
         ({"TIDEGATE_GATEWAY_URL": "ftp://x"}, "http"),
         ({"TIDEGATE_EXECUTOR_CONFIG": "/nowhere.json"}, "JSON object"),
         ({"TIDEGATE_NODE_RACK": "row one"}, "rack"),

@@ -24,13 +24,21 @@ from tidegate_executor.sandbox.base import (
     SandboxSpec,
 )
 from tidegate_executor.sandbox.bwrap import BwrapBackend
+from tidegate_executor.sandbox.docker import DockerBackend
+from tidegate_executor.sandbox.gvisor import GvisorBackend
 from tidegate_executor.sandbox.process import ProcessBackend
 from tidegate_executor.sandbox.settings import SandboxSettings
 
 PYTHON = os.path.realpath(sys.executable)
 WAIT_SECONDS = 20.0
 LIMITS = Limits(cpu_millis=1000, memory_mib=128, pids=64)
-BACKENDS: dict[str, Callable[[SandboxSettings], SandboxBackend]] = {"bwrap": BwrapBackend, "process": ProcessBackend}
+BACKENDS: dict[str, Callable[[SandboxSettings], SandboxBackend]] = {
+    "bwrap": BwrapBackend,
+    "docker": DockerBackend,
+    "docker-guarded": lambda settings: DockerBackend(settings, "guarded"),
+    "gvisor": GvisorBackend,
+    "process": ProcessBackend,
+}
 probed: dict[str, ProbeResult] = {}
 
 
@@ -47,11 +55,12 @@ class World:
     backend: SandboxBackend
     settings: SandboxSettings
     probe: ProbeResult
+    name: str
     directory: Path
 
     @property
     def isolated(self) -> bool:
-        return self.backend.level == "trusted"
+        return self.backend.level != "unisolated"
 
     def spec(self, sandbox_id: str = "job.1.0", **changes: object) -> SandboxSpec:
         fields: dict[str, object] = {
@@ -115,7 +124,12 @@ async def wait_output(sandbox: Sandbox, text: str, component: str = "main", repl
 
 
 def settings_for(directory: Path) -> SandboxSettings:
-    return SandboxSettings(sandboxes_dir=str(directory / "sandboxes"), cgroup_name=f"tidegate-test-{os.getpid()}")
+    return SandboxSettings(
+        sandboxes_dir=str(directory / "sandboxes"),
+        cgroup_name=f"tidegate-test-{os.getpid()}",
+        docker_socket=os.environ.get("TIDEGATE_DOCKER_SOCKET", "/var/run/docker.sock"),
+        runsc=os.environ.get("TIDEGATE_RUNSC", "runsc"),
+    )
 
 
 async def open_world(name: str, directory: Path) -> World:
@@ -129,7 +143,7 @@ async def open_world(name: str, directory: Path) -> World:
         if os.environ.get("CI") == "true" and os.geteuid() == 0:
             pytest.fail(f"CI as root must be able to isolate: {reason}")
         pytest.skip(reason)
-    return World(backend, settings, probe, directory)
+    return World(backend, settings, probe, name, directory)
 
 
 @pytest.fixture(params=list(BACKENDS))
@@ -153,7 +167,11 @@ async def cell(tmp_path: Path) -> AsyncIterator[World]:
 def left_over(world: World) -> list[str]:
     """Sandboxes that still have a state directory."""
     directory = Path(world.settings.sandboxes_dir)
-    return sorted(entry.name for entry in directory.iterdir() if entry.name != ".base") if directory.exists() else []
+    return (
+        sorted(entry.name for entry in directory.iterdir() if not entry.name.startswith("."))
+        if directory.exists()
+        else []
+    )
 
 
 def require_limits(world: World) -> None:

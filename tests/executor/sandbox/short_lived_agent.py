@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 
+import msgspec
 import uvloop
 from tidegate_executor.sandbox.base import ProbeResult
 from tidegate_executor.sandbox.settings import SandboxSettings
@@ -17,10 +18,10 @@ from tests.executor.sandbox.conftest import BACKENDS, World
 async def main() -> None:
     request = json.loads(sys.argv[1])
     directory = Path(request["directory"])
-    settings = SandboxSettings(sandboxes_dir=str(directory / "sandboxes"), cgroup_name=request["group"])
-    name = {"trusted": "bwrap", "unisolated": "process"}[request["level"]]
-    probe = ProbeResult(level=request["level"], backend=name, available=True, limits="unknown")
-    world = World(BACKENDS[name](settings), settings, probe, directory)
+    settings = msgspec.convert(request["settings"], SandboxSettings)
+    name = request["name"]
+    probe = ProbeResult(level=request["level"], backend=request["backend"], available=True, limits="unknown")
+    world = World(BACKENDS[name](settings), settings, probe, name, directory)
     sandbox = await world.create()
     await sandbox.start(world.python(sys.argv[2]))
     print("started", flush=True)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tidegate_executor.sandbox.base import Mount
+import pytest
+from tidegate_executor.sandbox.base import Mount, Network
+from tidegate_executor.sandbox.docker import DockerBackend
 
 from tests.executor.sandbox.conftest import World, left_over
 
 CYCLES = 30
+CYCLES_LONG = 200
+SPACES_OF_OTHERS_MAX = 8  # waiting shims, and what else of this machine began meanwhile: far fewer than cycles
 
 
 def mounts() -> int:
@@ -36,14 +40,44 @@ def kin(directory: Path) -> list[int]:
     return found
 
 
+def namespaces() -> set[str]:
+    """Every namespace that a process of this machine is in."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            for kind in ("net", "mnt", "pid", "user"):
+                try:
+                    found.add(os.readlink(entry / "ns" / kind))
+                except (FileNotFoundError, ProcessLookupError, PermissionError):
+                    continue
+    return found
+
+
+def interfaces() -> list[str]:
+    return sorted(os.listdir("/sys/class/net"))
+
+
 async def test_no_leaks(world: World) -> None:
+    await come_and_go(world, CYCLES)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+async def test_no_leaks_in_the_long_run(cell: World) -> None:
+    await come_and_go(cell, CYCLES_LONG)
+
+
+async def come_and_go(world: World, cycles: int) -> None:
     work = world.directory / "work"
     work.mkdir()
     (work / "code.py").write_text("")
     mount = Mount(source=str(work), target="/inputs/x")
 
     async def cycle(number: int) -> None:
-        sandbox = await world.create(f"cycle.{number}.0", uid_slot=number, workdir=str(work), mounts=(mount,))
+        network = Network(name=f"cycle.{number}", member=0) if world.isolated and os.geteuid() == 0 else None
+        sandbox = await world.create(
+            f"cycle.{number}.0", uid_slot=number, workdir=str(work), mounts=(mount,), network=network
+        )
         exited, _ = await world.run(sandbox, world.process("true", cwd="/"))
         assert exited.exit_code == 0
         await sandbox.start(world.process("sleep", "600", component="straggler", cwd="/"))
@@ -52,11 +86,15 @@ async def test_no_leaks(world: World) -> None:
         await sandbox.destroy()
 
     await cycle(0)
-    before = (mounts(), len(os.listdir("/proc/self/fd")), groups(world.settings.cgroup_name))
-    for number in range(1, CYCLES + 1):
+    before = (mounts(), len(os.listdir("/proc/self/fd")), groups(world.settings.cgroup_name), interfaces())
+    spaces = namespaces()
+    for number in range(1, cycles + 1):
         await cycle(number)
-    assert (mounts(), len(os.listdir("/proc/self/fd")), groups(world.settings.cgroup_name)) == before
+    assert (mounts(), len(os.listdir("/proc/self/fd")), groups(world.settings.cgroup_name), interfaces()) == before
+    assert len(namespaces() - spaces) <= SPACES_OF_OTHERS_MAX
     assert kin(Path(world.settings.sandboxes_dir)) == []
     assert left_over(world) == []
+    if isinstance(world.backend, DockerBackend):
+        assert await world.backend.strays() == ()
     await world.backend.release()
     assert not any(f"/{world.settings.cgroup_name}" in where for where, _, _ in os.walk("/sys/fs/cgroup"))

@@ -69,3 +69,26 @@ def test_kinds_follow_the_mounts_flags(tmp_path: Path) -> None:
     kinds = {target: kind for kind, _, target in plan}
     assert [kinds[f"/m/{n}"] for n in (1, 2, 3)] == ["read", "write", "take"]
     assert kinds["/workspace"] == "workspace"
+
+
+def test_layers_with_one_target_are_stacked_in_their_order(tmp_path: Path) -> None:
+    for name in ("base", "tools"):
+        (tmp_path / name / "etc").mkdir(parents=True)
+    layers = tuple(Layer(source=str(tmp_path / name), target="/") for name in ("base", "tools"))
+    plan = mount_plan(spec(layers=layers), tmp_path, build_etc(tmp_path))
+    assert plan[:2] == [("lower", str(tmp_path / "base"), "/"), ("layer", str(tmp_path / "tools"), "/")]
+    etc = [target for kind, _, target in plan if kind == "read" and target.startswith("/etc")]
+    assert "/etc/passwd" in etc
+    assert "/etc" not in etc
+
+
+@pytest.mark.parametrize("link", ["workspace", "tmp", "etc/passwd", "home", "data"])
+def test_an_image_with_a_link_where_something_is_mounted_is_refused(tmp_path: Path, link: str) -> None:
+    image = tmp_path / "image"
+    (image / "etc").mkdir(parents=True)
+    mounts = (Mount(source="/usr", target="/data/set"),)
+    layers = (Layer(source=str(image), target="/"),)
+    mount_plan(spec(layers=layers, mounts=mounts), tmp_path, build_etc(tmp_path))
+    (image / link).symlink_to("/oldroot/tmp")
+    with pytest.raises(RequestRefusedError, match=f"a link at /{link}"):
+        mount_plan(spec(layers=layers, mounts=mounts), tmp_path, build_etc(tmp_path))

@@ -12,6 +12,7 @@ import socket
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from tidegate_executor.cgroups.detect import driver_from
 from tidegate_executor.sandbox import client
@@ -25,7 +26,7 @@ from tidegate_executor.sandbox.base import (
 from tidegate_executor.sandbox.shim.processes import start_ticks
 from tidegate_executor.sandbox.state import StateDirectory, remove_tree
 
-from tests.executor.sandbox.conftest import World, exit_of, output_of, wait_output
+from tests.executor.sandbox.conftest import BACKENDS, World, exit_of, output_of, wait_output
 
 SLEEP = "import time\nprint('up')\ntime.sleep(600)"
 
@@ -35,10 +36,21 @@ AGENT = Path(__file__).with_name("short_lived_agent.py")
 async def begin_and_kill_agent(world: World, code: str) -> None:
     """Another process creates a sandbox, starts `code` in it, and is killed by SIGKILL."""
     request = json.dumps(
-        {"level": world.backend.level, "directory": str(world.directory), "group": world.settings.cgroup_name}
+        {
+            "name": world.name,
+            "backend": world.probe.backend,
+            "level": world.backend.level,
+            "directory": str(world.directory),
+            "settings": msgspec.to_builtins(world.settings),
+        }
     )
     agent = await asyncio.create_subprocess_exec(
-        sys.executable, str(AGENT), request, code, stdout=asyncio.subprocess.PIPE, env={"PYTHONPATH": os.getcwd()}
+        sys.executable,
+        str(AGENT),
+        request,
+        code,
+        stdout=asyncio.subprocess.PIPE,
+        env={"PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])},
     )
     assert agent.stdout is not None
     assert (await agent.stdout.readline()) == b"started\n"
@@ -248,3 +260,20 @@ async def gone(pid: int) -> bool:
             return True
         await asyncio.sleep(0.01)
     return False
+
+
+async def test_two_agents_of_one_machine_may_have_sandboxes_of_the_same_name(world: World, tmp_path: Path) -> None:
+    sandbox = await world.create()
+    await sandbox.start(world.python(SLEEP))
+    settings = msgspec.structs.replace(
+        world.settings,
+        sandboxes_dir=str(tmp_path / "other" / "sandboxes"),
+        cgroup_name=f"{world.settings.cgroup_name}-other",
+    )
+    other = World(BACKENDS[world.name](settings), settings, world.probe, world.name, tmp_path / "other")
+    await other.create()
+    assert await other.backend.sweep(set()) == ("job.1.0",)
+    await other.backend.release()
+    assert [found.component for found in (await sandbox.stats()).replicas] == ["main"]
+    exited, _ = await world.run(sandbox, world.process("true", component="another"))
+    assert exited.exit_code == 0

@@ -161,12 +161,19 @@ def subtree(top: Path) -> list[Path]:
 
 
 def remove_empty(directory: Path) -> None:
-    """rmdir, where having groups or being gone are both fine."""
-    try:
-        os.rmdir(directory)
-    except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.EBUSY, errno.ENOTEMPTY):
-            raise CgroupError(f"cannot remove {directory}: {error.strerror}") from error
+    """rmdir, where having groups or being gone are both fine; one that had groups until now is busy for a moment."""
+    deadline = time.monotonic() + REMOVE_SECONDS_MAX
+    while True:
+        try:
+            os.rmdir(directory)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.EBUSY, errno.ENOTEMPTY):
+                raise CgroupError(f"cannot remove {directory}: {error.strerror}") from error
+            passing = error.errno == errno.EBUSY and subtree(directory) == [directory]
+            if passing and not read(directory / "cgroup.procs") and time.monotonic() < deadline:
+                time.sleep(0.01)
+                continue
+        return
 
 
 def remove_directories(top: Path) -> None:

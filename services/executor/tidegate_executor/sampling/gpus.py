@@ -59,5 +59,25 @@ class GpuReader:
         return found
 
 
+def versions() -> dict[str, str]:
+    """Return the versions of the driver and of the CUDA that it gives; nothing without a driver. Blocks."""
+    import pynvml  # noqa: PLC0415 - the binding loads a driver library; nothing else of this module needs it
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        log.info("no_driver", why=str(error))
+        return {}
+    try:
+        cuda = pynvml.nvmlSystemGetCudaDriverVersion()  # 1000 * major + 10 * minor
+        return {"driver": _text(pynvml.nvmlSystemGetDriverVersion()), "cuda": f"{cuda // 1000}.{cuda % 1000 // 10}"}
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
 def _memory(info: Any) -> dict[str, float]:
     return {"memory_used_bytes": float(info.used), "memory_total_bytes": float(info.total)}

@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-Level = Literal["trusted", "unisolated"]
+Level = Literal["trusted", "guarded", "vm", "unisolated"]
 Condition = Literal["running", "ended", "lost"]
 
 CPU_MILLIS_MIN = 10  # the kernel refuses a quota under 1 ms per 100 ms period
@@ -94,9 +94,24 @@ class Mount(msgspec.Struct, frozen=True, kw_only=True):
     take_ownership: bool = False
 
 
+class Network(msgspec.Struct, frozen=True, kw_only=True):
+    """A private network among sandboxes of this node: those that name it, each as another `member` from 0 on."""
+
+    name: str
+    member: int
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True):
+    """A device node of the host, and where it is seen, below /dev. No other than those given is there."""
+
+    source: str
+    target: str
+
+
 class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One sandbox. Its state lies in `<sandboxes_dir of the backend>/<id>`; everything there goes on `destroy`.
 
+    `engine_image` is an image that a container engine has, instead of layers; other backends refuse it.
     `uid_slot` selects the host uid (`uid_base + uid_slot`) when the agent is root; sandboxes of different jobs alive
     at the same time must not share a slot (ranks of one job that share a writable mount should). `log_dir` survives
     `destroy`. `redact` are values (>= 4 bytes) replaced in the logs; they, and every `secret_env` value, reach the
@@ -108,8 +123,11 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
     log_dir: str
     uid_slot: int = 0
     layers: tuple[Layer, ...] = ()
+    engine_image: str = ""
     workdir: str | None = None
     mounts: tuple[Mount, ...] = ()
+    devices: tuple[Device, ...] = ()
+    network: Network | None = None
     pids_max: int = 4096
     log_bytes_max: int = 16 * 1024 * 1024
     redact: tuple[str, ...] = ()

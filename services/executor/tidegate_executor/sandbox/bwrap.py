@@ -17,12 +17,13 @@ from tidegate_executor.sandbox.base import (
     Layer,
     Level,
     ProbeResult,
+    RequestRefusedError,
     Sandbox,
     SandboxError,
     SandboxSpec,
 )
 from tidegate_executor.sandbox.plan import build_etc, mount_plan
-from tidegate_executor.sandbox.probe import ProbeFailure, probe_sandbox
+from tidegate_executor.sandbox.probe import ProbeFailure, probe_sandbox, refuse_connections, refused_port
 from tidegate_executor.sandbox.settings import SandboxSettings
 from tidegate_executor.sandbox.shimmed import BASE_NAME, ShimmedSandboxes
 from tidegate_executor.sandbox.state import StateDirectory
@@ -46,7 +47,7 @@ class BwrapBackend:
 
     def __init__(self, settings: SandboxSettings) -> None:
         self._settings = settings
-        self._sandboxes = ShimmedSandboxes(settings, "trusted", limits_required=True)
+        self._sandboxes = ShimmedSandboxes(settings, ("bwrap", "trusted"), limits_required=True)
         self._etc: Path | None = None
 
     @property
@@ -57,12 +58,16 @@ class BwrapBackend:
         """Use control groups that were handed over, instead of detecting them."""
         self._sandboxes.use_limits(detected)
 
+    async def limits(self) -> Detected:
+        """The control groups that work here."""
+        return await self._sandboxes.limits()
+
     async def probe(self) -> ProbeResult:
-        detected = await self._sandboxes.limits()
+        detected = await self.limits()
         if detected.driver is None:
             return self._unavailable("none", LIMITS_REMEDY, detected.tried)
         kind = detected.driver.kind
-        with self._sandboxes.probe_logs() as logs:
+        with self._sandboxes.probe_logs() as logs, refused_port() as port:
             spec = SandboxSpec(
                 id=f"probe-{os.getpid()}",
                 hostname="probe",
@@ -71,7 +76,9 @@ class BwrapBackend:
                 layers=(Layer(source="/usr", target="/usr"),),
             )
             try:
-                seen = await probe_sandbox(self, spec, ("/bin/sh", "-c", INSIDE_SCRIPT), cwd="/workspace")
+                seen = await probe_sandbox(
+                    self, spec, ("/bin/sh", "-c", INSIDE_SCRIPT + refuse_connections(port)), cwd="/workspace"
+                )
                 check_inside(seen)
             except (SandboxError, ProbeFailure) as error:
                 return self._unavailable(kind, NAMESPACES_REMEDY, (*detected.tried, str(error)))
@@ -84,6 +91,8 @@ class BwrapBackend:
         return await self._sandboxes.create(spec, self._prepare)
 
     def _prepare(self, spec: SandboxSpec, state: StateDirectory) -> dict[str, Any]:
+        if spec.engine_image:
+            raise RequestRefusedError("only backend `docker` uses an engine's image; layers are accepted here")
         if self._etc is None or not self._etc.is_dir():
             self._etc = build_etc(Path(self._settings.sandboxes_dir, BASE_NAME))
         binary, site = find_bwrap()
@@ -123,6 +132,8 @@ def check_inside(output: str) -> None:
     status = dict(line.split(":", 1) for line in lines if ":" in line)
     numbers = [int(line) for line in lines if line.strip().isdigit()]
     expected = {"Uid": "1000", "CapEff": "0000000000000000", "NoNewPrivs": "1", "Seccomp": "2"}
+    if status.get("Connection", "").strip() == "made":
+        raise ProbeFailure("inside, a connection to the host was made")
     for name, value in expected.items():
         if status.get(name, "").split()[:1] != [value]:
             raise ProbeFailure(f"inside, {name} is {status.get(name)!r}, expected {value}")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import shutil
+import stat
 from pathlib import Path
 
-from tidegate_executor.sandbox.base import RequestRefusedError, SandboxSpec
-from tidegate_executor.sandbox.shim.layout import FILES_NAME, INSIDE_ID
+from tidegate_executor.sandbox.base import Device, Layer, RequestRefusedError, SandboxSpec
+from tidegate_executor.sandbox.shim.layout import FILES_NAME, HOLD_PATH, INSIDE_ID
 
 PlanEntry = tuple[str, str, str]
+DEVICE_MODES = (stat.S_IFCHR, stat.S_IFBLK)
 
 MERGED_USR = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 CPU_TOPOLOGY = "/sys/devices/system/cpu"  # numerical libraries size their thread pools by it
@@ -18,6 +21,11 @@ CPU_TOPOLOGY = "/sys/devices/system/cpu"  # numerical libraries size their threa
 # From the host: what dynamic linking, time zones and TLS need. Everything else in /etc is made up.
 HOST_ETC_FILES = ("ld.so.cache", "ld.so.conf", "localtime", "timezone", "mime.types", "protocols", "services")
 HOST_ETC_DIRECTORIES = ("ssl", "ca-certificates", "pki", "alternatives", "ld.so.conf.d")
+
+OWN_ETC_FILES = ("passwd", "group", "nsswitch.conf", "resolv.conf")
+OWN_PLACES = ("/proc", "/dev", "/tmp", "/home/job", "/var/cache/job", "/workspace", "/etc/hosts", HOLD_PATH)
+
+NOT_FROM_ROOT = {"proc", "dev", "sys", "tmp", "workspace"}  # of an image: the sandbox has its own
 
 ETC_FILES = {
     "passwd": (
@@ -29,6 +37,7 @@ ETC_FILES = {
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\nservices: files\nprotocols: files\n",
     "resolv.conf": "",
     "hosts": "",  # each sandbox has its own mounted here
+    "hostname": "",  # a container engine mounts its own here
 }
 
 
@@ -65,16 +74,15 @@ def build_etc(parent: Path) -> Path:
 
 def mount_plan(spec: SandboxSpec, state_dir: Path, etc: Path) -> list[PlanEntry]:
     """Mounts in order. Refuses sources that do not exist and targets that would hide the sandbox's own."""
-    plan: list[PlanEntry] = []
-    for layer in sorted(spec.layers, key=lambda layer: layer.target):
-        plan.append(("layer", layer.source, layer.target))
-        if layer.target == "/usr":
-            links = [name for name in MERGED_USR if Path(layer.source, name).is_dir()]
-            plan += [("link", f"usr/{name}", f"/{name}") for name in links]
-    plan.append(("read", os.path.realpath(etc), "/etc"))
-    for name in HOST_ETC_DIRECTORIES:
-        if Path("/etc", name).is_dir():
-            plan.append(("read", os.path.realpath(f"/etc/{name}"), f"/etc/{name}"))
+    plan = _layers(spec.layers)
+    if any(target == "/" for _, _, target in plan):
+        # Such an image has an /etc of its own, which knows its libraries; what says who is there is the sandbox's.
+        plan += [("read", os.path.realpath(etc / name), f"/etc/{name}") for name in OWN_ETC_FILES]
+    else:
+        plan.append(("read", os.path.realpath(etc), "/etc"))
+        for name in HOST_ETC_DIRECTORIES:
+            if Path("/etc", name).is_dir():
+                plan.append(("read", os.path.realpath(f"/etc/{name}"), f"/etc/{name}"))
     if Path(CPU_TOPOLOGY).is_dir():
         plan.append(("read", os.path.realpath(CPU_TOPOLOGY), CPU_TOPOLOGY))
     if spec.workdir is not None:
@@ -85,16 +93,76 @@ def mount_plan(spec: SandboxSpec, state_dir: Path, etc: Path) -> list[PlanEntry]
         kind = "read" if not mount.writable else "take" if mount.take_ownership else "write"
         plan.append((kind, mount.source, mount.target))
     check_plan(plan, state_dir)
+    return plan + [("device", device.source, device.target) for device in checked_devices(spec.devices)]
+
+
+def checked_devices(devices: tuple[Device, ...]) -> tuple[Device, ...]:
+    """The same, or RequestRefusedError."""
+    for device in devices:
+        normal = os.path.normpath(device.target) == device.target
+        if not normal or not device.target.startswith("/dev/"):
+            raise RequestRefusedError(f"device target {device.target!r} refused; a normal path below /dev is accepted")
+        if not os.path.exists(device.source) or stat.S_IFMT(os.stat(device.source).st_mode) not in DEVICE_MODES:
+            raise RequestRefusedError(f"device {device.source!r} for {device.target} is no device node")
+    return devices
+
+
+def _layers(layers: tuple[Layer, ...]) -> list[PlanEntry]:
+    """The image's part. Layers with the same target are stacked: all but the topmost are `lower`, in their order."""
+    plan: list[PlanEntry] = []
+    for target, stacked in itertools.groupby(sorted(layers, key=_target), key=_target):
+        *lowers, top = stacked
+        plan += [("lower", layer.source, target) for layer in lowers]
+        plan.append(("layer", top.source, target))
+        if target == "/usr":
+            links = [name for name in MERGED_USR if any(Path(e.source, name).is_dir() for e in (*lowers, top))]
+            plan += [("link", f"usr/{name}", f"/{name}") for name in links]
     return plan
+
+
+def _target(layer: Layer) -> str:
+    return layer.target
 
 
 def check_plan(plan: list[PlanEntry], state_dir: Path) -> None:
     reserved = ("/proc", "/dev", "/run/tidegate/hold")
+    own = f"{os.path.realpath(state_dir)}/"
     for kind, source, target in plan:
-        if not target.startswith("/") or os.path.normpath(target) != target or target == "/":
+        rooted = target == "/" and kind not in ("lower", "layer")
+        if not target.startswith("/") or os.path.normpath(target) != target or rooted:
             raise RequestRefusedError(f"mount target {target!r} refused; it must be absolute, normal and not /")
         if any(target == name or target.startswith(f"{name}/") for name in reserved):
             raise RequestRefusedError(f"mount target {target!r} refused; {', '.join(reserved)} are the sandbox's own")
-        inside_state = source.startswith(f"{os.path.realpath(state_dir)}/")
+        inside_state = source.startswith(own)
         if kind != "link" and not inside_state and not os.path.exists(source):
             raise RequestRefusedError(f"mount source {source!r} for {target} does not exist")
+    _check_links(plan)
+
+
+def _check_links(plan: list[PlanEntry]) -> None:
+    """Refuse an image that has a link where something is mounted: it could lead out of what is being built."""
+    layers = [(source, "" if target == "/" else target) for kind, source, target in plan if kind in ("lower", "layer")]
+    for target in (*OWN_PLACES, *(target for kind, _, target in plan if kind not in ("lower", "layer", "link"))):
+        parts = target.strip("/").split("/")
+        for place in ("/" + "/".join(parts[: depth + 1]) for depth in range(len(parts))):
+            for source, base in layers:
+                if place.startswith(f"{base}/") and os.path.islink(source + place[len(base) :]):
+                    raise RequestRefusedError(
+                        f"the image has a link at {place}, where the sandbox mounts {target}; a directory, a file or "
+                        f"nothing is accepted there"
+                    )
+
+
+def unrooted(plan: list[PlanEntry]) -> list[PlanEntry]:
+    """The same without layers at /, for whoever can mount nothing there: their directories one by one, and links."""
+    roots = [Path(source) for kind, source, target in plan if kind in ("lower", "layer") and target == "/"]
+    found: list[PlanEntry] = []
+    for name in sorted({entry.name for root in roots for entry in root.iterdir()} - NOT_FROM_ROOT):
+        holding = [root / name for root in roots if os.path.lexists(root / name)]
+        if holding[-1].is_symlink():
+            found.append(("link", os.readlink(holding[-1]), f"/{name}"))
+            continue
+        stacked = [str(place) for place in holding if place.is_dir() and not place.is_symlink()]
+        found += [("lower", place, f"/{name}") for place in stacked[:-1]]
+        found += [("layer", place, f"/{name}") for place in stacked[-1:]]
+    return found + [entry for entry in plan if entry[2] != "/"]

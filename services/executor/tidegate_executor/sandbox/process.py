@@ -15,6 +15,7 @@ from tidegate_executor.sandbox.base import (
     FoundSandbox,
     Level,
     ProbeResult,
+    RequestRefusedError,
     Sandbox,
     SandboxError,
     SandboxSpec,
@@ -33,7 +34,7 @@ class ProcessBackend:
 
     def __init__(self, settings: SandboxSettings) -> None:
         self._settings = settings
-        self._sandboxes = ShimmedSandboxes(settings, "unisolated", limits_required=False)
+        self._sandboxes = ShimmedSandboxes(settings, ("process", "unisolated"), limits_required=False)
 
     @property
     def level(self) -> Level:
@@ -63,6 +64,8 @@ class ProcessBackend:
         return await self._sandboxes.create(spec, self._prepare)
 
     def _prepare(self, spec: SandboxSpec, state: StateDirectory) -> dict[str, Any]:
+        if spec.engine_image:
+            raise RequestRefusedError("only backend `docker` uses an engine's image; layers are accepted here")
         for name in OWN_DIRECTORIES.values():
             path = state.path / name
             if name == "workspace" and spec.workdir is not None:

@@ -6,20 +6,37 @@ import os
 import signal
 import time
 from contextlib import suppress
+from pathlib import Path
 
 from tidegate_executor.cgroups.base import CgroupError
 from tidegate_executor.cgroups.detect import driver_from
+from tidegate_executor.cgroups.engine import engine_path, remove_elsewhere
+from tidegate_executor.sandbox import networks
 from tidegate_executor.sandbox.base import InfrastructureError
 from tidegate_executor.sandbox.shim import processes
-from tidegate_executor.sandbox.state import StateDirectory
+from tidegate_executor.sandbox.shim.engine import Engine, EngineError
+from tidegate_executor.sandbox.state import ID_PATTERN, StateDirectory
 
 SHIM_SECONDS_MAX = 5.0
 
 
 def clear_remains(state: StateDirectory) -> None:
     """End the shim if it still lives, then its processes, then remove groups and the directory. Idempotent."""
+    record = state.record()
     end_remains(state)
     state.remove()
+    if record is not None and record.network and record.network not in _networks_in_use(state.path.parent):
+        networks.remove(state.path.parent, record.network)
+
+
+def _networks_in_use(sandboxes_dir: Path) -> set[str]:
+    states = [
+        StateDirectory(str(sandboxes_dir), entry.name)
+        for entry in sandboxes_dir.iterdir()
+        if ID_PATTERN.fullmatch(entry.name)
+    ]
+    records = [state.record() for state in states]
+    return {record.network for record in records if record is not None}
 
 
 def end_remains(state: StateDirectory) -> None:
@@ -31,9 +48,20 @@ def end_remains(state: StateDirectory) -> None:
             driver_from(record.cgroup).group(state.id).remove()
         except CgroupError as error:
             raise InfrastructureError(f"sandbox {state.id}: {error}") from error
+    if record is not None and record.engine and record.cgroup is not None:
+        _end_in_engine(state.id, record.engine, record.cgroup)
     for pid, start_ticks in state.unfinished():
         if processes.start_ticks(pid) == start_ticks:
             processes.kill_tree(pid)
+
+
+def _end_in_engine(sandbox: str, engine: str, cgroup: dict[str, str]) -> None:
+    try:
+        place = engine_path(driver_from(cgroup))
+        Engine(engine).remove_all(f"{place}/{sandbox}")
+        remove_elsewhere(place, sandbox)
+    except (CgroupError, EngineError) as error:
+        raise InfrastructureError(f"sandbox {sandbox}: {error}") from error
 
 
 def end_shim(state: StateDirectory) -> None:

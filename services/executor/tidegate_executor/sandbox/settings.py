@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+from typing import Literal
 
 import msgspec
 
 UID_BASE_DEFAULT = 700_000
 UID_SLOTS_DEFAULT = 4096
+DOCKER_SOCKET_DEFAULT = "/var/run/docker.sock"
+RUNSC_DEFAULT = "runsc"
 
 
 class SandboxSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,3 +22,7 @@ class SandboxSettings(msgspec.Struct, frozen=True, kw_only=True):
     uid_base: int = UID_BASE_DEFAULT
     uid_slots: int = UID_SLOTS_DEFAULT
     shim_python: str = sys.executable
+    trusted_backend: Literal["bwrap", "docker"] = "bwrap"
+    guarded_backend: Literal["gvisor", "docker"] = "gvisor"
+    docker_socket: str = DOCKER_SOCKET_DEFAULT
+    runsc: str = RUNSC_DEFAULT  # a path, or a name that is looked for on PATH

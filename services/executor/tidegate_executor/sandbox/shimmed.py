@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from tidegate_executor.cgroups.base import CgroupError, Driver
 from tidegate_executor.cgroups.detect import Detected, detect
+from tidegate_executor.sandbox import networks
 from tidegate_executor.sandbox.base import (
     LOG_BYTES_MIN,
     BackendUnavailableError,
@@ -40,9 +41,14 @@ class Preparation(Protocol):
 class ShimmedSandboxes:
     """The sandboxes of one level below `sandboxes_dir`."""
 
-    def __init__(self, settings: SandboxSettings, level: Level, *, limits_required: bool) -> None:
+    def __init__(
+        self, settings: SandboxSettings, kind: tuple[str, Level], *, limits_required: bool, engine: str = ""
+    ) -> None:
+        """`kind` is the backend's name and its level; `engine` the socket of the container engine it uses."""
         self.settings = settings
-        self._level: Level = level
+        self._backend = kind[0]
+        self._level: Level = kind[1]
+        self._engine = engine
         self._limits_required = limits_required
         self._detected: Detected | None = None
 
@@ -59,6 +65,8 @@ class ShimmedSandboxes:
 
     async def create(self, spec: SandboxSpec, prepare: Preparation) -> ShimSandboxHandle:
         self._check(spec)
+        if spec.network is not None:
+            networks.plan(self.settings.sandboxes_dir, spec.network)  # refuses before anything is made
         detected = await self.limits()
         driver = detected.driver
         if driver is None and self._limits_required:
@@ -69,10 +77,12 @@ class ShimmedSandboxes:
             level=self._level,
             log_dir=spec.log_dir,
             cgroup=driver.describe() if driver is not None else None,
+            backend=self._backend,
+            engine=self._engine,
+            network=spec.network.name if spec.network is not None else "",
         )
-        await asyncio.to_thread(_begin, state, record, driver)
+        extra = await asyncio.to_thread(_make, (state, record, driver), spec, prepare)
         try:
-            extra = await asyncio.to_thread(prepare, spec, state)
             await launch_shim(self.settings.shim_python, self._config(spec, state, record) | extra)
         except BaseException:
             await asyncio.shield(asyncio.to_thread(clear_remains, state))
@@ -83,6 +93,7 @@ class ShimmedSandboxes:
         return {
             "id": spec.id,
             "level": self._level,
+            "backend": self._backend,
             "state_dir": str(state.path),
             "log_dir": spec.log_dir,
             "log_bytes_max": spec.log_bytes_max,
@@ -90,6 +101,7 @@ class ShimmedSandboxes:
             "redact": list(spec.redact),
             "cgroup": record.cgroup,
             "uid": self.host_uid(spec.uid_slot),
+            "network": networks.plan(self.settings.sandboxes_dir, spec.network) if spec.network is not None else None,
         }
 
     def _check(self, spec: SandboxSpec) -> None:
@@ -121,7 +133,7 @@ class ShimmedSandboxes:
         found = []
         for state in self._states():
             record = state.record()
-            if record is not None and record.level != self._level:
+            if record is not None and (record.backend or self._backend, record.level) != (self._backend, self._level):
                 continue
             # Without a record its making was cut short before anything ran: nobody's, so every level removes it.
             handle = ShimSandboxHandle(state, record.log_dir if record is not None else "")
@@ -150,6 +162,18 @@ class ShimmedSandboxes:
     async def release(self) -> None:
         if self._detected is not None and self._detected.driver is not None:
             await asyncio.to_thread(self._detected.driver.release)
+
+
+def _make(
+    begun: tuple[StateDirectory, SandboxRecord, Driver | None], spec: SandboxSpec, prepare: Preparation
+) -> dict[str, Any]:
+    state = begun[0]
+    _begin(*begun)
+    try:
+        return prepare(spec, state)
+    except BaseException:
+        clear_remains(state)
+        raise
 
 
 def _begin(state: StateDirectory, record: SandboxRecord, driver: Driver | None) -> None:

@@ -30,6 +30,9 @@ class SandboxRecord(msgspec.Struct, frozen=True, kw_only=True):
     level: Level
     log_dir: str
     cgroup: dict[str, str] | None
+    backend: str = ""
+    network: str = ""  # the private network that it is plugged into
+    engine: str = ""  # the socket of the container engine that has containers of it
 
 
 class ShimIdentity(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,6 +111,15 @@ class StateDirectory:
     def remove(self) -> None:
         """Remove the directory, also what the job made unwritable in it."""
         remove_tree(self.path)
+
+
+def living_shims(sandboxes_dir: Path) -> list[int]:
+    """Return the pids of the shims that live, of sandboxes of that directory."""
+    if not sandboxes_dir.is_dir():
+        return []
+    names = sorted(entry.name for entry in sandboxes_dir.iterdir() if ID_PATTERN.fullmatch(entry.name))
+    found = (StateDirectory(str(sandboxes_dir), name).shim() for name in names)
+    return [identity.pid for identity in found if identity is not None]
 
 
 def _read(path: Path, kind: type[T]) -> T | None:

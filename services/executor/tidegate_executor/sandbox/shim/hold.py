@@ -69,11 +69,14 @@ MACHINES = {"x86_64": (62, X86_64), "aarch64": (183, AARCH64)}  # e_machine, cod
 
 
 def executable(machine: str) -> bytes:
-    """A static ELF64 file for `os.uname().machine` (layout: elf(5))."""
-    if machine not in MACHINES:
-        raise ValueError(f"no process 1 for machine {machine!r}; known: {', '.join(sorted(MACHINES))}")
-    number, code = MACHINES[machine]
-    body = code + SIGACTION_IGNORE
+    """A static ELF64 file for `os.uname().machine`. Raises ValueError for one that is not known."""
+    _, code = _machine(machine)
+    return wrap(machine, code + SIGACTION_IGNORE)
+
+
+def wrap(machine: str, body: bytes) -> bytes:
+    """A static ELF64 file of position independent code for one machine (layout: elf(5))."""
+    number, _ = _machine(machine)
     size = EHDR_BYTES + PHDR_BYTES + len(body)
     ident = b"\x7fELF" + bytes([2, 1, 1, 0]) + bytes(8)
     entry = LOAD_ADDRESS + EHDR_BYTES + PHDR_BYTES
@@ -82,3 +85,9 @@ def executable(machine: str) -> bytes:
     )
     segment = struct.pack("<IIQQQQQQ", 1, READ_EXECUTE, 0, LOAD_ADDRESS, LOAD_ADDRESS, size, size, 0x1000)
     return header + segment + body
+
+
+def _machine(machine: str) -> tuple[int, bytes]:
+    if machine not in MACHINES:
+        raise ValueError(f"no process 1 for machine {machine!r}; known: {', '.join(sorted(MACHINES))}")
+    return MACHINES[machine]

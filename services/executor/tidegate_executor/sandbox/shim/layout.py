@@ -11,18 +11,21 @@ INSIDE_ID = 1000  # uid and gid of the job inside
 HOLD_PATH = "/run/tidegate/hold"
 DIRECTORIES = ("/run", "/run/tidegate", "/home", "/var", "/var/cache", "/workspace")
 FILES_NAME = "files"  # below the state directory, which only the agent's user may search
+POINTS = "points"
 OWNED = ("home", "cache", "upper", "work")
 
 
 class Layout:
     """Plan entries are [kind, source, target]:
 
+    lower      image layer, below the next entry
     layer      image layer, throw-away upper       workspace  overlay with its upper in the state directory
     read       read-only bind                      write      read-write bind
     take       the same, given to the sandbox      link       symbolic link (source is its text)
+    device     device node, bound in /dev
     """
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: dict[str, Any], mapping: staging.Mapping | None = None) -> None:
         self._files = os.path.join(config["state_dir"], FILES_NAME)
         self._uid: int | None = config["uid"]
         self._bwrap = config["bwrap"]
@@ -30,6 +33,7 @@ class Layout:
         self._seen: dict[int, str] = {}
         self._binary = self._bwrap["binary"]
         self._files_seen = self._files
+        self._mapping = mapping
 
     def prepare(self) -> None:
         """Make the private directories, and give away what shall belong to the sandbox."""
@@ -38,11 +42,24 @@ class Layout:
             os.makedirs(path, mode=0o755)
             if self._uid is not None:
                 staging.own(path, self._uid)
+        self._make_points()
         if self._uid is None:
             return
         for kind, source, _ in self._plan:
             if kind == "take":
                 staging.take_ownership(source, self._uid)
+
+    def _make_points(self) -> None:
+        """Places for what is mounted inside a layer, as one more layer: the sandbox may create none in the others."""
+        for index, (kind, _, base) in enumerate(self._plan):
+            if kind != "layer" or base == "/":
+                continue
+            for inner, source, target in self._plan:
+                if inner in ("read", "write", "take") and target.startswith(f"{base}/"):
+                    point = f"{self._files}/{POINTS}.{index}{target[len(base) :]}"
+                    os.makedirs(point if os.path.isdir(source) else os.path.dirname(point), mode=0o755, exist_ok=True)
+                    if not os.path.isdir(source):
+                        os.close(os.open(point, os.O_CREAT | os.O_CLOEXEC, 0o644))
 
     def stage(self) -> None:
         """In the forked child that becomes bubblewrap: as root, lay the sources out for the uid it will have.
@@ -55,26 +72,59 @@ class Layout:
         site = self._bwrap["site"]
         sources = [source for kind, source, _ in self._plan if kind != "link"] + site + [self._files]
         mounts = {source for kind, source, _ in self._plan if kind in ("read", "write", "take")}
-        stage = staging.Stage(list(dict.fromkeys(sources)), mounts, self._uid)
+        stage = staging.Stage(list(dict.fromkeys(sources)), mounts)
         for directory in site:
             stage.bind(directory, f"site/{os.path.basename(directory)}")
-        self._binary = f"{staging.STAGE}/site/{os.path.relpath(self._binary, os.path.dirname(site[0]))}"
+        if site:
+            self._binary = f"{staging.STAGE}/site/{os.path.relpath(self._binary, os.path.dirname(site[0]))}"
         self._files_seen = stage.bind(self._files, "files", recursive=False)
-        for index, (kind, source, _) in enumerate(self._plan):
+        for index, (kind, _, _) in enumerate(self._plan):
             if kind != "link":
-                self._seen[index] = self._stage_entry(stage, index, kind, source)
+                self._seen[index] = self._stage_entry(stage, index)
 
-    def _stage_entry(self, stage: staging.Stage, index: int, kind: str, source: str) -> str:
+    def _stage_entry(self, stage: staging.Stage, index: int) -> str:
+        kind, source, target = self._plan[index]
+        if kind in ("lower", "layer") and target == "/":
+            assert self._uid is not None
+            assert self._mapping is not None, "only the process that becomes bubblewrap stages"
+            # Else nothing could be made in its directories, not even what the sandbox's own mounts need.
+            return stage.bind_owned(source, f"{index}", (self._mapping, self._uid))
         if kind != "workspace":
-            return stage.bind(source, f"{index}", recursive=kind != "layer")
+            return stage.bind(source, f"{index}", recursive=kind not in ("lower", "layer"))
         assert self._uid is not None
+        assert self._mapping is not None, "only the process that becomes bubblewrap stages"
         try:
-            return stage.bind_owned(source, f"{index}")
+            return stage.bind_owned(source, f"{index}", (self._mapping, self._uid))
         except OSError:
             # The file system or kernel cannot translate owners: a copy that belongs to the job does the same.
             target = os.path.join(self._files, "lower")
             staging.copy_owned(source, target, self._uid)
             return f"{self._files_seen}/lower"
+
+    def staged(self) -> list[tuple[int, str, str, str]]:
+        """After `stage`: each entry with its number, and its source where that is seen now; stacked layers as one.
+
+        The sources of these are separated by colons, the topmost first, as overlayfs takes them.
+        """
+        entries = []
+        stack: list[str] = []
+        for index, (kind, source, target) in enumerate(self._plan):
+            seen = self._seen.get(index, source)
+            if kind in ("lower", "layer"):
+                stack.insert(0, seen)
+                seen = ":".join(stack)
+            if kind != "lower":
+                entries.append((index, kind, seen, target))
+                stack = []
+        return entries
+
+    def private(self) -> dict[str, str]:
+        """After `stage`: the sandbox's own directories by where they are seen inside."""
+        return {"/home/job": f"{self._files_seen}/home", "/var/cache/job": f"{self._files_seen}/cache"}
+
+    def workspace(self) -> tuple[str, str]:
+        """After `stage`: the upper and the work directory of the workspace."""
+        return f"{self._files_seen}/upper", f"{self._files_seen}/work"
 
     def drop_to_sandbox_uid(self) -> None:
         """In the same child, after `stage`."""
@@ -90,23 +140,34 @@ class Layout:
             "--hostname", self._bwrap["hostname"], "--as-pid-1", "--die-with-parent", "--new-session",
             "--cap-drop", "ALL", "--clearenv", "--info-fd", str(info), "--seccomp", str(contents["seccomp"]),
         ]  # fmt: skip
+        rooted = [index for index, (_, _, target) in enumerate(self._plan) if target == "/"]
+        body = [item for index in rooted for item in self._entry(index, *self._plan[index])]
         # First, for a layer may lie below it (a virtual environment in a checkout in /tmp) and must not be hidden.
-        body = ["--perms", "1777", "--tmpfs", "/tmp"]
+        body += ["--perms", "1777", "--tmpfs", "/tmp"]
         body += [item for name in self._parents() for item in ("--dir", name)]
         for index, (kind, source, target) in enumerate(self._plan):
-            body += self._entry(index, kind, source, target)
+            early = index not in rooted and kind != "device"
+            body += self._entry(index, kind, source, target) if early else []
         files = self._files_seen
         body += ["--proc", "/proc", "--dev", "/dev"]
+        for index, (kind, source, target) in enumerate(self._plan):
+            body += ["--dev-bind", self._seen.get(index, source), target] if kind == "device" else []
         body += ["--bind", f"{files}/home", "/home/job", "--bind", f"{files}/cache", "/var/cache/job"]
         body += ["--perms", "0444", "--ro-bind-data", str(contents["hosts"]), "/etc/hosts"]
         body += ["--perms", "0555", "--ro-bind-data", str(contents["hold"]), HOLD_PATH]
-        return [*head, *body, "--remount-ro", "/", "--chdir", "/", "--", HOLD_PATH]
+        # A root of the image's own is a throw-away overlay, as its other layers are.
+        body += [] if rooted else ["--remount-ro", "/"]
+        return [*head, *body, "--chdir", "/", "--", HOLD_PATH]
 
     def _entry(self, index: int, kind: str, source: str, target: str) -> list[str]:
         seen = self._seen.get(index, source)
         files = self._files_seen
+        if kind == "lower":
+            return ["--overlay-src", seen]
         if kind == "layer":
-            return ["--overlay-src", seen, "--tmp-overlay", target]
+            points = f"{POINTS}.{index}"
+            extra = ["--overlay-src", f"{files}/{points}"] if os.path.isdir(f"{files}/{points}") else []
+            return ["--overlay-src", seen, *extra, "--tmp-overlay", target]
         if kind == "workspace":
             return ["--overlay-src", seen, "--overlay", f"{files}/upper", f"{files}/work", target]
         if kind == "link":
@@ -122,6 +183,7 @@ class Layout:
         return sorted(found)
 
 
-def hosts_text(hostname: str) -> bytes:
-    """/etc/hosts: the sandbox knows itself and nobody else."""
-    return f"127.0.0.1 localhost {hostname}\n::1 localhost\n".encode()
+def hosts_text(hostname: str, network: dict[str, Any] | None) -> bytes:
+    """/etc/hosts: the sandbox knows itself and nobody else, by the address that others of its job know it by."""
+    own = f"{network['address']} {hostname}\n" if network is not None else ""
+    return f"127.0.0.1 localhost{'' if own else f' {hostname}'}\n::1 localhost\n{own}".encode()

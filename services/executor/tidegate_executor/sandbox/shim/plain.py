@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tidegate_executor.sandbox.shim import syscalls
+from tidegate_executor.sandbox.shim.launching import Launching
 
 
-class PlainLauncher:
+class PlainLauncher(Launching):
     """Nothing to enter and nothing to drop; orphans come to the shim, so that it can end them."""
 
-    clones = False
-
-    def open(self) -> int | None:
+    def open(self, meanwhile: Callable[[], None]) -> int | None:
         syscalls.become_subreaper()
+        meanwhile()
         return None
-
-    def fork_inside(self) -> int:
-        return 0
-
-    def enter(self) -> None:
-        """Stay where we are."""
 
     def confine(self) -> None:
         syscalls.forbid_new_privileges()

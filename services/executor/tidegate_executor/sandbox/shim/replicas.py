@@ -12,13 +12,14 @@ from typing import Any
 from tidegate_executor.cgroups.base import CgroupError, CgroupRefusedError, Group, Quota
 from tidegate_executor.sandbox.shim.output import LogFile, Redactor
 from tidegate_executor.sandbox.shim.processes import kill_tree
-from tidegate_executor.sandbox.shim.spawn import Launcher, Process, spawn
+from tidegate_executor.sandbox.shim.spawn import Child, Launcher, Process, SpawnError, spawn
 
 OUTPUT_CHUNK_BYTES = 65536
 DRAIN_SECONDS_MAX = 2.0
 OVERHEAD_MIB = 64  # bubblewrap and process 1, beside the sum of the replicas
 OVERHEAD_PIDS = 8
 HOLDER_GROUP = "_holder"
+FIRST_GROUP = "_first"
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -42,6 +43,7 @@ class Replica:
         self.output = -1
         self.oom_watch: int | None = None
         self.oom_seen = False
+        self.killed = False
         self.log: LogFile | None = None
         self.redactor = Redactor([])
         self.unwritten_bytes = 0
@@ -81,10 +83,17 @@ class Replica:
 
     def kill(self) -> None:
         """End the whole tree."""
+        self.killed = True
         if self.group is not None:
             self.group.kill()
         else:
             kill_tree(self.pid)
+
+    def out_of_memory(self) -> bool:
+        """Whether the kernel killed something of it for its memory."""
+        if self.oom_seen or self.group is None or not self.group.exists():
+            return self.oom_seen
+        return self.group.usage().oom_kills > 0
 
     def drain(self) -> None:
         """Take the output that is left after the tree was killed; whoever still holds the pipe is not waited for."""
@@ -104,6 +113,30 @@ class Replica:
             self.log.close()
 
 
+class Ahead:
+    """The first replica's process, in its group and inside before it is known what it will run: that takes longest."""
+
+    def __init__(self, launcher: Launcher, group: Group) -> None:
+        group.create()
+        self.group = group
+        self.output, write = os.pipe()
+        try:
+            self.child = Child(launcher, write)
+        finally:
+            os.close(write)
+        group.add(self.child.forked)  # the one that it will clone is born there
+
+    def start(self, process: Process) -> int:
+        """Have it run that; return its pid. Raises SpawnError."""
+        self.child.inside()
+        self.child.prepare(process)
+        return self.child.run()
+
+    def close(self) -> None:
+        self.child.close()
+        os.close(self.output)
+
+
 class Replicas:
     """All running replicas and the sandbox-wide limits."""
 
@@ -112,6 +145,8 @@ class Replicas:
         self._group = group
         self._redact = [value.encode() for value in config["redact"]]
         self.running: dict[tuple[str, int], Replica] = {}
+        self._ahead: Ahead | None = None
+        self._first: Group | None = None
 
     def prepare_groups(self) -> None:
         if self._group is not None:
@@ -119,11 +154,34 @@ class Replicas:
             self._bound(0)
             holder = self._group.child(HOLDER_GROUP)
             holder.create()
-            holder.bound(OVERHEAD_MIB, OVERHEAD_PIDS)
+            holder.bound(
+                self._config.get("overhead_mib", OVERHEAD_MIB), self._config.get("overhead_pids", OVERHEAD_PIDS)
+            )
 
     def hold(self, pid: int) -> None:
         if self._group is not None:
             self._group.child(HOLDER_GROUP).add(pid)
+
+    def fork_ahead(self, launcher: Launcher) -> None:
+        """Have a process for the first start, while the sandbox is built."""
+        if self._group is None:
+            return
+        first = launcher.group(self._group.child(FIRST_GROUP))
+        if launcher.clones:
+            self._ahead = Ahead(launcher, first)
+        elif launcher.prepare(first):
+            self._first = first
+
+    def enter_ahead(self, holder: int) -> None:
+        """The sandbox stands: let that process go inside, before anything else is there."""
+        if self._ahead is not None:
+            self._ahead.child.enter(holder)
+
+    def drop_ahead(self) -> None:
+        """End that process if nothing was started in it: the sandbox cannot end while it lives."""
+        if self._ahead is not None:
+            self._ahead.close()
+            self._ahead = None
 
     def start(self, request: dict[str, Any], launcher: Launcher) -> Replica:
         """Start one replica. Raises Refused, SpawnError or CgroupError, leaving nothing behind."""
@@ -131,37 +189,50 @@ class Replicas:
         if (component, number) in self.running:
             raise Refused(f"{component}.{number} runs already; it can start again after it exited")
         quota = Quota(*request["limits"])
-        group = self._group.child(f"{component}.{number}") if self._group is not None else None
-        replica = Replica(component, number, group, quota)
+        ahead, self._ahead = self._ahead, None
+        first, self._first = self._first, None
+        group = launcher.group(self._group.child(f"{component}.{number}")) if self._group is not None else None
+        replica = Replica(component, number, ahead.group if ahead is not None else first or group, quota)
         secrets = [value.encode() for value in request["secret_env"].values()]
         replica.redactor = Redactor(self._redact + secrets)
         process = Process(request["argv"], {**request["env"], **request["secret_env"]}, request["cwd"])
-        read, write = os.pipe()
-        replica.output = read
-        os.set_blocking(read, False)
         try:
             replica.log = LogFile(self._config["log_dir"], replica.name, self._config["log_bytes_max"])
             self._make_group(replica)
-            replica.pid = spawn(launcher, process, write, group.add if group is not None else _nowhere)
+            launcher.begin(replica.name, replica.group, quota)
+            replica.pid = (
+                self._run(replica, process, launcher) if ahead is None else _run_ahead(replica, process, ahead)
+            )
+            launcher.confirm(replica.name, replica.pid)
         except BaseException:
             replica.close()
             self._drop_group(replica)
+            launcher.ended(replica.name)
             raise
-        finally:
-            os.close(write)
         self.running[replica.key] = replica
         return replica
 
-    def resize(self, key: tuple[str, int], quota: Quota) -> Quota:
+    def _run(self, replica: Replica, process: Process, launcher: Launcher) -> int:
+        replica.output, write = os.pipe()
+        os.set_blocking(replica.output, False)
+        try:
+            return spawn(launcher, process, write, replica.group.add if replica.group is not None else _nowhere)
+        finally:
+            os.close(write)
+
+    def resize(self, key: tuple[str, int], quota: Quota, launcher: Launcher) -> Quota:
         """Room first when growing, last when shrinking, so that the sum is never too small for the parts."""
         replica = self.find(key)
         if replica.group is None:
             raise Refused("limits are not enforced on this node, so there is nothing to resize")
         before = replica.quota
+        if why := launcher.unchangeable(before, quota):
+            raise Refused(why)
         self._bound(max(quota.memory_mib - before.memory_mib, 0))
         try:
             seen = replica.group.apply(quota)
             replica.quota = quota
+            launcher.resized(replica.name, quota)
         except CgroupRefusedError as error:
             raise Refused(str(error)) from error
         finally:
@@ -179,22 +250,20 @@ class Replicas:
         if replica.group is not None:
             replica.kill()  # without a group the tree is ended before the reaping, while its pid is still its own
         replica.drain()
-        oom = replica.oom_seen
-        if replica.group is not None and replica.group.exists():
-            oom = oom or replica.group.usage().oom_kills > 0
+        oom = replica.out_of_memory()
         replica.close()
         del self.running[replica.key]
         self._drop_group(replica)
         return oom
 
-    def signal(self, key: tuple[str, int], number: int) -> None:
+    def signal(self, key: tuple[str, int], number: int, launcher: Launcher) -> None:
         replica = self.running.get(key)
         if replica is None:
             return
         if number == signal.SIGKILL:
             replica.kill()
         else:
-            os.kill(replica.pid, number)
+            launcher.signal(replica.name, replica.pid, number)
 
     def remove_groups(self) -> None:
         if self._group is not None:
@@ -215,8 +284,11 @@ class Replicas:
 
     def _bound(self, more_mib: int) -> None:
         if self._group is not None:
-            total = sum(replica.quota.memory_mib for replica in self.running.values()) + more_mib
-            self._group.bound(total + OVERHEAD_MIB, self._config["pids_max"] + OVERHEAD_PIDS)
+            each = self._config.get("overhead_each_mib", 0)
+            total = sum(replica.quota.memory_mib + each for replica in self.running.values()) + more_mib + each
+            overhead_mib = self._config.get("overhead_mib", OVERHEAD_MIB)
+            overhead_pids = self._config.get("overhead_pids", OVERHEAD_PIDS)
+            self._group.bound(total + overhead_mib, self._config["pids_max"] + overhead_pids)
 
     def _bound_to_sum(self) -> None:
         """What an ended replica left in shared memory may not be reclaimable; then the old bound stays."""
@@ -227,6 +299,16 @@ class Replicas:
         except CgroupError:
             if self._group is not None and self._group.exists():
                 raise
+
+
+def _run_ahead(replica: Replica, process: Process, ahead: Ahead) -> int:
+    replica.output = ahead.output
+    os.set_blocking(replica.output, False)
+    try:
+        return ahead.start(process)
+    except SpawnError:
+        ahead.child.close()
+        raise
 
 
 def _nowhere(pid: int) -> None:

@@ -10,11 +10,15 @@ from typing import Any
 
 from tidegate_executor.cgroups.base import Group, Quota
 from tidegate_executor.cgroups.detect import driver_from
+from tidegate_executor.sandbox.shim.bubblewrap import Bubblewrap
+from tidegate_executor.sandbox.shim.containers import ContainerLauncher
+from tidegate_executor.sandbox.shim.guarded import GuardedLauncher
 from tidegate_executor.sandbox.shim.history import History
 from tidegate_executor.sandbox.shim.isolated import BwrapLauncher
 from tidegate_executor.sandbox.shim.plain import PlainLauncher
 from tidegate_executor.sandbox.shim.processes import kill_descendants, start_ticks
 from tidegate_executor.sandbox.shim.replicas import Refused, Replica, Replicas, Stopping
+from tidegate_executor.sandbox.shim.spawn import Launcher
 
 Reply = dict[str, Any]
 
@@ -22,14 +26,16 @@ Reply = dict[str, Any]
 class ShimSandbox:
     """One sandbox. `announce` is called with every recorded event and the offset after it."""
 
-    def __init__(self, config: dict[str, Any], announce: Callable[[Reply, int], None]) -> None:
+    def __init__(
+        self, config: dict[str, Any], announce: Callable[[Reply, int], None], bubblewrap: Bubblewrap | None = None
+    ) -> None:
         self._config = config
         self._announce = announce
         described = config["cgroup"]
         self._group: Group | None = driver_from(described).group(config["id"]) if described else None
         self.replicas = Replicas(config, self._group)
-        self._isolated = BwrapLauncher(config, self.replicas.hold) if config["level"] == "trusted" else None
-        self._launcher = self._isolated or PlainLauncher()
+        self._isolated = BwrapLauncher(config, self.replicas.hold, bubblewrap) if bubblewrap is not None else None
+        self._launcher: Launcher = self._isolated or _launcher(config, self.replicas.hold)
         self.history = History(config["state_dir"])
         self._kill_at: float | None = None
         self._killed = False
@@ -38,7 +44,8 @@ class ShimSandbox:
     def open(self) -> int | None:
         """Build it; return the descriptor that hangs up when it collapses."""
         self.replicas.prepare_groups()
-        alive = self._launcher.open()
+        alive = self._launcher.open(lambda: self.replicas.fork_ahead(self._launcher))
+        self.replicas.enter_ahead(self._launcher.holder)
         self._record("ready", {})
         return alive
 
@@ -70,14 +77,15 @@ class ShimSandbox:
 
     def _on_resize(self, request: dict[str, Any]) -> Reply:
         key = (str(request["component"]), int(request["replica"]))
-        seen = self.replicas.resize(key, Quota(*request["limits"]))
+        seen = self.replicas.resize(key, Quota(*request["limits"]), self._launcher)
         fields = {"component": key[0], "replica": key[1], "limits": seen._asdict()}
         return self._record("resized", fields)
 
     def _on_signal(self, request: dict[str, Any]) -> Reply:
         if request["signal"] == signal.SIGKILL:
             self._refuse_frozen()
-        self.replicas.signal((str(request["component"]), int(request["replica"])), int(request["signal"]))
+        key = (str(request["component"]), int(request["replica"]))
+        self.replicas.signal(key, int(request["signal"]), self._launcher)
         return {}
 
     def _on_freeze(self, request: dict[str, Any]) -> Reply:
@@ -108,7 +116,7 @@ class ShimSandbox:
             self._on_thaw({})
         if first:
             for key in list(self.replicas.running):
-                self.replicas.signal(key, signal.SIGTERM)
+                self.replicas.signal(key, signal.SIGTERM, self._launcher)
         self.tick()
         return {}
 
@@ -160,7 +168,13 @@ class ShimSandbox:
             self.tick()
 
     def _on_exit(self, replica: Replica, code: int) -> None:
+        broke = self._launcher.broke(replica.name)
+        if broke and not replica.killed and not replica.out_of_memory():
+            self.on_collapse(reaped=replica.pid)
+            return
+        code = -signal.SIGKILL if broke else self._launcher.ending(replica.name, code)
         oom = self.replicas.end(replica)
+        self._launcher.ended(replica.name)
         fields = {
             **_names(replica),
             "exit_code": code if code >= 0 else None,
@@ -175,18 +189,21 @@ class ShimSandbox:
         replica.oom_seen = True
         replica.kill()
 
-    def on_collapse(self) -> None:
+    def on_collapse(self, reaped: int = 0) -> None:
         """Process 1 went without being asked: a failure of the node, whatever the replicas' exits look like."""
         if not self.over:
-            self._end("collapsed")
+            self._end("collapsed", reaped)
 
-    def _end(self, reason: str) -> None:
+    def _end(self, reason: str, reaped: int = 0) -> None:
         self.over = True
         running = list(self.replicas.running.values())
         for replica in running:
+            if replica.pid == reaped:
+                continue
             # Reap before the place is closed: process 1 cannot end while a process of its namespace is unreaped.
             os.kill(replica.pid, signal.SIGKILL)
             os.waitpid(replica.pid, 0)
+        self.replicas.drop_ahead()
         self._launcher.close()
         for replica in running:
             self.replicas.end(replica)
@@ -198,6 +215,7 @@ class ShimSandbox:
     def abandon(self) -> None:
         """Undo a half-built sandbox."""
         self.over = True
+        self.replicas.drop_ahead()
         self._launcher.close()
         self.replicas.remove_groups()
 
@@ -205,6 +223,12 @@ class ShimSandbox:
         event = self.history.append(kind, fields)
         self._announce(event, self.history.size)
         return event
+
+
+def _launcher(config: dict[str, Any], place: Callable[[int], None]) -> Launcher:
+    if config["backend"] == "docker":
+        return ContainerLauncher(config, place)
+    return GuardedLauncher(config, place) if config["backend"] == "gvisor" else PlainLauncher()
 
 
 def _names(replica: Replica) -> dict[str, Any]:

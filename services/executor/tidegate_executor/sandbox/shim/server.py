@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 from tidegate_executor.cgroups.base import CgroupError
+from tidegate_executor.sandbox.shim.bubblewrap import Bubblewrap
 from tidegate_executor.sandbox.shim.connection import Connection
 from tidegate_executor.sandbox.shim.replicas import Refused, Replica, Stopping
 from tidegate_executor.sandbox.shim.sandbox import ShimSandbox
@@ -24,7 +25,7 @@ FAREWELL_SECONDS_MAX = 2.0
 class Server:
     """Serves one sandbox until it is over."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: dict[str, Any], bubblewrap: Bubblewrap | None) -> None:
         self._epoll = select.epoll()
         self._clients: dict[int, Connection] = {}
         self._outputs: dict[int, Replica] = {}
@@ -32,7 +33,7 @@ class Server:
         self._alive: int | None = None
         self._listener = _listen(config["state_dir"])
         self._wake_read, self._wake_write = os.pipe()
-        self.sandbox = ShimSandbox(config, self._announce)
+        self.sandbox = ShimSandbox(config, self._announce, bubblewrap)
 
     def open(self) -> None:
         """Build the sandbox; on failure nothing of it is left."""

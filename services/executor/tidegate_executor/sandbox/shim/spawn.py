@@ -1,7 +1,8 @@
 """Start one process so that it sits in its control group before its first instruction, and say why if it cannot.
 
-The child waits at a gate until the shim has placed it; an error before or in exec comes back over a pipe that exec
-closes. Secrets travel in the forked memory only.
+A child is forked, told where its sandbox is, and told what to run; what takes long (being placed waits until every
+processor of the machine has taken notice) happens beside its own preparations. What it shall run, secrets included,
+comes over a pipe, and an error before or in exec goes back over one that exec closes.
 """
 
 from __future__ import annotations
@@ -10,11 +11,16 @@ import json
 import os
 import select
 import signal
+import struct
 from collections.abc import Callable
-from typing import NamedTuple, NoReturn, Protocol
+from contextlib import suppress
+from typing import Any, NamedTuple, NoReturn, Protocol
+
+from tidegate_executor.cgroups.base import CgroupError, Group, Quota
 
 EXEC_SECONDS_MAX = 20.0
 MESSAGE_BYTES_MAX = 4096
+LENGTH = "<I"  # before each message but the last, which is one byte
 PATH_DEFAULT = "/usr/local/bin:/usr/bin:/bin"
 
 
@@ -37,13 +43,22 @@ class Process(NamedTuple):
 class Launcher(Protocol):
     """Where processes run: inside a sandbox, or plainly on the host.
 
-    `clones`: `fork_inside` makes a further process, the one that will run.
+    `clones`: `fork_inside` makes a further process, the one that will run. `holder` is the host pid of what holds the
+    place together, 0 where nothing does.
     """
 
     clones: bool
+    holder: int
 
-    def open(self) -> int | None:
-        """Set the place up; return a descriptor that hangs up when the place is gone (None: it cannot go)."""
+    def open(self, meanwhile: Callable[[], None]) -> int | None:
+        """Set the place up; return a descriptor that hangs up when the place is gone (None: it cannot go).
+
+        `meanwhile` is called once, when only others have something to do for it.
+        """
+        ...
+
+    def join(self, holder: int) -> None:
+        """In a fresh child: know the place, which may have been set up after the fork."""
         ...
 
     def fork_inside(self) -> int:
@@ -54,6 +69,10 @@ class Launcher(Protocol):
         """In the process that will run: go where it shall run."""
         ...
 
+    def translate(self, process: Process) -> Process:
+        """In the process that will run: what is really executed there."""
+        ...
+
     def confine(self) -> None:
         """In the process that will run, last: give up every privilege."""
         ...
@@ -62,97 +81,205 @@ class Launcher(Protocol):
         """End whatever still runs in the place."""
         ...
 
+    # The steps of a replica's life; see `Launching`.
 
-def spawn(launcher: Launcher, process: Process, output: int, place: Callable[[int], None]) -> int:
-    """Return the host pid of the started process, a child of ours. Raises SpawnError; then nothing is left."""
-    gate_read, gate_write = os.pipe()
-    status_read, status_write = os.pipe()
-    forked = os.fork()
-    if forked == 0:
-        os.close(gate_write)
-        _child(launcher, process, (output, gate_read, status_write))
-    os.close(gate_read)
-    os.close(status_write)
-    pid = 0
-    try:
-        pid = _await_clone(forked, status_read) if launcher.clones else forked
-        place(pid)
-        os.write(gate_write, b"\1")
-        problem = _read(status_read)
+    def group(self, group: Group) -> Group: ...
+
+    def prepare(self, group: Group) -> bool:
+        """Make ready for the first replica, before it is known, in this group; say whether it will be that one's."""
+        ...
+
+    def begin(self, name: str, group: Group | None, quota: Quota) -> None: ...
+
+    def confirm(self, name: str, pid: int) -> None: ...
+
+    def signal(self, name: str, pid: int, number: int) -> None: ...
+
+    def unchangeable(self, before: Quota, after: Quota) -> str: ...
+
+    def resized(self, name: str, quota: Quota) -> None: ...
+
+    def ending(self, name: str, code: int) -> int: ...
+
+    def broke(self, name: str) -> bool: ...
+
+    def ended(self, name: str) -> None: ...
+
+
+class Child:
+    """A process that does not know yet what it will run, and ends by itself when it is closed before."""
+
+    def __init__(self, launcher: Launcher, output: int) -> None:
+        """Fork it; the descriptor `output` will be its output."""
+        self._clones = launcher.clones
+        tell_read, self._tell = os.pipe()
+        self._status, status_write = os.pipe()
+        self.forked = os.fork()
+        if self.forked == 0:
+            os.close(self._tell)
+            os.close(self._status)
+            _child(launcher, (output, tell_read, status_write))
+        os.close(tell_read)
+        os.close(status_write)
+        self._inside = 0
+        self._entering = False
+
+    def enter(self, holder: int) -> None:
+        """Have it go to the place. Raises SpawnError when it is gone."""
+        self._say({"holder": holder})
+        self._entering = True
+
+    def inside(self) -> int:
+        """Wait until it is there; return the host pid of the process that will run. Raises SpawnError."""
+        if not self._inside:
+            self._inside = self._await_clone() if self._clones else self.forked
+        return self._inside
+
+    def prepare(self, process: Process) -> None:
+        """Tell it what to run, when `run` is called. Raises SpawnError when it is gone."""
+        self._say(process._asdict())
+
+    def run(self) -> int:
+        """Let it execute the command; return its pid. Raises SpawnError when it could not."""
+        with suppress(BrokenPipeError):  # then it has said why
+            os.write(self._tell, b"\1")
+        problem = self._read()
         if problem:
             report = json.loads(problem)
             raise SpawnError(report["text"], job=report["job"])
+        self._release()
+        return self.inside()
+
+    def close(self) -> None:
+        """End it and wait for that, wherever it is, unless it runs."""
+        if self._tell < 0:
+            return
+        if self._entering and not self._inside:
+            with suppress(SpawnError):  # gone
+                self.inside()
+        self._release()
+        for pid in {self.forked, self._inside} - {0}:
+            end_child(pid)
+
+    def _release(self) -> None:
+        for descriptor in (self._tell, self._status):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._tell = self._status = -1
+
+    def _say(self, message: dict[str, Any]) -> None:
+        text = json.dumps(message).encode()
+        data = struct.pack(LENGTH, len(text)) + text
+        try:
+            while data:
+                data = data[os.write(self._tell, data) :]
+        except BrokenPipeError:
+            raise SpawnError("the child vanished before it started", job=False) from None
+
+    def _await_clone(self) -> int:
+        """The pid of the process that the forked child cloned before it ended."""
+        line = b""
+        while not line.endswith(b"\n"):
+            ready, _, _ = select.select([self._status], [], [], EXEC_SECONDS_MAX)
+            chunk = os.read(self._status, 1) if ready else b""
+            if not chunk or len(line) > MESSAGE_BYTES_MAX:
+                raise SpawnError(line.decode(errors="replace") or "the child vanished before it started", job=False)
+            line += chunk
+        with suppress(ChildProcessError):
+            os.waitpid(self.forked, 0)
+        message = json.loads(line)
+        if "pid" not in message:
+            raise SpawnError(message["text"], job=message["job"])
+        return int(message["pid"])
+
+    def _read(self) -> bytes:
+        """Everything until exec, or the end, closes the pipe."""
+        text = b""
+        while True:
+            ready, _, _ = select.select([self._status], [], [], EXEC_SECONDS_MAX)
+            if not ready:
+                raise SpawnError(f"the command was not executed within {EXEC_SECONDS_MAX} s", job=False)
+            chunk = os.read(self._status, MESSAGE_BYTES_MAX)
+            if not chunk:
+                return text
+            text += chunk
+
+
+def spawn(launcher: Launcher, process: Process, output: int, place: Callable[[int], None]) -> int:
+    """Return the host pid of the started process, a child of ours. Raises SpawnError; then nothing is left."""
+    child = Child(launcher, output)
+    try:
+        child.enter(launcher.holder)
+        pid = child.inside()
+        child.prepare(process)
+        try:
+            place(pid)
+        except (CgroupError, OSError):
+            child.run()  # one that ended because of its command cannot be placed either, and says why
+            raise
+        return child.run()
     except BaseException:
-        if pid:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+        child.close()
         raise
-    finally:
-        os.close(gate_write)
-        os.close(status_read)
-    return pid
 
 
-def _await_clone(forked: int, status_read: int) -> int:
-    """The pid of the process that the forked child cloned before it ended."""
-    line = b""
-    while not line.endswith(b"\n"):
-        ready, _, _ = select.select([status_read], [], [], EXEC_SECONDS_MAX)
-        chunk = os.read(status_read, 1) if ready else b""
-        if not chunk or len(line) > MESSAGE_BYTES_MAX:
-            os.kill(forked, signal.SIGKILL)
-            os.waitpid(forked, 0)
-            raise SpawnError(line.decode(errors="replace") or "the child vanished before it started", job=False)
-        line += chunk
-    os.waitpid(forked, 0)
-    message = json.loads(line)
-    if "pid" not in message:
-        raise SpawnError(message["text"], job=message["job"])
-    return int(message["pid"])
+def end_child(pid: int) -> None:
+    """Kill and reap a process if it is a child of ours that was not reaped: its number may be another's otherwise."""
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
 
 
-def _read(status_read: int) -> bytes:
-    """Everything until exec closes the pipe."""
-    text = b""
-    while True:
-        ready, _, _ = select.select([status_read], [], [], EXEC_SECONDS_MAX)
-        if not ready:
-            raise SpawnError(f"the command was not executed within {EXEC_SECONDS_MAX} s", job=False)
-        chunk = os.read(status_read, MESSAGE_BYTES_MAX)
-        if not chunk:
-            return text
-        text += chunk
-
-
-def _child(launcher: Launcher, process: Process, descriptors: tuple[int, int, int]) -> NoReturn:
-    output, gate_read, status_write = descriptors
+def _child(launcher: Launcher, descriptors: tuple[int, int, int]) -> NoReturn:
+    output, tell, status = descriptors
     job = False
     try:
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)  # Python ignores the first two; exec would keep that
+        launcher.join(int(_hear(tell)["holder"]))
         inside = launcher.fork_inside()
         if inside:
-            os.write(status_write, json.dumps({"pid": inside}).encode() + b"\n")
+            os.write(status, json.dumps({"pid": inside}).encode() + b"\n")
             os._exit(0)
-        if os.read(gate_read, 1) != b"\1":
-            os._exit(127)
         os.setsid()
         null = os.open("/dev/null", os.O_RDONLY)
         for target, source in ((0, null), (1, output), (2, output)):
             os.dup2(source, target)
         launcher.enter()
+        process = launcher.translate(Process(**_hear(tell)))
         job = True
         os.chdir(process.cwd)
         job = False
         launcher.confine()
+        if os.read(tell, 1) != b"\1":
+            os._exit(127)
         job = True
         _execute(process)
     except BaseException as error:  # noqa: BLE001 - the report is the only way out of a forked child
         report = {"text": f"{error}"[: MESSAGE_BYTES_MAX // 8], "job": job}
-        os.write(status_write, json.dumps(report).encode() + b"\n")
+        os.write(status, json.dumps(report).encode() + b"\n")
     finally:
         os._exit(127)
+
+
+def _hear(tell: int) -> dict[str, Any]:
+    (size,) = struct.unpack(LENGTH, _hear_bytes(tell, struct.calcsize(LENGTH)))
+    message: dict[str, Any] = json.loads(_hear_bytes(tell, size))
+    return message
+
+
+def _hear_bytes(tell: int, size: int) -> bytes:
+    heard = b""
+    while len(heard) < size:
+        part = os.read(tell, size - len(heard))
+        if not part:
+            os._exit(127)  # the shim has ended, or needs us no more
+        heard += part
+    return heard
 
 
 def _execute(process: Process) -> NoReturn:

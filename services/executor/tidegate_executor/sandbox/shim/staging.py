@@ -25,12 +25,11 @@ def enter_private_namespace() -> None:
 class Stage:
     """A tmpfs with one bind per source. Sources are opened before the tmpfs hides what lies at its place."""
 
-    def __init__(self, sources: list[str], mounts: set[str], uid: int) -> None:
-        """`sources` are host paths, all existing; `uid` is the sandbox's host uid (and gid).
+    def __init__(self, sources: list[str], mounts: set[str]) -> None:
+        """`sources` are host paths, all existing.
 
         Jobs may write where `mounts`, a part of them, lie: these are opened without following a link.
         """
-        self._uid = uid
         self._opened = {
             source: open_without_links(source) if source in mounts else os.open(source, os.O_PATH | os.O_CLOEXEC)
             for source in sources
@@ -45,13 +44,15 @@ class Stage:
         syscalls.mount(f"/proc/self/fd/{self._opened[source]}", path, None, flags)
         return path
 
-    def bind_owned(self, source: str, name: str) -> str:
-        """Bind a directory so that its owner's files appear as the sandbox's. For reading only: a file with a
-        set-uid bit written through such a mount would belong to the owner on the host.
+    def bind_owned(self, source: str, name: str, given: tuple[Mapping, int]) -> str:
+        """Bind a directory so that its owner's files appear as those of the uid (and gid) given beside the mapping.
+
+        For reading only: a file with a set-uid bit written through such a mount would belong to the owner on the host.
         """
         path = self._place(source, name)
+        mapping, uid = given
         status = os.fstat(self._opened[source])
-        namespace = mapping_namespace(status.st_uid, status.st_gid, self._uid)
+        namespace = mapping.namespace(status.st_uid, status.st_gid, uid)
         try:
             syscalls.mount_idmapped(self._opened[source], path, namespace)
         finally:
@@ -68,35 +69,53 @@ class Stage:
         return path
 
 
-def mapping_namespace(uid: int, gid: int, to: int) -> int:
-    """A user namespace that translates owner (uid, gid) on disk to `to`; returns its descriptor."""
-    ready_read, ready_write = os.pipe()
-    done_read, done_write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.close(done_write)
-            syscalls.unshare(syscalls.CLONE_NEWUSER)
-            os.write(ready_write, b"\1")
-            os.read(done_read, 1)
-        finally:
-            os._exit(0)
-    os.close(ready_write)
-    os.close(done_read)
-    try:
-        if not os.read(ready_read, 1):
+class Mapping:
+    """A user namespace to translate owners with, made by a child before it is known from what to what.
+
+    Whoever made it reaps that child, which ends when nobody holds `_done` any more.
+    """
+
+    def __init__(self) -> None:
+        self._namespace: int | None = None
+        self._owners = (0, 0, 0)
+        self._ready, ready_write = os.pipe()
+        done_read, self._done = os.pipe()
+        self._child = os.fork()
+        if self._child == 0:
+            try:
+                os.close(self._done)
+                syscalls.unshare(syscalls.CLONE_NEWUSER)
+                os.write(ready_write, b"\1")
+                os.read(done_read, 1)
+            finally:
+                os._exit(0)
+        os.close(ready_write)
+        os.close(done_read)
+
+    def namespace(self, uid: int, gid: int, to: int) -> int:
+        """Have it translate owner (uid, gid) on disk to `to`, and no other; return its descriptor. Raises OSError."""
+        if self._namespace is None:
+            self._namespace = self._translate(uid, gid, to)
+            self._owners = (uid, gid, to)
+        if self._owners != (uid, gid, to):
+            raise OSError(f"owner {uid}:{gid} is not translated here, where {self._owners} are")
+        return os.dup(self._namespace)
+
+    def _translate(self, uid: int, gid: int, to: int) -> int:
+        if not os.read(self._ready, 1):
             raise OSError("cannot create a user namespace for an id-mapped mount")
         for name, owner in (("uid_map", uid), ("gid_map", gid)):
-            descriptor = os.open(f"/proc/{child}/{name}", os.O_WRONLY | os.O_CLOEXEC)
+            descriptor = os.open(f"/proc/{self._child}/{name}", os.O_WRONLY | os.O_CLOEXEC)
             try:
                 os.write(descriptor, f"{owner} {to} 1".encode())
             finally:
                 os.close(descriptor)
-        return os.open(f"/proc/{child}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-    finally:
-        os.close(ready_read)
-        os.close(done_write)
-        os.waitpid(child, 0)
+        return os.open(f"/proc/{self._child}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        """Let go of it, in each process that has it; what was mounted with its namespace keeps that."""
+        os.close(self._ready)
+        os.close(self._done)
 
 
 def own(path: str, uid: int) -> None:

@@ -64,6 +64,10 @@ def mount(source: str, target: str, kind: str | None, flags: int, data: str = ""
     _checked(result, f"mount {source} on {target}")
 
 
+def unmount(target: str, flags: int) -> None:
+    _checked(_libc.umount2(target.encode(), ctypes.c_int(flags)), f"umount {target}")
+
+
 def mount_idmapped(source: int, target: str, user_namespace: int) -> None:
     """Bind the directory behind descriptor `source` on `target`, owners translated (mount_setattr(2), 5.12)."""
     flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_EMPTY_PATH

@@ -1,0 +1,268 @@
+"""How fast sandboxes start, how many there is room for, and what an image costs that is here, all in one run.
+
+Prints one JSON line, milliseconds and MiB; keys of what this machine has not are absent. Cycles of all that is compared
+alternate, so that a busy machine slows them alike. Raw runc and a bare fork, for orientation, go to standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+from sandbox_baselines import COMMAND, QUOTA, BareFork, Baseline, DockerRun, RawBwrap, RawRunc, docker_answers
+from sandbox_images import image_ms
+from tidegate_executor.oci import mounting
+from tidegate_executor.sandbox.base import ComponentProcess, Layer, Limits, Sandbox, SandboxBackend, SandboxSpec
+from tidegate_executor.sandbox.bwrap import BwrapBackend
+from tidegate_executor.sandbox.gvisor import GvisorBackend
+from tidegate_executor.sandbox.settings import RUNSC_DEFAULT, SandboxSettings
+
+CYCLES_DEFAULT = 30
+WARMUP_CYCLES = 3
+SLOW_CYCLES = 10  # of what takes hundreds of milliseconds
+BURST = 100
+IDLE_DEFAULT = 500
+IDLE_AT_ONCE = 8
+PAUSE_SECONDS = 0.05
+LOOK_SECONDS = 0.0003
+OUTPUT_SECONDS_MAX = 60.0
+ENGINE_SECONDS_MAX = 60.0
+MIB = 1024**2
+LIMITS = Limits(cpu_millis=QUOTA.cpu_millis, memory_mib=QUOTA.memory_mib, pids=1024)  # as the agent asks for
+IDLE_COMMAND = ("/bin/sh", "-c", "echo up; exec sleep 3600")
+
+
+class Bench:
+    """One backend, and the names of what it starts."""
+
+    def __init__(self, backend: SandboxBackend, directory: Path) -> None:
+        self.backend = backend
+        self._directory = directory
+        self._number = 0
+
+    def spec(self) -> SandboxSpec:
+        self._number += 1
+        name = f"bench.{self._number}.0"
+        return SandboxSpec(
+            id=name,
+            hostname="bench",
+            log_dir=str(self._directory / "logs" / name),
+            uid_slot=self._number % 2048,
+            workdir=str(self._directory / "lower"),
+            layers=(Layer(source="/usr", target="/usr"),),
+        )
+
+    async def start(self, sandbox: Sandbox, log_dir: str, argv: tuple[str, ...] = COMMAND) -> None:
+        """Return at the first output."""
+        process = ComponentProcess(component="main", replica=0, argv=argv, limits=LIMITS, cwd="/workspace")
+        await sandbox.start(process)
+        async with asyncio.timeout(OUTPUT_SECONDS_MAX):
+            while not _has_output(log_dir):  # noqa: ASYNC110 - the output is a file
+                await asyncio.sleep(LOOK_SECONDS)
+
+    async def cold_and_warm_ms(self) -> tuple[float, float]:
+        """Return create to first output, and first output in a sandbox that stood already."""
+        spec = self.spec()
+        began = time.perf_counter()
+        sandbox = await self.backend.create(spec)
+        await self.start(sandbox, spec.log_dir)
+        cold = time.perf_counter() - began
+        await sandbox.destroy()
+        warm_spec = self.spec()
+        standing = await self.backend.create(warm_spec)
+        await asyncio.sleep(PAUSE_SECONDS)
+        began = time.perf_counter()
+        await self.start(standing, warm_spec.log_dir)
+        warm = time.perf_counter() - began
+        await standing.destroy()
+        return cold * 1000, warm * 1000
+
+    async def cold_ms(self) -> float:
+        spec = self.spec()
+        began = time.perf_counter()
+        sandbox = await self.backend.create(spec)
+        await self.start(sandbox, spec.log_dir)
+        took = (time.perf_counter() - began) * 1000
+        await sandbox.destroy()
+        return took
+
+
+def _has_output(log_dir: str) -> bool:
+    return any(entry.stat().st_size for entry in os.scandir(log_dir))
+
+
+async def starts(bench: Bench, baselines: dict[str, Baseline], cycles: int) -> dict[str, list[float]]:
+    """Return the milliseconds of each, taken in turns."""
+    found: dict[str, list[float]] = {name: [] for name in ("trusted", *baselines)}
+    for number in range(cycles + WARMUP_CYCLES):
+        for name, values in found.items():
+            if name in ("docker", "runc") and number >= SLOW_CYCLES + WARMUP_CYCLES:
+                continue
+            await asyncio.sleep(PAUSE_SECONDS)
+            one = (
+                await bench.cold_ms() if name == "trusted" else await asyncio.to_thread(baselines[name].first_output_ms)
+            )
+            if number >= WARMUP_CYCLES:
+                values.append(one)
+    return found
+
+
+async def burst_ms(bench: Bench) -> list[float]:
+    """Return what each of many took that were asked for at once."""
+    return await asyncio.gather(*(bench.cold_ms() for _ in range(BURST)))
+
+
+async def idle(bench: Bench, count: int) -> dict[str, float]:
+    """Have so many sandboxes with a process that sleeps; return how many answer, and what each takes."""
+    at_once = asyncio.Semaphore(IDLE_AT_ONCE)
+    before = available_mib()
+
+    async def one() -> Sandbox:
+        async with at_once:
+            spec = bench.spec()
+            sandbox = await bench.backend.create(spec)
+            await bench.start(sandbox, spec.log_dir, IDLE_COMMAND)
+            return sandbox
+
+    standing = await asyncio.gather(*(one() for _ in range(count)))
+    taken = before - available_mib()
+    answering = 0
+    for sandbox in standing:
+        stats = await sandbox.stats()
+        answering += [replica.component for replica in stats.replicas] == ["main"]
+
+    async def end(sandbox: Sandbox) -> None:
+        async with at_once:
+            await sandbox.destroy()
+
+    await asyncio.gather(*(end(sandbox) for sandbox in standing))
+    return {"idle_sandboxes": answering, "idle_mib_each": round(taken / count, 2)}
+
+
+def available_mib() -> float:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")) / 1024
+
+
+def percentile(values: list[float], percent: int) -> float:
+    ordered = sorted(values)
+    return round(ordered[min(len(ordered) * percent // 100, len(ordered) - 1)], 2)
+
+
+@contextmanager
+def engine(directory: Path) -> Iterator[bool]:
+    """Have a Docker engine to compare with: the one that answers, else one of our own where there is a dockerd."""
+    if docker_answers():
+        yield True
+        return
+    if shutil.which("dockerd") is None or shutil.which("docker") is None or os.geteuid() != 0:
+        yield False
+        return
+    script = Path(__file__).parents[1] / "scripts" / "private-dockerd"
+    place = directory / "engine"
+    with (directory / "dockerd.log").open("wb") as log:
+        process = subprocess.Popen([script, place], stdout=log, stderr=log)
+    os.environ["DOCKER_HOST"] = f"unix://{place}/docker.sock"
+    try:
+        deadline = time.monotonic() + ENGINE_SECONDS_MAX
+        while not docker_answers():
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit(f"dockerd did not come: {(directory / 'dockerd.log').read_text()[-2000:]}")
+            time.sleep(0.2)
+        yield True
+    finally:
+        process.terminate()
+        process.wait(ENGINE_SECONDS_MAX)
+        del os.environ["DOCKER_HOST"]
+
+
+@asynccontextmanager
+async def baselines_of(directory: Path, bwrap: BwrapBackend, with_docker: bool) -> AsyncIterator[dict[str, Baseline]]:
+    """Everything there is here to compare with."""
+    driver = (await bwrap.limits()).driver
+    assert driver is not None, "the probe found control groups"
+    found: dict[str, Baseline] = {"fork": BareFork(), "bwrap": RawBwrap(directory / "raw", driver)}
+    if shutil.which("runc") is not None:
+        found["runc"] = RawRunc(directory)
+    docker = await asyncio.to_thread(DockerRun, directory) if with_docker else None
+    if docker is not None:
+        found["docker"] = docker
+    try:
+        yield found
+    finally:
+        if docker is not None:
+            await asyncio.to_thread(docker.close)
+
+
+async def measure(arguments: argparse.Namespace, directory: Path, with_docker: bool) -> dict[str, float]:
+    settings = SandboxSettings(
+        sandboxes_dir=str(directory / "sandboxes"),
+        cgroup_name=f"tidegate-bench-{os.getpid()}",
+        runsc=os.environ.get("TIDEGATE_RUNSC", RUNSC_DEFAULT),
+    )
+    (directory / "lower").mkdir()
+    bwrap = BwrapBackend(settings)
+    probe = await bwrap.probe()
+    if not probe.available:
+        raise SystemExit(f"{probe.remedy} ({'; '.join(probe.notes)})")
+    bench = Bench(bwrap, directory)
+    async with baselines_of(directory, bwrap, with_docker) as baselines:
+        took = await starts(bench, baselines, arguments.cycles)
+    p50 = {name: percentile(values, 50) for name, values in took.items()}
+    print(f"fork_p50_ms={p50['fork']} runc_p50_ms={p50.get('runc', 'absent')}", file=sys.stderr)
+    result: dict[str, float] = {
+        "trusted_p50_ms": p50["trusted"],
+        "trusted_p99_ms": percentile(took["trusted"], 99),
+        "bwrap_p50_ms": p50["bwrap"],
+        "trusted_over_bwrap": round(p50["trusted"] / p50["bwrap"], 2),
+    }
+    if with_docker:
+        result |= {"docker_p50_ms": p50["docker"], "docker_over_trusted": round(p50["docker"] / p50["trusted"], 1)}
+    result |= await guarded(settings, directory)
+    result |= await asyncio.to_thread(image_ms, directory)
+    result["burst100_p99_ms"] = percentile(await burst_ms(bench), 99)
+    result |= await idle(bench, arguments.idle)
+    await bwrap.release()
+    return result
+
+
+async def guarded(settings: SandboxSettings, directory: Path) -> dict[str, float]:
+    """Return what a start takes in gVisor, cold and in a sandbox that stood ready; nothing where it does not work."""
+    backend = GvisorBackend(settings)
+    probe = await backend.probe()
+    if not probe.available:
+        print(f"guarded: {probe.remedy} ({'; '.join(probe.notes)})", file=sys.stderr)
+        return {}
+    bench = Bench(backend, directory / "guarded")
+    (directory / "guarded" / "lower").mkdir(parents=True)
+    taken = [await bench.cold_and_warm_ms() for _ in range(SLOW_CYCLES + WARMUP_CYCLES)][WARMUP_CYCLES:]
+    await backend.release()
+    return {
+        "guarded_cold_p50_ms": percentile([cold for cold, _ in taken], 50),
+        "guarded_warm_p50_ms": percentile([warm for _, warm in taken], 50),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cycles", type=int, default=CYCLES_DEFAULT)
+    parser.add_argument("--idle", type=int, default=IDLE_DEFAULT)
+    arguments = parser.parse_args()
+    if os.geteuid() == 0:
+        mounting.enter_own_namespace()
+    with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as made, engine(Path(made)) as with_docker:
+        print(json.dumps(asyncio.run(measure(arguments, Path(made), with_docker))))
+
+
+if __name__ == "__main__":
+    main()

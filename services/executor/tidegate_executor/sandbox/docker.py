@@ -1,0 +1,249 @@
+"""Backend `docker`: one container per replica through a Docker engine, with a runtime that gives the level.
+
+The runtime decides what the level is worth: `runc` is `trusted`, gVisor's `runsc` is `guarded`, Kata's is `vm`. The
+probe tells whether a guest really stands by it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+from collections.abc import AsyncIterator, Set
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tidegate_executor.cgroups.base import CgroupError
+from tidegate_executor.cgroups.detect import REMEDY as LIMITS_REMEDY
+from tidegate_executor.cgroups.detect import Detected
+from tidegate_executor.cgroups.engine import engine_driver, engine_path, release_elsewhere
+from tidegate_executor.sandbox.base import (
+    BackendUnavailableError,
+    FoundSandbox,
+    InfrastructureError,
+    Layer,
+    Level,
+    ProbeResult,
+    Sandbox,
+    SandboxError,
+    SandboxSpec,
+)
+from tidegate_executor.sandbox.cdi import as_docker
+from tidegate_executor.sandbox.plan import CPU_TOPOLOGY, PlanEntry, build_etc, checked_devices, mount_plan, unrooted
+from tidegate_executor.sandbox.probe import ProbeFailure, answers_of, probe_sandbox, refuse_connections, refused_port
+from tidegate_executor.sandbox.settings import SandboxSettings
+from tidegate_executor.sandbox.shim.engine import LABEL, Engine, EngineError
+from tidegate_executor.sandbox.shim.replicas import HOLDER_GROUP
+from tidegate_executor.sandbox.shimmed import BASE_NAME, ShimmedSandboxes
+from tidegate_executor.sandbox.state import StateDirectory
+
+if TYPE_CHECKING:
+    import aiodocker
+
+RUNTIMES: dict[Level, str] = {"trusted": "runc", "guarded": "runsc", "vm": "kata-runtime"}
+OWN_KERNEL: tuple[Level, ...] = ("guarded", "vm")  # levels at which a job must not meet the host's kernel
+CGROUP_DRIVER = "cgroupfs"
+OVERHEAD_MIB = 256  # what asks the engine, one per replica, and the container that holds the network
+OVERHEAD_PIDS = 1024
+# In a replica's control group beside the job: process 1 of its container, what asks the engine, a guest's kernel.
+THREADS, THREADS_OF_GUEST = (1, 2), (4, 512)
+OVERHEAD_EACH_MIB: dict[Level, int] = {"trusted": 16, "guarded": 64, "vm": 256}
+PIDS_OF_GUESTS_MAX = 32768
+
+REMEDY = (
+    "Backend `docker` needs a Docker engine (API 1.41 or newer) whose socket TIDEGATE_DOCKER_SOCKET names, with the "
+    "control group driver `cgroupfs` and the level's runtime, and an agent that runs as root on the engine's machine."
+)
+
+INSIDE_SCRIPT = """
+grep -E '^(Uid|CapEff|NoNewPrivs):' /proc/self/status
+echo "Kernel: $(uname -r)"
+"""
+
+
+class DockerBackend:
+    """See `SandboxBackend`."""
+
+    def __init__(self, settings: SandboxSettings, level: Level = "trusted") -> None:
+        self._settings = settings
+        self._level: Level = level
+        self._runtime = RUNTIMES[level]
+        socket = settings.docker_socket
+        self._sandboxes = ShimmedSandboxes(settings, ("docker", level), limits_required=True, engine=socket)
+        self._etc: Path | None = None
+        self._limits_chosen = False
+
+    @property
+    def level(self) -> Level:
+        return self._level
+
+    def use_limits(self, detected: Detected) -> None:
+        """Use control groups that were handed over, instead of detecting them."""
+        self._sandboxes.use_limits(detected)
+        self._limits_chosen = True
+
+    @asynccontextmanager
+    async def engine(self) -> AsyncIterator[aiodocker.Docker]:
+        """The engine. Raises BackendUnavailableError where none answers."""
+        socket = self._settings.docker_socket
+        if not await asyncio.to_thread(Path(socket).is_socket):
+            raise BackendUnavailableError(f"there is no engine's socket at {socket}")
+        import aiodocker  # noqa: PLC0415 - it brings an HTTP client, which nodes without an engine need not load
+
+        docker = aiodocker.Docker(url=f"unix://{socket}", api_version="v1.41")
+        try:
+            yield docker
+        finally:
+            await docker.close()
+
+    async def _limits(self) -> Detected:
+        """Control groups that the engine can be told too; found out once."""
+        if not self._limits_chosen:
+            detected = await self._sandboxes.limits()
+            if detected.driver is not None:
+                name = self._settings.cgroup_name
+                driver = await asyncio.to_thread(engine_driver, detected.driver, name)
+                if driver is not detected.driver:
+                    await asyncio.to_thread(detected.driver.release)  # trying it made its place
+                self._sandboxes.use_limits(Detected(driver, detected.tried))
+            self._limits_chosen = True
+        return await self._sandboxes.limits()
+
+    # --- what works here ------------------------------------------------------------------------------------
+
+    async def probe(self) -> ProbeResult:
+        detected = await self._limits()
+        if detected.driver is None:
+            return self._result("none", LIMITS_REMEDY, detected.tried)
+        kind = detected.driver.kind
+        try:
+            await self._check_engine()
+            with self._sandboxes.probe_logs() as logs, refused_port() as port:
+                spec = SandboxSpec(
+                    id=f"probe-docker-{self._level}-{os.getpid()}",
+                    hostname="probe",
+                    log_dir=logs,
+                    uid_slot=self._settings.uid_slots - 1,
+                    layers=(Layer(source="/usr", target="/usr"),),
+                )
+                script = INSIDE_SCRIPT + refuse_connections(port)
+                seen = await probe_sandbox(self, spec, ("/bin/sh", "-c", script), cwd="/workspace")
+            self._check_inside(seen)
+        except (SandboxError, ProbeFailure, CgroupError) as error:
+            return self._result(kind, REMEDY, (*detected.tried, str(error)))
+        return self._result(kind, "", detected.tried)
+
+    async def _check_engine(self) -> None:
+        if os.geteuid() != 0:
+            raise BackendUnavailableError("the agent is not root")
+        try:
+            info = await asyncio.to_thread(Engine(self._settings.docker_socket).call, "GET", "/info")
+        except EngineError as error:
+            raise BackendUnavailableError(f"the engine does not answer: {error}") from error
+        if self._runtime not in info["Runtimes"]:
+            known = ", ".join(sorted(info["Runtimes"]))
+            raise BackendUnavailableError(f"the engine has no runtime {self._runtime}; it has {known}")
+        if info["CgroupDriver"] != CGROUP_DRIVER:
+            raise BackendUnavailableError(f"the engine's control group driver is {info['CgroupDriver']}")
+
+    def _check_inside(self, output: str) -> None:
+        seen = answers_of(output)
+        if seen.get("CapEff", "") != "0000000000000000":
+            raise ProbeFailure(f"inside, CapEff is {seen.get('CapEff')!r}, expected none")
+        if self._level in OWN_KERNEL and seen.get("Kernel", "") in ("", platform.release()):
+            raise ProbeFailure(f"inside, the kernel is {seen.get('Kernel')!r}: the host's own")
+        if seen.get("Connection") == "made":
+            raise ProbeFailure("inside, a connection to the host was made")
+
+    def _result(self, limits: str, remedy: str, notes: tuple[str, ...]) -> ProbeResult:
+        return ProbeResult(
+            level=self._level, backend="docker", available=not remedy, limits=limits, remedy=remedy, notes=notes
+        )
+
+    # --- sandboxes ------------------------------------------------------------------------------------------
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        from tidegate_executor.sandbox.engine_images import base_image  # noqa: PLC0415 - as in `engine`
+
+        links = await asyncio.to_thread(self._links, spec)
+        try:
+            async with self.engine() as docker:
+                image = spec.engine_image or await base_image(docker, links)
+        except OSError as error:
+            raise InfrastructureError(f"the engine does not answer: {error}") from error
+        detected = await self._limits()
+        if detected.driver is None:
+            raise BackendUnavailableError(f"no control groups: {'; '.join(detected.tried)}")
+        place = f"{engine_path(detected.driver)}/{spec.id}"
+
+        def prepare(spec: SandboxSpec, state: StateDirectory) -> dict[str, Any]:
+            return self._prepare(spec, state, image, place)
+
+        return await self._sandboxes.create(spec, prepare)
+
+    def _links(self, spec: SandboxSpec) -> list[tuple[str, str]]:
+        state = StateDirectory(self._settings.sandboxes_dir, spec.id)
+        return [(source, target) for kind, source, target in self._plan(spec, state.path) if kind == "link"]
+
+    def _plan(self, spec: SandboxSpec, state: Path) -> list[PlanEntry]:
+        if self._etc is None or not self._etc.is_dir():
+            self._etc = build_etc(Path(self._settings.sandboxes_dir, BASE_NAME))
+        plan = unrooted(mount_plan(spec, state, self._etc))
+        own = {"/workspace", CPU_TOPOLOGY}
+        if spec.engine_image:
+            own |= {target for _, _, target in plan if target == "/etc" or target.startswith("/etc/")}
+        return [entry for entry in plan if entry[2] not in own and entry[0] != "device"]
+
+    def _prepare(self, spec: SandboxSpec, state: StateDirectory, image: str, place: str) -> dict[str, Any]:
+        return {
+            "docker": {
+                "socket": self._settings.docker_socket,
+                "image": image,
+                "runtime": self._runtime,
+                "hostname": spec.hostname,
+                "workdir": spec.workdir,
+                "plan": self._plan(spec, state.path),
+                "group": place,
+                "holder_group": f"{place}/{HOLDER_GROUP}",
+                "python": self._settings.shim_python,
+                "own_kernel": self._level in OWN_KERNEL,
+                "threads": THREADS_OF_GUEST if self._level in OWN_KERNEL else THREADS,
+                "overhead_each_mib": OVERHEAD_EACH_MIB[self._level],
+                "devices": as_docker(checked_devices(spec.devices)),
+            },
+            "overhead_mib": OVERHEAD_MIB,
+            "overhead_each_mib": 64 + OVERHEAD_EACH_MIB[self._level],
+            **({"pids_max": PIDS_OF_GUESTS_MAX} if self._level in OWN_KERNEL else {}),
+            "overhead_pids": OVERHEAD_PIDS,
+        }
+
+    async def list(self) -> tuple[FoundSandbox, ...]:
+        return await self._sandboxes.find()
+
+    async def sweep(self, keep: Set[str]) -> tuple[str, ...]:
+        await self._limits()
+        return await self._sandboxes.sweep(keep)
+
+    async def strays(self) -> tuple[str, ...]:
+        """Ids of this agent's sandboxes of which the engine has containers."""
+        detected = await self._limits()
+        if detected.driver is None:
+            return ()
+        own = f"{engine_path(detected.driver)}/".removeprefix("/")
+        async with self.engine() as docker:
+            found = await docker.containers.list(all=True, filters={"label": [LABEL]})
+        groups = {container["Labels"][LABEL] for container in found}
+        return tuple(sorted(group.removeprefix(own) for group in groups if group.startswith(own)))
+
+    async def release(self) -> None:
+        detected = await self._limits()
+        await self._sandboxes.release()
+        if detected.driver is not None:
+            await asyncio.to_thread(release_elsewhere, engine_path(detected.driver))
+
+    def host_uid(self, uid_slot: int) -> int | None:
+        return self._sandboxes.host_uid(uid_slot)
+
+    def path_inside(self, spec: SandboxSpec, target: str) -> str:
+        return target

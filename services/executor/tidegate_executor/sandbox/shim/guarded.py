@@ -1,0 +1,241 @@
+"""Level `guarded`: gVisor. Each replica has a guest kernel of its own, under its own limits; files are shared.
+
+The guest holds (its process 1 is ours); the job's command enters it by the runtime's `exec`, which is our child, has
+the replica's output and ends as the command does. So a guest can be started before it is known what will run in it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tidegate_executor.cgroups.base import Group, Quota
+from tidegate_executor.sandbox.shim import keeper, own_programs, runtime, syscalls
+from tidegate_executor.sandbox.shim.keeper import LIMITER_PATH, STATE, Keeper
+from tidegate_executor.sandbox.shim.launching import Launching
+from tidegate_executor.sandbox.shim.memory import memory_file
+from tidegate_executor.sandbox.shim.padded import PaddedGroup
+from tidegate_executor.sandbox.shim.processes import start_ticks
+from tidegate_executor.sandbox.shim.spawn import Process, SpawnError
+
+COMMAND_SECONDS_MAX = 20.0
+POLL_SECONDS = 0.002
+COMPLAINT_BYTES_MAX = 65536
+HOST_THREADS = 512  # of a guest's kernel, beside those that stand for its processes
+THREADS_PER_PROCESS = 4
+PIDS_AHEAD = 1024  # of a guest that is booted before its replica is known: what the agent asks for
+OVERHEAD_MIB = 48  # of a guest's kernel and the runtime's commands, beside what runs in it
+
+
+class Guest:
+    """One guest kernel that stands. `pid` is its process on the host."""
+
+    def __init__(self, name: str, pid: int) -> None:
+        self.name = name
+        self.pid = pid
+        self._ticks = start_ticks(pid)
+
+    @property
+    def lives(self) -> bool:
+        return self._ticks is not None and start_ticks(self.pid) == self._ticks
+
+
+class GuardedLauncher(Launching):
+    """The guests of one sandbox."""
+
+    clones = False
+
+    def __init__(self, config: dict[str, Any], place: Callable[[int], None]) -> None:
+        self._config = config
+        self._place = place
+        self._keeper = Keeper(config, place)
+        self._binary = os.open(config["guarded"]["binary"], os.O_RDONLY | os.O_CLOEXEC)
+        self._guests: dict[str, Guest] = {}
+        self._started = 0
+        self._entering = ""
+        self._ready: Guest | None = None
+
+    def open(self, meanwhile: Callable[[], None]) -> int | None:
+        syscalls.become_subreaper()
+        self._keeper.open()
+        meanwhile()
+        return None
+
+    # --- a replica's life -----------------------------------------------------------------------------------
+
+    def group(self, group: Group) -> Group:
+        return PaddedGroup(group, OVERHEAD_MIB, (THREADS_PER_PROCESS, HOST_THREADS))
+
+    def prepare(self, group: Group) -> bool:
+        group.create()
+        self._ready = self._boot(group, PIDS_AHEAD)
+        return True
+
+    def begin(self, name: str, group: Group | None, quota: Quota) -> None:
+        """Have the replica's guest, in its group: the one that stands ready, or a new one."""
+        assert group is not None
+        ready, self._ready = self._ready, None
+        if ready is not None and ready.lives and quota.pids == PIDS_AHEAD:
+            self._guests[name] = ready
+        else:
+            if ready is not None:
+                group.kill()  # how many processes it lets in was settled as it booted
+            self._guests[name] = self._boot(group, quota.pids)
+        self._entering = name
+
+    def _boot(self, group: Group, pids: int) -> Guest:
+        self._started += 1
+        guest_name = f"g{self._started}"
+        ids = (self._config["uid"], pids)
+        hostname = self._config["bwrap"]["hostname"]
+        spec = runtime.specification(keeper.ROOTFS, hostname, self._keeper.mounts, ids)
+        os.mkdir(guest_name, 0o700, dir_fd=self._keeper.state)
+        self._write(f"{guest_name}/config.json", json.dumps(spec).encode())
+        bundle = f"{STATE}/{guest_name}"
+        self._command(guest_name, ["run", "--detach", f"--bundle={bundle}", f"--pid-file={bundle}/pid"], group.add)
+        return Guest(guest_name, int(self._read(f"{guest_name}/pid")))
+
+    def enter(self) -> None:
+        self._keeper.enter()
+
+    def translate(self, process: Process) -> Process:
+        """The runtime's command that runs it inside. In the child that becomes it, whose memory holds the secrets."""
+        guest = self._guests[self._entering]
+        described = memory_file("process", runtime.process(process.argv, process.env, process.cwd))
+        os.set_inheritable(described, True)
+        os.set_inheritable(self._binary, True)
+        argv = [
+            f"/proc/self/fd/{self._binary}", *runtime.options(f"{STATE}/root", f"{STATE}/{guest.name}/exec.log"),
+            "exec", f"--process=/proc/self/fd/{described}",
+            f"--internal-pid-file={STATE}/{guest.name}/inner", guest.name,
+        ]  # fmt: skip
+        return Process(argv, {}, "/")
+
+    def confirm(self, name: str, pid: int) -> None:
+        """Return when the command runs inside. Raises SpawnError when it cannot."""
+        guest = self._guests[name]
+        deadline = time.monotonic() + COMMAND_SECONDS_MAX
+        while time.monotonic() < deadline:
+            ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if self._read(f"{guest.name}/inner"):
+                return
+            if ended is not None:
+                text = runtime.complaint(self._read(f"{guest.name}/exec.log"))
+                raise SpawnError(text or f"the runtime ended with {ended.si_status}", job=runtime.is_the_jobs(text))
+            time.sleep(POLL_SECONDS)
+        raise SpawnError(f"the command was not executed within {COMMAND_SECONDS_MAX} s", job=False)
+
+    def signal(self, name: str, pid: int, number: int) -> None:
+        guest = self._guests[name]
+        inner = self._read(f"{guest.name}/inner").strip()
+        try:
+            self._command(guest.name, ["kill", f"--pid={inner}"], self._place, after=[str(number)])
+        except SpawnError:
+            if start_ticks(pid) is not None:  # else it ended meanwhile
+                raise
+
+    def resized(self, name: str, quota: Quota) -> None:
+        """Tell the guest how many processes it may have; the rest is its control group's."""
+        guest = self._guests[name]
+        described = memory_file("process", runtime.privileged([LIMITER_PATH], "CAP_SYS_RESOURCE"))
+        told = memory_file("limit", own_programs.process_limit(quota.pids))
+        os.set_inheritable(described, True)
+        try:
+            self._command(guest.name, ["exec", f"--process=/proc/self/fd/{described}"], self._place, told=told)
+        finally:
+            os.close(described)
+            os.close(told)
+
+    def ending(self, name: str, code: int) -> int:
+        return runtime.ending(code) if code >= 0 else code
+
+    def broke(self, name: str) -> bool:
+        """Whether its kernel is gone, which never happens by itself."""
+        return name in self._guests and not self._guests[name].lives
+
+    def ended(self, name: str) -> None:
+        """Its group is empty; what the runtime remembers of it is in memory that goes with the sandbox."""
+        self._guests.pop(name, None)
+
+    def close(self) -> None:
+        self._guests.clear()
+        self._keeper.close()
+
+    # --- the runtime ----------------------------------------------------------------------------------------
+
+    def _command(
+        self,
+        guest: str,
+        arguments: list[str],
+        place: Callable[[int], None],
+        *,
+        told: int = -1,
+        after: list[str] | None = None,
+    ) -> None:
+        """Run one command of the runtime to its end. Raises SpawnError with what it complained of."""
+        log = f"{guest}/{arguments[0]}.log"
+        options = runtime.options(f"{STATE}/root", f"{STATE}/{log}")
+        argv = [f"/proc/self/fd/{self._binary}", *options, *arguments, guest, *(after or [])]
+        gate_read, gate_write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                os.close(gate_write)
+                self._become(argv, told, gate_read)
+            finally:
+                os._exit(127)
+        os.close(gate_read)
+        try:
+            place(child)
+            os.write(gate_write, b"\1")
+        finally:
+            os.close(gate_write)
+            code = _await_end(child)
+        if code != 0:
+            text = runtime.complaint(self._read(log))
+            raise SpawnError(f"the runtime's `{arguments[0]}` failed: {text or code}", job=False)
+
+    def _become(self, argv: list[str], told: int, gate: int) -> None:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        if os.read(gate, 1) != b"\1":
+            return
+        null = os.open("/dev/null", os.O_RDWR)
+        for target, source in ((0, null if told < 0 else told), (1, null), (2, null)):
+            os.dup2(source, target)
+        self._keeper.enter()
+        os.set_inheritable(self._binary, True)
+        os.execve(argv[0], argv, {})
+
+    def _write(self, path: str, content: bytes) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        descriptor = os.open(path, flags, 0o600, dir_fd=self._keeper.state)
+        with open(descriptor, "wb") as writing:
+            writing.write(content)
+
+    def _read(self, path: str) -> str:
+        """What the runtime wrote; empty where it has not."""
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._keeper.state)
+        except FileNotFoundError:
+            return ""
+        with open(descriptor, "rb") as reading:
+            return reading.read(COMPLAINT_BYTES_MAX).decode(errors="replace")
+
+
+def _await_end(pid: int) -> int:
+    """Wait in bounds for a child; return its exit code."""
+    watching = os.pidfd_open(pid)
+    try:
+        ready, _, _ = select.select([watching], [], [], COMMAND_SECONDS_MAX)
+        if not ready:
+            os.kill(pid, signal.SIGKILL)
+    finally:
+        os.close(watching)
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status)

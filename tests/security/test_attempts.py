@@ -1,0 +1,106 @@
+"""From inside each level: more than forty attempts at what is not the job's own. Each fails, and the log says so."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tidegate_executor.sandbox.base import Layer, Limits, Mount
+
+from tests.executor.sandbox.conftest import World, image_layers, open_world, wait_output
+
+PROGRAM = Path(__file__).with_name("attempts.py")
+LIMITS = Limits(cpu_millis=2000, memory_mib=512, pids=64)
+ATTEMPTS_MIN = 40
+CANARY = "canary-of-the-host"
+MARK = "86399.25"  # how long a process of the host sleeps
+
+# What a guest's own kernel does to itself: the host's is not asked, so it is no way out. `attempts.py` looks at what
+# could be done with it by the attempts beside.
+OF_THE_GUEST = {"gvisor": {"raise_file_limit", "lower_oom_score", "read_environment_of_process_1"}}
+
+
+@pytest.fixture(params=["bwrap", "gvisor", "docker"])
+async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
+    opened = await open_world(request.param, tmp_path)
+    yield opened
+    await opened.backend.sweep(set())
+    await opened.backend.release()
+
+
+def image(directory: Path) -> tuple[Layer, ...]:
+    """An image with a set-uid program of root's."""
+    own = directory / "image"
+    own.mkdir()
+    shutil.copy("/usr/bin/id", own / "identity")
+    os.chmod(own / "identity", 0o4755)
+    return (*image_layers(), Layer(source=str(own), target="/opt/image"))
+
+
+def own_address() -> str:
+    """An address of the host that is not its loopback; no packet is sent to find it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        try:
+            asking.connect(("192.0.2.1", 9))
+        except OSError:
+            return "127.0.0.2"
+        return str(asking.getsockname()[0])
+
+
+async def test_every_attempt_fails_and_is_logged(world: World) -> None:
+    secret, inputs, outputs = world.directory / "secret", world.directory / "in", world.directory / "out"
+    secret.write_text("of the executor")
+    secret.chmod(0o600)
+    for place in (inputs, outputs):
+        place.mkdir()
+    (inputs / "data").write_text("given")
+    layers = image(world.directory)
+    neighbour = await world.create("other.1.0", uid_slot=1)
+    waiting = "open('/workspace/private', 'w').write('x')\nprint('up')\nimport time\ntime.sleep(600)"
+    await neighbour.start(world.python(waiting, env={"NEIGHBOUR": "1"}))
+    await wait_output(neighbour, "up")
+    (private,) = await asyncio.to_thread(lambda: list(Path(world.settings.sandboxes_dir).rglob("private")))
+    mounts = (
+        Mount(source=str(inputs), target="/inputs/set"),
+        Mount(source=str(outputs), target="/outputs/run", writable=True, take_ownership=True),
+    )
+    sandbox = await world.create(layers=layers, mounts=mounts)
+    sleeping = await asyncio.create_subprocess_exec("sleep", MARK)
+    with (
+        socket.create_server(("0.0.0.0", 0)) as listening,
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as abstract,
+    ):
+        abstract.bind(f"\0{CANARY}")
+        abstract.listen()
+        host = {
+            "secret": str(secret),
+            "neighbour_file": str(private),
+            "sandboxes": world.settings.sandboxes_dir,
+            "own": sandbox.id,
+            "canary": CANARY,
+            "backwards": MARK[::-1],  # so that the program's own command line does not hold it
+            "port": listening.getsockname()[1],
+            "address": own_address(),
+        }
+        code = f"import sys\nsys.argv[1:] = [{json.dumps(host)!r}]\n" + PROGRAM.read_text().replace(
+            "from __future__ import annotations\n", ""
+        )
+        exited, output = await world.run(sandbox, world.python(code, limits=LIMITS))
+    sleeping.kill()
+    await sleeping.wait()
+    assert exited.exit_code == 0, output[-3000:]
+    outcomes = {found["attempt"]: found["outcome"] for found in map(json.loads, output.splitlines())}
+    allowed = OF_THE_GUEST.get(world.probe.backend, set())
+    succeeded = {name: text for name, text in outcomes.items() if not text.startswith("denied") and name not in allowed}
+    assert succeeded == {}
+    assert len(outcomes) - len(allowed) >= ATTEMPTS_MIN
+    assert (inputs / "data").read_text() == "given"
+    left = (outputs / "shell").stat()
+    assert (left.st_uid, left.st_mode & 0o4000) == (world.backend.host_uid(0), 0)
+    assert (await neighbour.stats()).replicas, "the neighbour still runs"
