@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any, FrozenSet, Iterator, Mapping, NoReturn, Optional
 
 from tidegate import protocol, validation
-from tidegate.checkpoint import layer
-from tidegate.checkpoint.commit import Temporary
+from tidegate.checkpoint.directory import DirectorySave
 from tidegate.checkpoint.handle import Checkpoint
 from tidegate.checkpoint.root import Stamp
-from tidegate.checkpoint.saver import Done, PendingSave, Saver, retain
+from tidegate.checkpoint.saver import Done, PendingSave, Saver
 from tidegate.checkpoint.store import CheckpointStore
 from tidegate.environment import Identity
 from tidegate.errors import (
@@ -172,14 +171,14 @@ class Job(Phasing):
                 "kind": "restored",
                 "at_ns": time.time_ns(),
                 "id": root.id,
-                "directory": found.committed.directory.name,
+                "directory": found.committed.name,
                 "step": root.step,
                 "skipped": found.skipped,
                 "why": found.why,
             }
         )
         self._step = root.step
-        self._restored = Checkpoint(root, found.committed.directory)
+        self._restored = Checkpoint(found.committed)
         return self._restored
 
     def save(
@@ -202,10 +201,7 @@ class Job(Phasing):
         chosen = validation.layers(given, unknown)
         at_step = self._step_to_save(step)
         self._saver.raise_failure()
-        started = time.monotonic()
-        snapshots = tuple(layer.snapshot(name, value) for name, value in chosen.items())
-        copy_ms = int((time.monotonic() - started) * 1000)
-        pending = self._saver.submit(at_step, snapshots, self._stamp_now(), copy_ms)
+        pending = self._saver.save(at_step, chosen, self._stamp_now())
         if wait:
             pending.wait()
         return pending
@@ -219,25 +215,20 @@ class Job(Phasing):
         self._check_open("checkpoint")
         at_step = self._step_to_save(step)
         self._saver.wait()
-        with Temporary(self._store.directory, at_step) as temporary:
-            for name in protocol.LAYERS:
-                (temporary.path / name).mkdir()
-            yield temporary.path
-            done = self._commit_files(temporary, at_step)
+        with DirectorySave(self._store) as saving:
+            yield saving.path
+            done = self._commit_files(saving, at_step)
         self._on_saved(done)
-        retain(self._store)
 
-    def _commit_files(self, temporary: Temporary, step: int) -> Done:
-        started = time.monotonic()
+    def _commit_files(self, saving: DirectorySave, step: int) -> Done:
         try:
-            layers = temporary.take_directories()
-            if not layers:
-                raise UsageError("a checkpoint without a file was refused: write below d / 'model' or another layer")
-            root, directory = temporary.commit(self._stamp_now(), layers)
+            done = saving.commit(step, self._stamp_now())
         except OSError as error:
             self._on_save_failed(step, f"{type(error).__name__}: {error}")
             raise SaveFailedError(f"the checkpoint at step {step} was not written: {error}") from error
-        return Done(root, directory, 0, int((time.monotonic() - started) * 1000))
+        if done is None:
+            raise UsageError("a checkpoint without a file was refused: write below d / 'model' or another layer")
+        return done
 
     def wait_saves(self) -> None:
         """Wait until every save is durable; raises SaveFailedError for the first that failed."""
@@ -252,15 +243,16 @@ class Job(Phasing):
         return replace(self._stamp, phase=self._phase)
 
     def _on_saved(self, done: Done) -> None:
-        layers = [{"name": entry.name, "bytes": entry.bytes, "sha256": entry.sha256} for entry in done.root.layers]
+        root = done.committed.root
+        layers = [{"name": entry.name, "bytes": entry.bytes, "sha256": entry.manifest} for entry in root.layers]
         self._last_saved = done
         self._link.control(
             {
                 "kind": "saved",
                 "at_ns": time.time_ns(),
-                "id": done.root.id,
-                "directory": done.directory.name,
-                "step": done.root.step,
+                "id": root.id,
+                "directory": root.name,
+                "step": root.step,
                 "layers": layers,
                 "copy_ms": done.copy_ms,
                 "write_ms": done.write_ms,
@@ -291,13 +283,13 @@ class Job(Phasing):
                 "to end the work call finish(), to leave without a statement close()"
             )
         self._saver.wait()
-        saved = self._last_saved
+        saved = self._last_saved.committed.root if self._last_saved else None
         seq = self._link.control(
             {
                 "kind": "suspended",
                 "at_ns": time.time_ns(),
-                "checkpoint": saved.root.id if saved else None,
-                "step": saved.root.step if saved else self._step,
+                "checkpoint": saved.id if saved else None,
+                "step": saved.step if saved else self._step,
             }
         )
         self._end("exit_suspended()")

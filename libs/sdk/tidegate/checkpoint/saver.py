@@ -10,18 +10,22 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Callable, Deque, List, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, List, Optional
 
-from tidegate.checkpoint import root as roots
-from tidegate.checkpoint.commit import Temporary
+from tidegate.checkpoint import snapshot as snapshots
+from tidegate.checkpoint.commit import Occasion
+from tidegate.checkpoint.direct import Arenas
 from tidegate.checkpoint.handle import Checkpoint
-from tidegate.checkpoint.layer import Snapshot
-from tidegate.checkpoint.store import CheckpointStore
+from tidegate.checkpoint.root import Stamp
+from tidegate.checkpoint.snapshot import Snapshot
+from tidegate.checkpoint.store import CheckpointStore, Committed
+from tidegate.checkpoint.writing import Kept
 from tidegate.errors import SaveFailedError, TidegateError
 
 SAVES_IN_FLIGHT_MAX = 2
 """One being written and one waiting; a third save waits for the first. Each holds a copy of its layers."""
+ARENAS_IDLE_MAX = 2
+"""Beside the copy that the next save is compared with: so saves under way never wait for new memory."""
 
 _log = logging.getLogger("tidegate.checkpoint")
 
@@ -30,8 +34,7 @@ _log = logging.getLogger("tidegate.checkpoint")
 class Done:
     """A save that is durable."""
 
-    root: roots.Root
-    directory: Path
+    committed: Committed
     copy_ms: int
     write_ms: int
 
@@ -64,7 +67,7 @@ class PendingSave:
             self._raised = True
             raise SaveFailedError(f"the checkpoint at step {self.step} was not written: {self._error}") from self._error
         assert self._done is not None
-        return Checkpoint(self._done.root, self._done.directory)
+        return Checkpoint(self._done.committed)
 
     def _end(self, done: Optional[Done], error: Optional[BaseException]) -> None:
         self._done, self._error = done, error
@@ -74,8 +77,8 @@ class PendingSave:
 @dataclass(frozen=True)
 class _Work:
     pending: PendingSave
-    snapshots: Tuple[Snapshot, ...]
-    stamp: roots.Stamp
+    snapshot: Snapshot
+    stamp: Stamp
     copy_ms: int
 
 
@@ -96,15 +99,27 @@ class Saver:
         self._unfinished: List[PendingSave] = []
         self._failed: List[PendingSave] = []
         self._thread: Optional[threading.Thread] = None
+        self._arenas = Arenas(ARENAS_IDLE_MAX)
+        self._kept: Optional[Kept] = None
 
-    def submit(self, step: int, snapshots: Tuple[Snapshot, ...], stamp: roots.Stamp, copy_ms: int) -> PendingSave:
-        """Hand a copied checkpoint to the thread; waits while SAVES_IN_FLIGHT_MAX others are under way."""
+    def save(self, step: int, layers: Dict[str, Any], stamp: Stamp) -> PendingSave:
+        """Copy layers by name and hand them to the thread; waits first while SAVES_IN_FLIGHT_MAX are under way."""
         pending = PendingSave(step)
         with self._condition:
             while len(self._unfinished) >= SAVES_IN_FLIGHT_MAX:
                 self._condition.wait()
             self._unfinished.append(pending)
-            self._queue.append(_Work(pending, snapshots, stamp, copy_ms))
+        started = time.monotonic()
+        try:
+            snapshot = snapshots.take(layers, self._arenas)
+        except BaseException:
+            with self._condition:
+                self._unfinished.remove(pending)
+                self._condition.notify_all()
+            raise
+        copy_ms = int((time.monotonic() - started) * 1000)
+        with self._condition:
+            self._queue.append(_Work(pending, snapshot, stamp, copy_ms))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="tidegate-saver", daemon=True)
                 self._thread.start()
@@ -133,22 +148,36 @@ class Saver:
                     self._condition.wait()
                 work = self._queue.popleft()
             self._write(work)
-            del work  # the copies of the layers, which are large
             with self._condition:
-                self._unfinished.pop(0)
+                self._unfinished.remove(work.pending)
                 self._condition.notify_all()
 
     def _write(self, work: _Work) -> None:
-        pending = work.pending
+        pending, before = work.pending, self._kept
+        started = time.monotonic()
         try:
-            done = write(self._store, pending.step, work.snapshots, work.stamp, work.copy_ms)
-            self._on_saved(done)
-            pending._end(done, None)
+            occasion = Occasion(pending.step, work.stamp, before.root_id if before is not None else None)
+            committed, self._kept = self._store.save(occasion, work.snapshot, before)
+            if before is not None:
+                self._arenas.give_back(before.snapshot.arena)
         except BaseException as error:  # noqa: BLE001 - kept, and raised in the thread that trains
-            with self._condition:
-                self._failed.append(pending)
-            pending._end(None, error)
-            self._tell(pending.step, error)
+            self._arenas.give_back(work.snapshot.arena)
+            self._fail(pending, error)
+            return
+        retain(self._store)
+        done = Done(committed, work.copy_ms, int((time.monotonic() - started) * 1000))
+        try:
+            self._on_saved(done)
+        except BaseException as error:  # noqa: BLE001 - as above
+            self._fail(pending, error)
+        else:
+            pending._end(done, None)
+
+    def _fail(self, pending: PendingSave, error: BaseException) -> None:
+        with self._condition:
+            self._failed.append(pending)
+        pending._end(None, error)
+        self._tell(pending.step, error)
 
     def _tell(self, step: int, error: BaseException) -> None:
         _log.error("the checkpoint at step %d was not written: %s", step, error)
@@ -156,16 +185,6 @@ class Saver:
             self._on_failed(step, f"{type(error).__name__}: {error}")
         except TidegateError as unreachable:
             _log.warning("the agent could not be told: %s", unreachable)
-
-
-def write(store: CheckpointStore, step: int, snapshots: Tuple[Snapshot, ...], stamp: roots.Stamp, copy_ms: int) -> Done:
-    """Write and commit one checkpoint, then drop the oldest ones."""
-    started = time.monotonic()
-    with Temporary(store.directory, step) as temporary:
-        layers = tuple(temporary.write_layer(snapshot) for snapshot in snapshots)
-        root, directory = temporary.commit(stamp, layers)
-    retain(store)
-    return Done(root, directory, copy_ms, int((time.monotonic() - started) * 1000))
 
 
 def retain(store: CheckpointStore) -> None:
