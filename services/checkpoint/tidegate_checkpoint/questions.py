@@ -22,7 +22,6 @@ from tidegate_checkpoint.restore import RefusedError
 LS_SUBJECT = "tg.ask.checkpoint.ls"
 RESTORE_SUBJECT = "tg.ask.checkpoint.restore"
 LISTED_MAX = 200
-ANSWER_BYTES_MAX = 800_000  # below the bus's 1 MiB message limit, with room for what was passed over
 REFUSAL_CHARS_MAX = 4000
 CANDIDATES_MAX = 10
 """How many roots a plan may look at before it gives up."""
@@ -93,8 +92,6 @@ class Answers:
             candidates = restore.candidates(record, question.job, question.checkpoint_id)
             entry, root = await asyncio.to_thread(self._first_readable, candidates[:CANDIDATES_MAX])
             plan = restore.plan(entry, root, question.layers)
-            if len(msgspec.json.encode(plan)) > ANSWER_BYTES_MAX:
-                plan = restore.plan(entry, root, question.layers, list_files=False)
             skipped = restore.skipped_before(record, entry) if question.checkpoint_id is None else []
             return msgspec.json.encode({**plan, "skipped": skipped})
         except RefusedError as error:
@@ -104,8 +101,8 @@ class Answers:
         failures = []
         for entry in candidates:
             try:
-                with self._tier.open(entry.saved) as opened:
-                    return entry, read_root(opened, entry.saved)
+                with self._tier.open(entry.saved) as opened, opened.store() as held:
+                    return entry, read_root(opened, held, entry.saved)
             except (CheckpointGoneError, NotIntactError) as error:
                 failures.append(f"{entry.id[:12]}: {error}")
             except TierUnavailableError as error:

@@ -1,19 +1,20 @@
 """The hot directory from the agent's side: is what a job says it saved there, and what did it not get to say.
 
 Everything below a job's directory was written by the job: no link is followed and every field is checked (the SDK's
-own reader does both).
+own reader does both). Only roots are read here: the checkpoint service reads what they name.
 """
 
 from __future__ import annotations
 
 import heapq
-import os
 import re
 from pathlib import Path
 
 from tidegate.checkpoint import adopt as adoption
+from tidegate.checkpoint import places
 from tidegate.checkpoint import root as roots
-from tidegate.checkpoint.store import Committed
+from tidegate.checkpoint.places import Places
+from tidegate.checkpoint.store import Committed, root_names
 from tidegate.errors import CorruptCheckpointError
 from tidegate_events.events import CheckpointRef, LayerRef
 from tidegate_events.orders import SandboxOrder
@@ -34,17 +35,32 @@ def job_directory(hot: Path, tenant: str, job: str) -> Path:
     return hot / tenant / job
 
 
-def reference(root: roots.Root, directory: str) -> CheckpointRef:
+def reference(root: roots.Root) -> CheckpointRef:
     """Return the checkpoint as events name it."""
-    layers = tuple(LayerRef(name=layer.name, digest=layer.sha256, size_bytes=layer.bytes) for layer in root.layers)
-    return CheckpointRef(id=root.id, step=root.step, attempt=root.stamp.attempt, directory=directory, layers=layers)
+    layers = tuple(LayerRef(name=layer.name, digest=layer.manifest, size_bytes=layer.bytes) for layer in root.layers)
+    return CheckpointRef(id=root.id, step=root.step, attempt=root.stamp.attempt, directory=root.name, layers=layers)
+
+
+def read_root(directory: Path, name: str) -> roots.Root:
+    """Return the committed root `name`. Raises CorruptCheckpointError."""
+    try:
+        with places.opened(directory) as held:
+            return roots.read(held.roots, name)
+    except OSError as error:
+        raise CorruptCheckpointError(f"the store of {name!r} cannot be read: {error.strerror}") from error
+
+
+def is_there(directory: Path, resume: CheckpointRef) -> bool:
+    """Say whether a checkpoint's root lies here and is whole; whether its layers are, who resumes from it finds out."""
+    try:
+        return read_root(directory, resume.directory).id == resume.id
+    except CorruptCheckpointError:
+        return False
 
 
 def read(directory: Path, name: str) -> CheckpointRef:
     """Return the committed checkpoint `name`. Raises CorruptCheckpointError."""
-    if not roots.DIRECTORY_NAME.match(name):
-        raise CorruptCheckpointError(f"{name!r} is no checkpoint's name")
-    return reference(roots.read_root(directory / name), name)
+    return reference(read_root(directory, name))
 
 
 def unreported(directory: Path, state: AttemptState) -> list[CheckpointRef]:
@@ -55,37 +71,37 @@ def unreported(directory: Path, state: AttemptState) -> list[CheckpointRef]:
     """
     found: list[tuple[int, CheckpointRef]] = []
     reported_ns = -1
-    for name in _candidates(directory, state.attempt):
-        try:
-            root = roots.read_root(directory / name)
-        except CorruptCheckpointError:
-            continue  # damaged or not ours to judge: the checkpoint service reports it, nobody resumes from it
-        if (root.stamp.job, root.stamp.attempt, root.stamp.rank) != (state.job, state.attempt, state.rank):
-            continue
-        if state.saved is not None and name == state.saved.directory:
+    for root in _roots(directory, state):
+        if state.saved is not None and root.name == state.saved.directory:
             reported_ns = root.created_ns
-        found.append((root.created_ns, reference(root, name)))
+        found.append((root.created_ns, reference(root)))
     if reported_ns < 0 and state.saved is not None:
         found = [(created, ref) for created, ref in found if ref.step > state.saved.step]
     newer = [ref for created, ref in sorted(found, key=lambda item: item[0]) if created > reported_ns]
     return newer[-UNREPORTED_MAX:]
 
 
-def _candidates(directory: Path, attempt: int) -> list[str]:
+def _roots(directory: Path, state: AttemptState) -> list[roots.Root]:
+    """Return this member's own roots; those that are damaged are the checkpoint service's to judge."""
+    found = []
+    try:
+        with places.opened(directory) as held:
+            for name in _candidates(held, state.attempt):
+                try:
+                    root = roots.read(held.roots, name)
+                except CorruptCheckpointError:
+                    continue
+                if (root.stamp.job, root.stamp.attempt, root.stamp.rank) == (state.job, state.attempt, state.rank):
+                    found.append(root)
+    except (FileNotFoundError, CorruptCheckpointError):
+        return []
+    return found
+
+
+def _candidates(held: Places, attempt: int) -> list[str]:
     """Return the names of an attempt's checkpoints, those of the largest steps where a job made more than is usual."""
     middle = f"-{attempt}-"
-    try:
-        with os.scandir(directory) as entries:
-            names = [
-                entry.name
-                for entry in entries
-                if middle in entry.name
-                and roots.DIRECTORY_NAME.match(entry.name)
-                and entry.is_dir(follow_symlinks=False)
-            ]
-    except FileNotFoundError:
-        return []
-    return heapq.nlargest(LOOKED_AT_MAX, names)
+    return heapq.nlargest(LOOKED_AT_MAX, (name for name in root_names(held) if middle in name))
 
 
 def adopt(declared: Path, directory: Path, order: SandboxOrder) -> CheckpointRef | None:
@@ -101,7 +117,7 @@ def adopt(declared: Path, directory: Path, order: SandboxOrder) -> CheckpointRef
         seed=spec.seed,
     )
     committed = adoption.adopt(declared, directory, stamp)
-    return reference(committed.root, committed.directory.name) if committed else None
+    return reference(committed.root) if committed else None
 
 
 def materialise(directory: Path, resume: CheckpointRef, declared: Path) -> None:
@@ -109,6 +125,6 @@ def materialise(directory: Path, resume: CheckpointRef, declared: Path) -> None:
 
     Raises CorruptCheckpointError when it is not what was committed.
     """
-    root = roots.read_root(directory / resume.directory)
+    root = read_root(directory, resume.directory)
     if root.stamp.adopted is not None:
-        adoption.materialise(Committed(root, directory / resume.directory), declared)
+        adoption.materialise(Committed(root, directory), declared)

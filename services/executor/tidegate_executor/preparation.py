@@ -170,7 +170,7 @@ def _hot_directory(context: Context, order: SandboxOrder) -> Path:
         raise RefusedError("NameRefused", str(error)) from error
     hot.parent.mkdir(parents=True, exist_ok=True, mode=0o711)
     hot.mkdir(exist_ok=True, mode=0o755)
-    if order.resume is not None and not (hot / order.resume.directory / "root.json").is_file():
+    if order.resume is not None and not checkpoints.is_there(hot, order.resume):
         raise RefusedError(
             "CheckpointMissing", f"checkpoint {order.resume.directory} of step {order.resume.step} is not on this node"
         )

@@ -113,6 +113,12 @@ def publish(places: Places, draft: roots.Draft) -> roots.Root:
         root = draft.finished()
     except ValueError as error:
         raise CheckpointError(f"a checkpoint at step {draft.step} was refused: {error}") from error
+    create(places, root)
+    return root
+
+
+def create(places: Places, root: roots.Root) -> None:
+    """Create a root's file; on return it is durable. Where the very same is there already, that is a success."""
     data = roots.encode(root)
     if len(data) > roots.ROOT_BYTES_MAX:
         raise UnsupportedObjectError(
@@ -121,13 +127,10 @@ def publish(places: Places, draft: roots.Draft) -> roots.Root:
     with files.Temporary(places.staging) as temporary:
         files.write_all(temporary.descriptor, memoryview(data))
         files.seal(temporary.descriptor)
-        if (
-            not temporary.name_once(places.roots, root.name + roots.SUFFIX)
-            and roots.read(places.roots, root.name) != root
-        ):
+        is_new = temporary.name_once(places.roots, root.name + roots.SUFFIX)
+        if not is_new and roots.read(places.roots, root.name) != root:
             raise CheckpointError(f"{root.name} exists already: a checkpoint is never overwritten")
         os.fsync(places.roots)
-    return root
 
 
 def remove_root(places: Places, name: str) -> None:

@@ -1,25 +1,29 @@
-"""Carry out a plan to restore: copy the files of the planned layers out of a tier that this machine can read.
+"""Carry out a plan to restore: copy the planned layers out of a tier that this machine can read.
 
-Every byte is compared with the hash that the checkpoint's id vouches for, and the target appears whole or not at all.
+Layers of files become files. Layers of values become a store of their own, which `tidegate.checkpoint` reads. Each byte
+is compared with the hash that the checkpoint's id vouches for, and the target appears whole or not at all.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import tempfile
 from pathlib import Path, PurePosixPath
-from typing import Any, Callable, List, Mapping
+from typing import Any, List, Mapping, Sequence
 
+from tidegate.checkpoint import copying, files, places, reader, store, trees
 from tidegate.checkpoint import root as roots
-from tidegate.checkpoint.root import FileEntry, LayerEntry, Root
+from tidegate.checkpoint.copying import OnCopied
+from tidegate.checkpoint.crew import SHARED
+from tidegate.checkpoint.manifest import FILES
+from tidegate.checkpoint.pack import Index
+from tidegate.checkpoint.places import Places
+from tidegate.checkpoint.root import LayerEntry, Root
+from tidegate.checkpoint.shelf import Shelf
 from tidegate.client.endpoint import stack_home
 from tidegate.client.errors import ClientError
 from tidegate.errors import CorruptCheckpointError
-
-OnCopied = Callable[[int], None]
-"""Told how many bytes more were copied."""
 
 
 class RestoreError(ClientError):
@@ -39,10 +43,6 @@ def carry_out(
     Raises RestoreError for what cannot be read or written, CorruptCheckpointError for bytes that were not saved so.
     """
     source = _source(plan, tier)
-    root = roots.read_root(source)
-    if root.id != plan["checkpoint_id"]:
-        raise CorruptCheckpointError(f"{source} holds checkpoint {root.id[:12]}, not {plan['checkpoint_id'][:12]}")
-    layers = [_layer(root, str(planned["name"])) for planned in plan["layers"]]
     target = target.expanduser().absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise RestoreError(f"{target} is not empty.", "Accepted is a directory that is empty or not there yet.")
@@ -52,8 +52,9 @@ def carry_out(
     except OSError as error:
         raise RestoreError(f"{target} cannot be made: {error.strerror}.", "Name a directory you may write.") from error
     try:
-        (partial / roots.ROOT_FILE).write_bytes(roots.encode(root))
-        written = [_copy(source, entry, partial, on_copied) for layer in layers for entry in layer.files]
+        with places.opened(source) as held:
+            _restore(held, _planned_root(held, plan), plan, partial, on_copied)
+        written = sorted(path.relative_to(partial) for path in partial.rglob("*") if path.is_file())
         partial.chmod(0o755)
         partial.rename(target)
     except OSError as error:
@@ -65,10 +66,47 @@ def carry_out(
     return [target / name for name in written]
 
 
+def _planned_root(held: Places, plan: Mapping[str, Any]) -> Root:
+    root = roots.read(held.roots, str(plan["root"]))
+    if root.id != plan["checkpoint_id"]:
+        raise CorruptCheckpointError(f"{root.name} is checkpoint {root.id[:12]}, not {plan['checkpoint_id'][:12]}")
+    return root
+
+
+def _restore(held: Places, root: Root, plan: Mapping[str, Any], partial: Path, on_copied: OnCopied) -> None:
+    layers = [_layer(root, str(planned["name"])) for planned in plan["layers"]]
+    index = Shelf().refresh(held)
+    values = [entry for entry in layers if entry.kind != FILES]
+    if values:
+        with places.opened(partial, create=True) as target:
+            copying.copy_layers(held, target, index, values, on_copied)
+            copying.copy_root(target, root)
+            with reader.reading(target, Shelf().refresh(target), SHARED) as reading:
+                for entry in values:
+                    for manifest in store.layer_manifests(target, entry):
+                        reader.verify(reading, entry.name, manifest)
+    _restore_trees(held, index, [entry for entry in layers if entry.kind == FILES], partial, on_copied)
+
+
+def _restore_trees(
+    held: Places, index: Index, layers: Sequence[LayerEntry], partial: Path, on_copied: OnCopied
+) -> None:
+    with reader.reading(held, index, SHARED) as reading:
+        for entry in layers:
+            below = partial / entry.name
+            below.mkdir()
+            target = os.open(below, files.DIRECTORY_FLAGS)
+            try:
+                (manifest,) = store.layer_manifests(held, entry)
+                trees.put_tree(reading, manifest, entry.name, target, on_copied)
+            finally:
+                os.close(target)
+
+
 def _source(plan: Mapping[str, Any], tier: Path) -> Path:
-    parts = PurePosixPath(str(plan["directory"])).parts
-    if len(parts) != 3 or ".." in parts or parts[0] == "/":
-        raise RestoreError(f"The plan names the directory {plan['directory']!r}.", "Accepted is TENANT/JOB/CHECKPOINT.")
+    parts = PurePosixPath(str(plan["store"])).parts
+    if len(parts) != 2 or ".." in parts or parts[0] == "/":
+        raise RestoreError(f"The plan names the store {plan['store']!r}.", "Accepted is TENANT/JOB.")
     source = tier.joinpath(*parts)
     if not source.is_dir():
         message = f"The {plan['tier']} tier of node {plan['node']} cannot be read here: there is no {source}."
@@ -81,20 +119,3 @@ def _layer(root: Root, name: str) -> LayerEntry:
     if layer is None:
         raise CorruptCheckpointError(f"checkpoint {root.id[:12]} was planned with a layer {name!r} that it lacks")
     return layer
-
-
-def _copy(source: Path, entry: FileEntry, partial: Path, on_copied: OnCopied) -> PurePosixPath:
-    """Copy one file; its path was checked when the root was read."""
-    path = partial / entry.path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    hashing = hashlib.sha256()
-    with roots.open_inside(source, entry.path) as reading, path.open("xb") as writing:
-        roots.check_size(source, entry, reading)
-        while block := reading.read(roots.BLOCK_BYTES):
-            hashing.update(block)
-            writing.write(block)
-            on_copied(len(block))
-        writing.flush()
-        os.fsync(writing.fileno())
-    roots.check_digest(source, entry, hashing.hexdigest())
-    return PurePosixPath(entry.path)
