@@ -63,7 +63,9 @@ def test_an_exception_discards_a_checkpoint_of_files(job: Any, tmp_path: Path) -
     with pytest.raises(ZeroDivisionError), job.checkpoint(4) as directory:  # noqa: PT012
         (directory / "model" / "weights.bin").write_bytes(b"w")
         raise ZeroDivisionError
-    assert list((tmp_path / "local" / "checkpoints").iterdir()) == []
+    checkpoints = tmp_path / "local" / "checkpoints"
+    assert [path for path in checkpoints.rglob("*") if path.is_file()] == []
+    assert not list(checkpoints.glob(".tmp*"))
 
 
 def test_step_defaults_to_the_last_one_known(job: Any) -> None:

@@ -10,12 +10,13 @@ import errno
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tidegate.checkpoint import files, places
 from tidegate.checkpoint import root as roots
 from tidegate.checkpoint.places import Places
+from tidegate.errors import CorruptCheckpointError
 from tidegate_events.events import CheckpointSaved
 
 ROOT_BYTES_MAX = roots.ROOT_BYTES_MAX
@@ -64,13 +65,16 @@ class OpenCheckpoint:
     @contextmanager
     def store(self) -> Iterator[Places]:
         """Yield the store that it lies in. Raises as `HotTier.open`."""
-        try:
-            with places.opened(self._job) as held:
-                yield held
-        except FileNotFoundError as error:
-            raise CheckpointGoneError("the store is gone") from error
-        except OSError as error:
-            raise unreadable("the store", error) from error
+        with ExitStack() as stack:
+            try:
+                held = stack.enter_context(places.opened(self._job))
+            except FileNotFoundError as error:
+                raise CheckpointGoneError("the store is gone") from error
+            except CorruptCheckpointError as error:
+                raise NotIntactError("BadName", str(error)) from error
+            except OSError as error:
+                raise unreadable("the store", error) from error
+            yield held
 
     def read_root(self, held: Places) -> bytes:
         """Return the bytes of its root, as many as a root may have and one more at most."""

@@ -82,6 +82,8 @@ def _read_back(opened: OpenCheckpoint, saved: CheckpointSaved, stopping: Stoppin
             if not opened.exists():
                 raise
             _read_layers(held, root, stopping)
+        if not opened.exists():
+            raise CheckpointGoneError("it was removed while it was read")
         return root.bytes
 
 

@@ -19,7 +19,7 @@ import hashlib
 import os
 import re
 import struct
-from typing import Any, BinaryIO, Dict, Iterable, List, NamedTuple, Optional, Tuple
+from typing import Any, BinaryIO, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from tidegate.checkpoint import codec, files, hashes
 from tidegate.errors import CorruptCheckpointError
@@ -102,18 +102,23 @@ def read_index(packs: int, name: str) -> Pack:
 def read_open_index(file: BinaryIO, name: str) -> Pack:
     """Return the index of an open pack."""
     size = os.fstat(file.fileno()).st_size
+    return read_index_by(lambda offset, length: _read_at(file, offset, length, name), size, name)
+
+
+def read_index_by(read_at: Callable[[int, int], bytes], size: int, name: str) -> Pack:
+    """Return the index of a pack of `size` bytes; `read_at` returns its bytes by offset and length."""
     if not NAME.match(name):
         raise CorruptCheckpointError(f"{name!r} is no pack's name")
     if size < ALIGNMENT or size % ALIGNMENT or size > 2 * PACK_BYTES_MAX:
         raise CorruptCheckpointError(f"pack {name[:12]} has {size} bytes, which no pack has: it was cut or grew")
-    footer = _read_at(file, size - ALIGNMENT, ALIGNMENT, name)
+    footer = read_at(size - ALIGNMENT, ALIGNMENT)
     magic, hash_field, count, offset = _FOOTER.unpack_from(footer)
     digest = footer[_FOOTER.size : _FOOTER.size + hashes.DIGEST_BYTES]
     if magic != MAGIC or digest.hex() + SUFFIX != name or any(footer[_FOOTER.size + hashes.DIGEST_BYTES :]):
         raise CorruptCheckpointError(f"pack {name[:12]}: its footer at offset {size - ALIGNMENT} is damaged")
     if count > ENTRIES_MAX or offset % ALIGNMENT or offset + aligned(count * _ENTRY.size) + ALIGNMENT != size:
         raise CorruptCheckpointError(f"pack {name[:12]}: its footer does not fit its {size} bytes")
-    table = _read_at(file, offset, aligned(count * _ENTRY.size), name)
+    table = read_at(offset, aligned(count * _ENTRY.size))
     used = count * _ENTRY.size
     if hashlib.sha256(footer[: _FOOTER.size] + table[:used]).digest() != digest or any(table[used:]):
         raise CorruptCheckpointError(f"pack {name[:12]}: its index at offset {offset} is damaged")

@@ -174,7 +174,7 @@ def load(
             raise CorruptCheckpointError(f"layer {name} refers to a blob that it lacks")
         blob = manifest.blobs[number]
         buffer = buffers[number] = layer.allocate(blob.kind, blob.size)
-        if blob.inline is not None:
+        if blob.inline:
             buffer.view[:] = blob.inline
         else:
             wants += wants_of(f"layer {name}, {names[number]}", manifest.hash_name, blob, buffer.view)

@@ -85,10 +85,10 @@ def _plan(plan: dict[str, Any]) -> Any:
 
     title = f"checkpoint {short(plan['checkpoint_id'])} of {plan['job_id']}, step {plan['step']}, {plan['status']}"
     table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left", title_style="")
-    for name in ("LAYER", "SIZE", "FILES", "DIGEST"):
-        table.add_column(name, justify="right" if name in ("SIZE", "FILES") else "left")
+    for name in ("LAYER", "SIZE", "PACKS", "DIGEST"):
+        table.add_column(name, justify="right" if name in ("SIZE", "PACKS") else "left")
     for one in plan["layers"]:
-        table.add_row(one["name"], text.size(one["size_bytes"]), str(one["file_count"]), short(one["digest"]))
+        table.add_row(one["name"], text.size(one["size_bytes"]), str(one["pack_count"]), short(one["digest"]))
     return table
 
 
