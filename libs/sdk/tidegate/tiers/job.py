@@ -1,6 +1,6 @@
 """The checkpoints of one job in an object tier: `<tenant>/<job>/{packs,manifests,roots}/...`, as on a node's disk.
 
-Beside them lie `pins/<root>.json`, `leases/<id>.json` and `quarantine/<second>/...`, see retaining.py and collecting.py.
+Beside them: `pins/<root>.json`, see retaining.py, `leases/<id>.json` and `quarantine/<second>/...`, see collecting.py.
 """
 
 from __future__ import annotations

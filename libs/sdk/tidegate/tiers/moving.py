@@ -14,7 +14,6 @@ from tidegate.checkpoint.root import LayerEntry, Root
 from tidegate.errors import CheckpointError, CorruptCheckpointError
 from tidegate.tiers.holding import Holding, OnMoved, compared_pack, packs_of, refused
 
-
 Taken = TypeVar("Taken")
 
 
