@@ -474,7 +474,7 @@ def test_restore_says_where_it_could_be_done(saved: Committed, cli: Cli, tmp_pat
     away = cli("checkpoint", "restore", story.LOW, "--to", str(tmp_path / "r"), "--tier-dir", str(tmp_path / "other"))
     assert away.code == 3
     assert "tier of node n1 cannot be read here" in away.err
-    here = saved.parents[2]
+    here = saved.store.parents[1]
     assert cli("checkpoint", "restore", story.LOW, "--to", str(tmp_path / "r"), "--tier-dir", str(here)).code == 0
 
 

@@ -1,6 +1,7 @@
 """The job API on a laptop, and what it says to who misuses it."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -221,3 +222,47 @@ def test_reserved_kinds_are_those_of_the_journal() -> None:
     } - {"Event", "JobEvent", "AttemptEvent", "Decision"}
     assert own <= protocol.RESERVED_EVENT_KINDS
     assert len(own) > 20
+
+
+# Restoring ---------------------------------------------------------------------------------------------------------
+
+
+def test_layers_come_back_alone_and_from_where_they_are_asked(job: Any, tmp_path: Path) -> None:
+    for step in (1, 2):
+        job.save(model={"w": bytes([step]) * 5000, "deep": {"b": b"b"}}, state={"n": step}, step=step, wait=True)
+    later = reopened(tmp_path)
+    assert later.restore(layers=["state"]) == {"state": {"n": 2}}
+    assert later.restore(layers=["state"], at=1) == {"state": {"n": 1}}
+    first = later.restore(at=1)
+    assert first is not None
+    assert first["model"]["w"] == bytes([1]) * 5000
+    assert later.restore(layers=["model"], tensors=["deep.*"]) == {"model": {"deep.b": b"b"}}
+    with pytest.raises(errors.UnknownLayerError, match="holds nothing named 'v'"):
+        later.restore(layers=["model"], tensors=["v"])
+    with pytest.raises(errors.UsageError, match=r"no checkpoint 7: .* there are [0-9a-f]{12} \(step 2\)"):
+        later.restore(at=7)
+    later.close()
+
+
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(job: Any, tmp_path: Path) -> None:
+    for step in (1, 2):
+        job.save(model={"w": os.urandom(5000)}, state={"n": step}, step=step, wait=True)
+    job.close()
+    newest = max((tmp_path / "local" / "checkpoints" / "packs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    newest.chmod(0o644)
+    newest.write_bytes(b"\0" + newest.read_bytes()[1:] if newest.read_bytes()[0] else b"\1" + newest.read_bytes()[1:])
+    later = reopened(tmp_path)
+    found = later.restore()
+    assert found is not None
+    assert found["state"] == {"n": 1}
+    assert later.latest_checkpoint().step == 1
+    later.close()
+
+
+def test_where_nothing_was_saved_nothing_is_restored(job: Any) -> None:
+    assert job.restore() is None
+
+
+def test_a_save_says_how_far_it_is(job: Any) -> None:
+    pending = job.save(model={"w": os.urandom(5000)}, step=1, wait=True)
+    assert (pending.progress, pending.done) == (1.0, True)

@@ -7,14 +7,14 @@ import time
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, FrozenSet, Iterator, Mapping, NoReturn, Optional
+from typing import Any, Dict, FrozenSet, Iterator, Mapping, NoReturn, Optional, Sequence, Union
 
 from tidegate import protocol, validation
 from tidegate.checkpoint.directory import DirectorySave
 from tidegate.checkpoint.handle import Checkpoint
 from tidegate.checkpoint.root import Stamp
 from tidegate.checkpoint.saver import Done, PendingSave, Saver
-from tidegate.checkpoint.store import CheckpointStore
+from tidegate.checkpoint.store import CheckpointStore, Committed, Found
 from tidegate.environment import Identity
 from tidegate.errors import (
     AlreadyFinishedError,
@@ -163,8 +163,41 @@ class Job(Phasing):
         if self._resume.known and self._resume.checkpoint_id is None:
             return None
         found = self._store.find(self._resume.checkpoint_id)
+        return None if found is None else self._continue_from(found)
+
+    def restore(
+        self,
+        layers: Optional[Sequence[str]] = None,
+        at: Union[int, str, None] = None,
+        tensors: Optional[Sequence[str]] = None,
+        map_location: Any = None,
+    ) -> Optional[Dict[str, Any]]:
+        """Return layers by name (all of them without `layers`) out of the checkpoint to continue from; None to begin
+        afresh. With `at`, a step or an id, out of that one, and the job's place does not change.
+
+        With `tensors` (dotted names, or patterns with *) each layer is a dict of just those, and only they are read.
+        Every byte is compared with its hash; a damaged checkpoint is passed over for the one before it.
+        """
+        self._check_open("restore")
+        loaded: Dict[str, Any] = {}
+
+        def use(committed: Committed) -> None:
+            loaded.update(Checkpoint(committed).load(*(layers or ()), map_location=map_location, tensors=tensors))
+
+        if at is not None:
+            use(self._store.named(at))
+            return loaded
+        if self._restored is not None:
+            return self._restored.load(*(layers or ()), map_location=map_location, tensors=tensors)
+        if self._resume.known and self._resume.checkpoint_id is None:
+            return None
+        found = self._store.find(self._resume.checkpoint_id, use)
         if found is None:
             return None
+        self._continue_from(found)
+        return loaded
+
+    def _continue_from(self, found: Found) -> Checkpoint:
         root = found.committed.root
         self._link.control(
             {

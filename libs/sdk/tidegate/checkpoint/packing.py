@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from types import TracebackType
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type
 
 from tidegate.checkpoint import codec, files, hashes
 from tidegate.checkpoint.crew import Crew
@@ -23,6 +23,9 @@ from tidegate.checkpoint.pack import (
 )
 from tidegate.checkpoint.places import Places
 from tidegate.errors import CorruptCheckpointError
+
+OnStored = Callable[[int], None]
+"""Told how many bytes more are stored, from whichever thread stored them."""
 
 
 class Base(NamedTuple):
@@ -73,12 +76,14 @@ class _OpenPack:
 class Packer:
     """The packs of one save. Leaving the `with` block removes what was not sealed."""
 
-    def __init__(self, places: Places, index: Index, crew: Crew, hash_name: str = hashes.BEST) -> None:
+    hash_name = hashes.BEST
+
+    def __init__(self, places: Places, index: Index, crew: Crew, on_stored: OnStored = lambda size: None) -> None:
         self.places = places
         self.index = index
         self._crew = crew
-        self._hash = hashes.named(hash_name)
-        self.hash_name = hash_name
+        self._on_stored = on_stored
+        self._hash = hashes.named(self.hash_name)
         self._lock = threading.Lock()
         self._packs: List[_OpenPack] = []
         self._claimed: Dict[bytes, None] = {}
@@ -104,6 +109,11 @@ class Packer:
         return [tuple(next(ids) for _ in range(-(-blob.size // CHUNK_BYTES))) for blob in blobs]
 
     def _store(self, part: _Part) -> bytes:
+        chunk = self._store_once(part)
+        self._on_stored(len(part.plain))
+        return chunk
+
+    def _store_once(self, part: _Part) -> bytes:
         chunk = self._hash(part.plain)
         with self._lock:
             if chunk in self._claimed:

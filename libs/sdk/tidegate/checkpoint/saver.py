@@ -48,6 +48,16 @@ class PendingSave:
         self._done: Optional[Done] = None
         self._error: Optional[BaseException] = None
         self._raised = False
+        self._lock = threading.Lock()
+        self._stored_bytes = 0
+        self._total_bytes = 0
+
+    @property
+    def progress(self) -> float:
+        """Return which part of it is stored, from 0 to 1; it is durable when `done` says so."""
+        if self._done is not None:
+            return 1.0
+        return self._stored_bytes / self._total_bytes if self._total_bytes else 0.0
 
     @property
     def done(self) -> bool:
@@ -68,6 +78,10 @@ class PendingSave:
             raise SaveFailedError(f"the checkpoint at step {self.step} was not written: {self._error}") from self._error
         assert self._done is not None
         return Checkpoint(self._done.committed)
+
+    def _on_stored(self, size: int) -> None:
+        with self._lock:
+            self._stored_bytes += size
 
     def _end(self, done: Optional[Done], error: Optional[BaseException]) -> None:
         self._done, self._error = done, error
@@ -117,6 +131,7 @@ class Saver:
                 self._unfinished.remove(pending)
                 self._condition.notify_all()
             raise
+        pending._total_bytes = snapshot.bytes
         copy_ms = int((time.monotonic() - started) * 1000)
         with self._condition:
             self._queue.append(_Work(pending, snapshot, stamp, copy_ms))
@@ -157,7 +172,7 @@ class Saver:
         started = time.monotonic()
         try:
             occasion = Occasion(pending.step, work.stamp, before.root_id if before is not None else None)
-            committed, self._kept = self._store.save(occasion, work.snapshot, before)
+            committed, self._kept = self._store.save(occasion, work.snapshot, before, pending._on_stored)
             if before is not None:
                 self._arenas.give_back(before.snapshot.arena)
         except BaseException as error:  # noqa: BLE001 - kept, and raised in the thread that trains

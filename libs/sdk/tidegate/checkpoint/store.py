@@ -9,19 +9,19 @@ import logging
 import os
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Callable, ContextManager, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Callable, ContextManager, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from tidegate.checkpoint import commit, files, places, reader, retention
 from tidegate.checkpoint import manifest as manifests
 from tidegate.checkpoint import root as roots
 from tidegate.checkpoint.crew import SHARED, Crew
 from tidegate.checkpoint.pack import Index
-from tidegate.checkpoint.packing import Packer
+from tidegate.checkpoint.packing import OnStored, Packer
 from tidegate.checkpoint.places import Places
 from tidegate.checkpoint.shelf import Shelf
 from tidegate.checkpoint.snapshot import Snapshot
 from tidegate.checkpoint.writing import Kept, write
-from tidegate.errors import CorruptCheckpointError
+from tidegate.errors import CorruptCheckpointError, UsageError
 
 KEEP_DEFAULT = 3
 
@@ -87,10 +87,14 @@ class CheckpointStore:
             yield held, self._shelf.refresh(held)
 
     def save(
-        self, occasion: commit.Occasion, snapshot: Snapshot, kept: Optional[Kept] = None
+        self,
+        occasion: commit.Occasion,
+        snapshot: Snapshot,
+        kept: Optional[Kept] = None,
+        on_stored: OnStored = lambda size: None,
     ) -> Tuple[Committed, Kept]:
         """Write a snapshot; on return it is durable."""
-        with self.in_use() as (held, index), Packer(held, index, self._crew) as packer:
+        with self.in_use() as (held, index), Packer(held, index, self._crew, on_stored) as packer:
             root, now = write(packer, occasion, snapshot, kept)
         return Committed(root, self.directory), now
 
@@ -129,16 +133,20 @@ class CheckpointStore:
         stamp, mine = root.stamp, self._stamp
         return (stamp.rank, stamp.component, stamp.replica) == (mine.rank, mine.component, mine.replica)
 
-    def find(self, wanted: Optional[str]) -> Optional[Found]:
+    def find(self, wanted: Optional[str], use: Optional[Callable[[Committed], None]] = None) -> Optional[Found]:
         """Return the newest checkpoint that verifies, from the one with id `wanted` on when that is given.
 
-        Without `wanted` these are the ones this process saved itself, or those of rank 0 if it never saved any.
+        Without `wanted` these are the ones this process saved itself, or those of rank 0 if it never saved any. With
+        `use` a checkpoint is the right one when that raises no CorruptCheckpointError; nothing else is read then.
         """
         with self.in_use() as (held, index):
             candidates, why = self._candidates(self._committed(held), wanted)
             for item in candidates:
                 try:
-                    verify(held, index, item.root, self._crew)
+                    if use is None:
+                        verify(held, index, item.root, self._crew)
+                    else:
+                        use(item)
                 except CorruptCheckpointError as error:
                     self._report(item.name, error)
                     self._shelf.distrust(getattr(error, "located", None))
@@ -147,6 +155,19 @@ class CheckpointStore:
                 self._resumed.add(item.root.id)
                 return Found(item, len(why), "; ".join(why)[:500])
         return None
+
+    def named(self, at: Union[int, str]) -> Committed:
+        """Return the newest checkpoint of that step, or the one whose id begins so or that has that name.
+
+        Raises UsageError, naming those that are there.
+        """
+        known = self.committed()
+        for item in known:
+            root = item.root
+            if at in (root.step, root.name) or (isinstance(at, str) and at and root.id.startswith(at)):
+                return item
+        there = ", ".join(f"{item.root.id[:12]} (step {item.root.step})" for item in known[:10]) or "none"
+        raise UsageError(f"there is no checkpoint {at!r}: a step or an id is accepted; there are {there}")
 
     def _candidates(self, known: List[Committed], wanted: Optional[str]) -> Tuple[List[Committed], List[str]]:
         if wanted is None:

@@ -145,5 +145,5 @@ def checked(tenant: str, job: str) -> None:
     for name in (tenant, job):
         if not _NAME.match(name):
             raise CorruptCheckpointError(
-                f"{name[:80]!r} cannot name checkpoints: letters, digits and _ . - are accepted"
+                f"{name[:80]!r} names no checkpoints: letters, digits and _ . - are accepted"
             )
