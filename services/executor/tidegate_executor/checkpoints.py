@@ -8,21 +8,32 @@ from __future__ import annotations
 
 import heapq
 import re
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
+import structlog
 from tidegate.checkpoint import adopt as adoption
 from tidegate.checkpoint import places
 from tidegate.checkpoint import root as roots
 from tidegate.checkpoint.places import Places
 from tidegate.checkpoint.store import Committed, root_names
 from tidegate.errors import CorruptCheckpointError
+from tidegate.tiers import moving, tiers
+from tidegate.tiers.holding import HotHolding, missing_of
+from tidegate.tiers.job import JobTier
 from tidegate_events.events import CheckpointRef, LayerRef
 from tidegate_events.orders import SandboxOrder
 
 from tidegate_executor.attempts.state import AttemptState
+from tidegate_executor.settings import Settings
 
 LOOKED_AT_MAX = 1000
+PROMOTION_SECONDS_MAX = 60.0
+PROMOTION_LOOK_SECONDS = 0.5
 UNREPORTED_MAX = 64  # a process keeps three of its checkpoints
+
+log = structlog.get_logger()
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z")
 
@@ -51,11 +62,38 @@ def read_root(directory: Path, name: str) -> roots.Root:
 
 
 def is_there(directory: Path, resume: CheckpointRef) -> bool:
-    """Say whether a checkpoint's root lies here and is whole; whether its layers are, who resumes from it finds out."""
+    """Say whether a checkpoint lies here with all that it names; whether it is undamaged, who resumes finds out."""
     try:
-        return read_root(directory, resume.directory).id == resume.id
-    except CorruptCheckpointError:
+        with places.opened(directory) as held:
+            root = roots.read(held.roots, resume.directory)
+            return root.id == resume.id and not missing_of(HotHolding(held), root)
+    except (CorruptCheckpointError, OSError):
         return False
+
+
+def fetch(settings: Settings, tenant: str, job: str, resume: CheckpointRef) -> None:
+    """Bring a checkpoint to this node from the nearest tier that has it whole, every byte compared. Blocks.
+
+    Raises CorruptCheckpointError where no tier has it, TierUnavailableError where one that may have it does not answer.
+    """
+    named = tiers.Settings(
+        Path(settings.hot_dir), settings.warm or None, settings.cold or None, settings.tier_mib_per_second
+    )
+    opened = tiers.Tiers(named)
+    sources = opened.of_job(tenant, job)
+    _wait_for(resume.directory, sources)
+    with opened.hot_store(tenant, job) as held:
+        done = moving.move(resume.directory, sources, HotHolding(held), held.staging)
+    if done.root.id != resume.id:
+        raise CorruptCheckpointError(f"{resume.directory} is checkpoint {done.root.id[:12]}, not {resume.id[:12]}")
+    log.info("checkpoint_fetched", job=job, checkpoint=resume.id, packs=done.sent, tiers=done.sources)
+
+
+def _wait_for(name: str, sources: Sequence[JobTier]) -> None:
+    """Wait while a checkpoint that another node has just saved may still be on its way to a tier."""
+    give_up = time.monotonic() + PROMOTION_SECONDS_MAX
+    while sources and time.monotonic() < give_up and not any(name in source.roots() for source in sources):
+        time.sleep(PROMOTION_LOOK_SECONDS)
 
 
 def read(directory: Path, name: str) -> CheckpointRef:

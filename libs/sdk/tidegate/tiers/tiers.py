@@ -144,6 +144,4 @@ def checked(tenant: str, job: str) -> None:
     """Raise CorruptCheckpointError for names that could lead elsewhere."""
     for name in (tenant, job):
         if not _NAME.match(name):
-            raise CorruptCheckpointError(
-                f"{name[:80]!r} names no checkpoints: letters, digits and _ . - are accepted"
-            )
+            raise CorruptCheckpointError(f"{name[:80]!r} names no checkpoints: letters, digits and _ . - are accepted")
