@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from typing import Callable, Iterator, List, Protocol, Sequence, Set
+from typing import Callable, ContextManager, Iterator, List, Protocol, Sequence, Set
 
-from tidegate.checkpoint import commit, files, pack
+from tidegate.checkpoint import commit, files, pack, places
 from tidegate.checkpoint import manifest as manifests
 from tidegate.checkpoint import root as roots
 from tidegate.checkpoint.manifest import Manifest
@@ -60,6 +60,12 @@ class Holding(Protocol):
 
     def has_manifest(self, manifest_id: str) -> bool:
         """Say whether a manifest is there, whole or not."""
+
+    def leased(self, layers: Sequence[LayerEntry], packs: Sequence[str]) -> ContextManager[None]:
+        """Keep what layers consist of from being collected for the length of a block, although no root names it yet."""
+
+    def remove_root(self, name: str) -> None:
+        """Remove a checkpoint's name; what only it needed is collected later."""
 
 
 class HotHolding:
@@ -119,6 +125,14 @@ class HotHolding:
             commit.remove_root(self._held, root.name)
             commit.create(self._held, root)
 
+    def leased(self, layers: Sequence[LayerEntry], packs: Sequence[str]) -> ContextManager[None]:
+        """Hold the store's lock together with those who save and restore: who removes takes it alone."""
+        return places.in_use(self._held)
+
+    def remove_root(self, name: str) -> None:
+        """Remove a checkpoint's name."""
+        commit.remove_root(self._held, name)
+
     def has_manifest(self, manifest_id: str) -> bool:
         """Say whether a manifest is there."""
         try:
@@ -149,10 +163,12 @@ def packs_of(holding: Holding, layers: Sequence[LayerEntry]) -> List[str]:
 
 
 def missing_of(holding: Holding, root: Root) -> List[str]:
-    """Say what of a checkpoint is not there, a sentence each; nothing is compared beyond manifests."""
+    """Say what of a checkpoint is not there, a sentence each; what is there is not compared."""
+    absent = [layer.manifest for layer in root.layers if not holding.has_manifest(layer.manifest)]
+    if absent:
+        return [f"manifest {manifest_id[:12]} is not in {holding.name}" for manifest_id in absent]
     try:
         packs_of(holding, root.layers)
-        manifests_of(holding, root.layers)
     except CorruptCheckpointError as error:
         return [str(error)]
     return []

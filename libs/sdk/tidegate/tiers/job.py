@@ -6,7 +6,9 @@ Beside them: `pins/<root>.json`, see retaining.py, `leases/<id>.json` and `quara
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
+import time
+from contextlib import contextmanager
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from tidegate.checkpoint import files, hashes, pack
 from tidegate.checkpoint import manifest as manifests
@@ -14,11 +16,14 @@ from tidegate.checkpoint import root as roots
 from tidegate.checkpoint.manifest import Manifest
 from tidegate.checkpoint.pack import Index, Pack
 from tidegate.checkpoint.places import MANIFESTS, PACKS, ROOTS
-from tidegate.checkpoint.root import Root
+from tidegate.checkpoint.root import LayerEntry, Root
 from tidegate.errors import CheckpointError, CorruptCheckpointError
 from tidegate.tiers.holding import OnMoved
 from tidegate.tiers.objects import Objects, TierUnavailableError
 
+LEASES, PINS, QUARANTINE = "leases", "pins", "quarantine"
+LEASE_SECONDS = 6 * 3600
+"""How long a move may take. One that takes longer looks again at its end whether all is there."""
 SENDS_MAX = 2
 """How often a pack is sent that did not come back as it was sent."""
 
@@ -149,6 +154,18 @@ class JobTier:
     def has_manifest(self, manifest_id: str) -> bool:
         """Say whether a manifest is there."""
         return self.objects.size_of(self.path(MANIFESTS, manifest_id + manifests.SUFFIX)) is not None
+
+    @contextmanager
+    def leased(self, layers: Sequence[LayerEntry], packs: Sequence[str]) -> Iterator[None]:
+        """Say in the tier what is being brought there; a lease whose holder died counts for LEASE_SECONDS."""
+        manifest_ids = [layer.manifest for layer in layers]
+        document = {"expires": int(time.time()) + LEASE_SECONDS, "manifests": manifest_ids, "packs": list(packs)}
+        name = self.path(LEASES, os.urandom(8).hex() + roots.SUFFIX)
+        self.objects.put(name, manifests.canonical(document))
+        try:
+            yield
+        finally:
+            self.objects.remove(name)
 
     def remove_root(self, name: str) -> None:
         """Remove a checkpoint's name; what only it needed is collected later."""

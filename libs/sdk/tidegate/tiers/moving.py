@@ -36,32 +36,21 @@ def move(
     answers: nothing names what was moved by then.
     """
     root = _first(f"root {name}", sources, lambda source: source.root(name))
-    packs, given = move_layers(root.layers, sources, target, staging, on_moved)
-    target.put_manifests(given)
-    target.create_root(root)
-    return Moved(root, len(packs.sent), packs.kept, sorted(set(packs.sources)))
-
-
-class _Packs(NamedTuple):
-    sent: List[str]
-    kept: int
-    sources: List[str]
-
-
-def move_layers(
-    layers: Sequence[LayerEntry], sources: Sequence[Holding], target: Holding, staging: int, on_moved: OnMoved
-) -> "tuple[_Packs, List[Manifest]]":
-    """Bring what layers consist of into `target`, but for their manifests, which are returned."""
-    given = _manifests(layers, sources)
-    needed = _first("what the layers consist of", sources, lambda source: packs_of(source, layers))
-    there = target.packs()
-    sent, origins = [], []
-    for pack_id in needed:
-        if pack_id in there:
-            continue
-        origins.append(send_pack(pack_id, sources, target, staging, on_moved))
-        sent.append(pack_id)
-    return _Packs(sent, len(needed) - len(sent), origins), given
+    given = _manifests(root.layers, sources)
+    needed = _first("what the layers consist of", sources, lambda source: packs_of(source, root.layers))
+    with target.leased(root.layers, needed):
+        there = target.packs()
+        wanted = [pack_id for pack_id in needed if pack_id not in there]
+        origins = [send_pack(pack_id, sources, target, staging, on_moved) for pack_id in wanted]
+        target.put_manifests(given)
+        target.create_root(root)
+        # Whoever collects may have looked before the lease was there, and taken away what this move relied upon.
+        there = target.packs()
+        for pack_id in needed:
+            if pack_id not in there:
+                origins.append(send_pack(pack_id, sources, target, staging, on_moved))
+        target.put_manifests(given)
+    return Moved(root, len(wanted), len(needed) - len(wanted), sorted(set(origins)))
 
 
 def send_pack(pack_id: str, sources: Sequence[Holding], target: Holding, staging: int, on_moved: OnMoved) -> str:

@@ -213,7 +213,7 @@ def opened(address: str, bandwidth: Optional[Bandwidth] = None, *, make: bool = 
         raise ValueError(f"tier {address!r} was refused: an absolute directory or s3://BUCKET[/PREFIX] is accepted")
     if not make and not path.is_dir():
         raise TierUnavailableError(f"there is no {path}: the tier is not mounted here")
-    return Objects(LocalStore(path, mkdir=True), address, bandwidth)
+    return Objects(LocalStore(path, mkdir=True, automatic_cleanup=True), address, bandwidth)
 
 
 def s3(address: str, request_seconds_max: float = REQUEST_SECONDS_MAX, **settings: Any) -> S3Store:

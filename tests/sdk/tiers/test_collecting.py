@@ -1,0 +1,145 @@
+"""What no checkpoint needs leaves a tier in two steps, and nothing that one needs ever does."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from tidegate.errors import CorruptCheckpointError, UsageError
+from tidegate.tiers import moving, retaining
+from tidegate.tiers.collecting import PAUSE_SECONDS, collect
+from tidegate.tiers.job import LEASE_SECONDS
+from tidegate.tiers.retaining import Policies, Policy
+
+from tests.sdk.tiers.moved import JOB, TENANT, Node, layers
+
+NOW = 2_000_000_000
+
+
+def promoted(node: Node, *steps: int) -> list[str]:
+    names = []
+    for step in steps:
+        committed = node.save(step)
+        node.promote(committed)
+        names.append(committed.name)
+    return names
+
+
+def test_what_nothing_needs_is_deleted_after_a_pause(node: Node, elsewhere: Node) -> None:
+    first, second = promoted(node, 1, 2)
+    before = node.warm.packs()
+    node.warm.remove_root(first)
+    apart = collect(node.warm, NOW)
+    assert (len(apart.quarantined), apart.deleted) == (3, [])  # a pack and two manifests
+    assert node.warm.packs() < before
+    assert collect(node.warm, NOW + PAUSE_SECONDS - 1).deleted == []
+    done = collect(node.warm, NOW + PAUSE_SECONDS)
+    assert sorted(done.deleted) == sorted(apart.quarantined)
+    assert done.deleted_bytes > 40_000
+    assert [each.name for each in node.warm.objects.names(node.warm.path("quarantine"))] == []
+    elsewhere.fetch(second)
+    assert elsewhere.find().committed.name == second
+
+
+def test_what_a_new_root_needs_comes_back(node: Node, elsewhere: Node) -> None:
+    (first,) = promoted(node, 1)
+    data = node.warm.objects.read(node.warm.path("roots", f"{first}.json"), 1 << 20)
+    node.warm.remove_root(first)
+    apart = collect(node.warm, NOW)
+    node.warm.objects.put(node.warm.path("roots", f"{first}.json"), data)
+    back = collect(node.warm, NOW + PAUSE_SECONDS)
+    assert (sorted(back.returned), back.deleted) == (sorted(apart.quarantined), [])
+    elsewhere.fetch(first)
+    assert elsewhere.find().skipped == 0
+
+
+def test_a_lease_keeps_what_no_root_names_yet(node: Node) -> None:
+    committed = node.save(1)
+    root = committed.root
+    packs = sorted({pack for layer in root.layers for pack in layer.packs})
+    with node.warm.leased(root.layers, packs):
+        for pack in packs:
+            with node.tiers.holdings(TENANT, JOB) as held, node.tiers.staging() as staging:
+                moving.send_pack(pack, held[:1], node.warm, staging, lambda size: None)
+        now = int(time.time())
+        assert collect(node.warm, now).quarantined == []
+        # Whoever died with a lease keeps nothing for ever.
+        assert collect(node.warm, now + LEASE_SECONDS + 60).quarantined == [f"packs/{pack}.pack" for pack in packs]
+
+
+def test_a_move_survives_a_collection_in_its_middle(
+    node: Node, elsewhere: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value = layers(1)
+    first = node.save(1, **value)
+    node.promote(first)
+    node.warm.remove_root(first.name)
+    second = node.save(2, model=value["model"], state={"step": 2})
+    create = type(node.warm).create_root
+
+    def collected_before(tier: object, root: object) -> None:
+        for lease in node.warm.objects.names(node.warm.path("leases")):
+            node.warm.objects.remove(lease.name)  # as if the collector had looked before the lease was there
+        collect(node.warm, NOW)
+        create(tier, root)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(node.warm), "create_root", collected_before)
+    node.promote(second)
+    collect(node.warm, NOW + PAUSE_SECONDS)
+    elsewhere.fetch(second.name)
+    assert elsewhere.find().committed.root == second.root
+
+
+def test_where_a_root_cannot_be_read_everything_stays(node: Node) -> None:
+    first, second = promoted(node, 1, 2)
+    node.warm.objects.put(node.warm.path("roots", f"{first}.json"), b"{")
+    node.warm.remove_root(second)
+    before = node.warm.packs()
+    with pytest.raises(CorruptCheckpointError, match="malformed"):
+        collect(node.warm, NOW)
+    assert node.warm.packs() == before
+
+
+def test_a_malformed_lease_stops_the_collection(node: Node) -> None:
+    promoted(node, 1)
+    node.warm.objects.put(node.warm.path("leases", "x.json"), b"[]")
+    with pytest.raises(CorruptCheckpointError, match=r"lease .* is malformed"):
+        collect(node.warm, NOW)
+
+
+def test_a_policy_keeps_the_last_every_so_many_and_the_pinned(node: Node) -> None:
+    names = promoted(node, 5, 10, 15, 20, 25)
+    retaining.pin(node.warm, names[2], "the one in the paper")
+    removed = retaining.retain(node.warm, Policy(keep_last=1, keep_every=10), NOW * 10**9)
+    assert removed == []  # 5, 10 and 20 begin a stretch of ten steps, 15 is pinned, 25 is the newest
+    retaining.unpin(node.warm, names[2])
+    assert retaining.retain(node.warm, Policy(keep_last=1, keep_every=10), NOW * 10**9) == [names[2]]
+    assert retaining.retain(node.warm, Policy(keep_last=1), NOW * 10**9) == [names[0], names[1], names[3]]
+    assert node.warm.roots() == [names[4]]
+
+
+def test_only_what_is_whole_counts_as_kept(node: Node) -> None:
+    first, second = promoted(node, 1, 2)
+    root = node.warm.root(second)
+    lost = next(pack for layer in root.layers for pack in layer.packs)
+    node.warm.objects.remove(node.warm.path("packs", f"{lost}.pack"))
+    assert retaining.retain(node.warm, Policy(keep_last=1), NOW * 10**9) == []
+    assert node.warm.roots() == sorted([first, second])
+
+
+def test_the_young_stay(node: Node) -> None:
+    names = promoted(node, 1, 2)
+    created = node.warm.root(names[0]).created_ns
+    assert retaining.retain(node.warm, Policy(1, 0, 60), created + 59 * 10**9) == []
+    assert retaining.retain(node.warm, Policy(1, 0, 60), created + 60 * 10**9) == [names[0]]
+
+
+def test_policies_are_by_job_tenant_and_for_all() -> None:
+    policies = retaining.parse('{"default": {"keep_last": 2}, "tenants": {"a": {"keep_every": 9}}, "jobs": {"j": {}}}')
+    assert policies.of("b", "k") == Policy(2)
+    assert policies.of("a", "k") == Policy(keep_every=9)
+    assert policies.of("a", "j") == Policy()
+    assert retaining.parse("") == Policies()
+    for text in ("[", "[]", '{"x": 1}', '{"default": {"keep_last": 0}}', '{"jobs": {"j": {"keep": 1}}}'):
+        with pytest.raises(UsageError, match=r"accepted|not JSON"):
+            retaining.parse(text)
