@@ -154,6 +154,10 @@ class Catalogue:
         """Return what is known of a job's checkpoints; None where it never saved one, or is forgotten."""
         return self._jobs.get(job)
 
+    def records(self) -> list[tuple[str, JobRecord]]:
+        """Return every job and what is known of its checkpoints."""
+        return list(self._jobs.items())
+
     def reported(self, job: str, checkpoint_id: str) -> Entry | None:
         """Return a checkpoint; None where it was never reported in time, or is forgotten."""
         record = self._jobs.get(job)

@@ -1,4 +1,4 @@
-"""The checkpoint service's shell: follows the journal, reads back what was saved, says so, and answers questions."""
+"""The checkpoint service: follows the journal, reads back what was saved, keeps the tiers, answers questions."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from tidegate_events.process import say_ready
 
 from tidegate_checkpoint.fold import Fold
 from tidegate_checkpoint.hot import HotTier
+from tidegate_checkpoint.meters import Meters
 from tidegate_checkpoint.questions import LS_SUBJECT, RESTORE_SUBJECT, Answers
 from tidegate_checkpoint.settings import Settings
+from tidegate_checkpoint.upkeep import Upkeep
 from tidegate_checkpoint.verdicts import Verdicts
 from tidegate_checkpoint.verifying import Verifier, reader_settings
 
@@ -32,8 +34,14 @@ class CheckpointService:
         self._fold = Fold(ports.journal)
         self._stopping = threading.Event()
         verdicts = Verdicts(ports.journal, self._fold, ports.clock, settings.instance)
-        verifier = Verifier(self._fold, self._tier, verdicts, self._stopping.is_set)
-        self._reader = DurableReader(reader_settings(settings.verifications), ports, verifier)
+        verifier = Verifier(self._fold, self._tier, verdicts, self._stopping.is_set, settings.node)
+        self._reader = DurableReader(reader_settings(settings.verifications, settings.node), ports, verifier)
+        self._upkeep = Upkeep(settings, self._fold, ports.clock, self._stopping.is_set)
+
+    @property
+    def meters(self) -> Meters:
+        """Return what this process counts."""
+        return self._upkeep.meters
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -46,6 +54,7 @@ class CheckpointService:
                 say_ready()
                 log.info("ready", seq=self._fold.catalogue.seq, unsettled=len(self._fold.catalogue.unsettled()))
                 tasks.create_task(self._reader.run())
+                tasks.create_task(self._upkeep.run())
         finally:
             self._stopping.set()
 
