@@ -1,11 +1,11 @@
 """What a checkpoint costs beside torch.save, safetensors and torch DCP, everything in one run, as one JSON line.
 
-Every save is timed until it is durable: the others are followed by an fsync of their file and its directory. Ratios are
-taken within a round, between neighbours in time, and the median over the rounds is printed; what each way took is shown
-on the standard error. Reads are cold: the pages of both files are dropped from the cache before.
+Every save is timed until it is durable: the others are followed by an fsync of their file and directory. Ratios are
+taken within a round, between neighbours in time, and their median is printed; what each way took is shown on the
+standard error. Reads are cold: the pages of both files are dropped from the cache before.
 
 - save_ratio_*: time of torch.save over ours, for a first save of fp32 weights, bf16 weights and a mixed RL state.
-- resave_bytes_pct: bytes written when 5% of the tensors changed. delta_bytes_pct: after one AdamW step at lr 1e-6 (bf16).
+- resave_bytes_pct: bytes written when 5% of the tensors changed; delta_bytes_pct: after an AdamW step at lr 1e-6, bf16.
 - stall_over_memcpy: what the training loop waits for, over a memcpy of as many bytes into the same kind of buffer.
 - restore_ratio, partial_restore_ratio: time of torch.load over a verified restore, of all and of 20% of the tensors.
 - limit_fraction: rate of a first save of fp32 weights over that of plain O_DIRECT writes of as many bytes.
