@@ -227,14 +227,15 @@ class Job(Phasing):
     ) -> PendingSave:
         """Save the given layers as one checkpoint; returns once they are copied, with `wait` once it is durable.
 
-        `step` defaults to the last reported one. A failed earlier save is raised here.
+        `step` defaults to the last reported one. A failed earlier save is raised here. After a stop was ordered, what
+        there is no time for until its deadline is left out: `lost` of the checkpoint names it.
         """
         self._check_open("save")
         given = {"model": model, "optimizer": optimizer, "experience": experience, "state": state}
         chosen = validation.layers(given, unknown)
         at_step = self._step_to_save(step)
         self._saver.raise_failure()
-        pending = self._saver.save(at_step, chosen, self._stamp_now())
+        pending = self._saver.save(at_step, chosen, self._stamp_now(), self.stop_seconds_left)
         if wait:
             pending.wait()
         return pending

@@ -49,7 +49,14 @@ def job_directory(hot: Path, tenant: str, job: str) -> Path:
 def reference(root: roots.Root) -> CheckpointRef:
     """Return the checkpoint as events name it."""
     layers = tuple(LayerRef(name=layer.name, digest=layer.manifest, size_bytes=layer.bytes) for layer in root.layers)
-    return CheckpointRef(id=root.id, step=root.step, attempt=root.stamp.attempt, directory=root.name, layers=layers)
+    return CheckpointRef(
+        id=root.id,
+        step=root.step,
+        attempt=root.stamp.attempt,
+        directory=root.name,
+        layers=layers,
+        lost=root.lost,
+    )
 
 
 def read_root(directory: Path, name: str) -> roots.Root:

@@ -83,6 +83,7 @@ class Packer:
         self.index = index
         self._crew = crew
         self._on_stored = on_stored
+        self.check_time: Callable[[], None] = lambda: None
         self._hash = hashes.named(self.hash_name)
         self._lock = threading.Lock()
         self._packs: List[_OpenPack] = []
@@ -109,6 +110,7 @@ class Packer:
         return [tuple(next(ids) for _ in range(-(-blob.size // CHUNK_BYTES))) for blob in blobs]
 
     def _store(self, part: _Part) -> bytes:
+        self.check_time()
         chunk = self._store_once(part)
         self._on_stored(len(part.plain))
         return chunk

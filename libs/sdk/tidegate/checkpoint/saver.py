@@ -12,9 +12,11 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, Callable, Deque, Dict, List, Optional
 
+from tidegate.checkpoint import grace
 from tidegate.checkpoint import snapshot as snapshots
 from tidegate.checkpoint.commit import Occasion
 from tidegate.checkpoint.direct import Arenas
+from tidegate.checkpoint.grace import Budget
 from tidegate.checkpoint.handle import Checkpoint
 from tidegate.checkpoint.root import Stamp
 from tidegate.checkpoint.snapshot import Snapshot
@@ -24,6 +26,8 @@ from tidegate.errors import SaveFailedError, TidegateError
 
 SAVES_IN_FLIGHT_MAX = 2
 """One being written and one waiting; a third save waits for the first. Each holds a copy of its layers."""
+MEASURED_BYTES_MIN = 16 << 20
+"""A save of less says how long its fsyncs take, not how fast the disk is."""
 ARENAS_IDLE_MAX = 2
 """Beside the copy that the next save is compared with: so saves under way never wait for new memory."""
 
@@ -94,6 +98,7 @@ class _Work:
     snapshot: Snapshot
     stamp: Stamp
     copy_ms: int
+    ends_at: Optional[float]
 
 
 class Saver:
@@ -115,9 +120,16 @@ class Saver:
         self._thread: Optional[threading.Thread] = None
         self._arenas = Arenas(ARENAS_IDLE_MAX)
         self._kept: Optional[Kept] = None
+        self._bytes_per_second: Optional[float] = None
 
-    def save(self, step: int, layers: Dict[str, Any], stamp: Stamp) -> PendingSave:
-        """Copy layers by name and hand them to the thread; waits first while SAVES_IN_FLIGHT_MAX are under way."""
+    def save(
+        self, step: int, layers: Dict[str, Any], stamp: Stamp, seconds_left: Optional[float] = None
+    ) -> PendingSave:
+        """Copy layers by name and hand them to the thread; waits first while SAVES_IN_FLIGHT_MAX are under way.
+
+        Where there are only `seconds_left`, the checkpoint holds the layers that could be stored in time.
+        """
+        ends_at = None if seconds_left is None else grace.within(seconds_left).ends_at
         pending = PendingSave(step)
         with self._condition:
             while len(self._unfinished) >= SAVES_IN_FLIGHT_MAX:
@@ -134,7 +146,7 @@ class Saver:
         pending._total_bytes = snapshot.bytes
         copy_ms = int((time.monotonic() - started) * 1000)
         with self._condition:
-            self._queue.append(_Work(pending, snapshot, stamp, copy_ms))
+            self._queue.append(_Work(pending, snapshot, stamp, copy_ms, ends_at))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="tidegate-saver", daemon=True)
                 self._thread.start()
@@ -172,7 +184,10 @@ class Saver:
         started = time.monotonic()
         try:
             occasion = Occasion(pending.step, work.stamp, before.root_id if before is not None else None)
-            committed, self._kept = self._store.save(occasion, work.snapshot, before, pending._on_stored)
+            budget = None if work.ends_at is None else Budget(work.ends_at, self._bytes_per_second)
+            committed, self._kept = self._store.save(occasion, work.snapshot, before, pending._on_stored, budget)
+            if not committed.root.lost:
+                self._measure(work.snapshot.bytes, time.monotonic() - started)
             if before is not None:
                 self._arenas.give_back(before.snapshot.arena)
         except BaseException as error:  # noqa: BLE001 - kept, and raised in the thread that trains
@@ -187,6 +202,11 @@ class Saver:
             self._fail(pending, error)
         else:
             pending._end(done, None)
+
+    def _measure(self, size: int, seconds: float) -> None:
+        """Remember how fast layers become durable: what the next save has time for is judged by it."""
+        if size >= MEASURED_BYTES_MIN:
+            self._bytes_per_second = size / seconds
 
     def _fail(self, pending: PendingSave, error: BaseException) -> None:
         with self._condition:

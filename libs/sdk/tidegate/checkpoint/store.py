@@ -15,6 +15,7 @@ from tidegate.checkpoint import commit, files, places, reader, retention
 from tidegate.checkpoint import manifest as manifests
 from tidegate.checkpoint import root as roots
 from tidegate.checkpoint.crew import SHARED, Crew
+from tidegate.checkpoint.grace import Budget
 from tidegate.checkpoint.pack import Index
 from tidegate.checkpoint.packing import OnStored, Packer
 from tidegate.checkpoint.places import Places
@@ -92,10 +93,11 @@ class CheckpointStore:
         snapshot: Snapshot,
         kept: Optional[Kept] = None,
         on_stored: OnStored = lambda size: None,
+        budget: Optional[Budget] = None,
     ) -> Tuple[Committed, Kept]:
-        """Write a snapshot; on return it is durable."""
+        """Write a snapshot, or what there is time for; on return it is durable."""
         with self.in_use() as (held, index), Packer(held, index, self._crew, on_stored) as packer:
-            root, now = write(packer, occasion, snapshot, kept)
+            root, now = write(packer, occasion, snapshot, kept, budget)
         return Committed(root, self.directory), now
 
     def commit_drafts(
