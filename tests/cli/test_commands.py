@@ -16,11 +16,14 @@ from tidegate.checkpoint import root as roots
 from tidegate.checkpoint.handle import Checkpoint
 from tidegate.checkpoint.store import Committed
 from tidegate.client.restoring import carry_out
+from tidegate.tiers import moving
+from tidegate.tiers.tiers import Settings, Tiers
 from tidegate_events import subjects
 
 from tests.cli import story
 from tests.cli.conftest import Cli
 from tests.cli.live import LiveGateway
+from tests.sdk.tiers.moved import Node
 from tests.support import stores
 
 NOW_SPEC: dict[str, Any] = {
@@ -468,6 +471,19 @@ def test_restore_of_damaged_bytes_fails_and_leaves_nothing(
     assert ran.code in (1, 3)
     assert ran.err
     assert not list((tmp_path / "out").iterdir())
+
+
+def test_restore_takes_the_next_tier_where_the_nearest_is_damaged(saved: Committed, cli: Cli, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    node = Node(Tiers(Settings(home / "hot", str(home / "warm"))))
+    with node.tiers.holdings("t", story.LOW) as held, node.tiers.staging() as staging:
+        moving.move(saved.name, held[:1], node.tiers.of_job("t", story.LOW)[0], staging)
+    (pack,) = stores.pack_paths(saved)
+    node.damage(pack, 0)
+    ran = cli("checkpoint", "restore", story.LOW, "--to", str(tmp_path / "r"))
+    assert ran.code == 0
+    assert (tmp_path / "r" / "model" / "w.bin").read_bytes() == b"w" * 9999
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".tiers")) == []
 
 
 def test_restore_says_where_it_could_be_done(saved: Committed, cli: Cli, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path, PurePosixPath
-from typing import Any, List, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, List, Mapping, Sequence, Tuple
 
 from tidegate.checkpoint import copying, files, places, reader, store, trees
 from tidegate.checkpoint import root as roots
@@ -21,18 +21,16 @@ from tidegate.checkpoint.pack import Index
 from tidegate.checkpoint.places import Places
 from tidegate.checkpoint.root import LayerEntry, Root
 from tidegate.checkpoint.shelf import Shelf
-from tidegate.client.endpoint import stack_home
 from tidegate.client.errors import ClientError
 from tidegate.errors import CorruptCheckpointError
+from tidegate.tiers import reading as tier_reading
+
+if TYPE_CHECKING:
+    from tidegate.tiers.tiers import Tiers
 
 
 class RestoreError(ClientError):
     """The planned checkpoint cannot be read here, or the target cannot be written."""
-
-
-def tier_directory(plan: Mapping[str, Any]) -> Path:
-    """Return where the local stack keeps the plan's tier: `hot` below its data directory."""
-    return stack_home() / str(plan["tier"])
 
 
 def carry_out(
@@ -42,7 +40,29 @@ def carry_out(
 
     Raises RestoreError for what cannot be read or written, CorruptCheckpointError for bytes that were not saved so.
     """
-    source = _source(plan, tier)
+    return copy_out(plan, _source(plan, tier), target, on_copied)
+
+
+def from_tiers(plan: Mapping[str, Any], tiers: Tiers, target: Path, on_copied: OnCopied) -> List[Path]:
+    """Carry a plan out from the nearest of a cluster's tiers that has the layers whole. Raises as `carry_out`."""
+    tenant, job = _store_parts(plan)
+    with tiers.holdings(tenant, job) as held:
+        found = [each.root for each in tier_reading.known(held) if each.root.id == plan["checkpoint_id"]]
+    if not found:
+        message = f"No tier that can be read here ({', '.join(tiers.names())}) has the planned checkpoint whole."
+        raise RestoreError(message, "Run this where a tier that has it is mounted, and name it (--tier-dir).")
+    target = target.expanduser().absolute()
+    names = [str(layer["name"]) for layer in plan["layers"]]
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        wanted = tier_reading.Wanted(tenant, job, found[0], names, target.parent)
+        return tier_reading.read_from(tiers, wanted, lambda store: copy_out(plan, store, target, on_copied))
+    except OSError as error:
+        raise RestoreError(f"{target} cannot be made: {error.strerror}.", "Name a directory you may write.") from error
+
+
+def copy_out(plan: Mapping[str, Any], source: Path, target: Path, on_copied: OnCopied) -> List[Path]:
+    """Carry a plan out from the store in `source`. Raises as `carry_out`."""
     target = target.expanduser().absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise RestoreError(f"{target} is not empty.", "Accepted is a directory that is empty or not there yet.")
@@ -103,11 +123,15 @@ def _restore_trees(
                 os.close(target)
 
 
-def _source(plan: Mapping[str, Any], tier: Path) -> Path:
+def _store_parts(plan: Mapping[str, Any]) -> Tuple[str, str]:
     parts = PurePosixPath(str(plan["store"])).parts
     if len(parts) != 2 or ".." in parts or parts[0] == "/":
         raise RestoreError(f"The plan names the store {plan['store']!r}.", "Accepted is TENANT/JOB.")
-    source = tier.joinpath(*parts)
+    return parts[0], parts[1]
+
+
+def _source(plan: Mapping[str, Any], tier: Path) -> Path:
+    source = tier.joinpath(*_store_parts(plan))
     if not source.is_dir():
         message = f"The {plan['tier']} tier of node {plan['node']} cannot be read here: there is no {source}."
         raise RestoreError(message, "Run this where that tier is mounted, and name it (--tier-dir).")

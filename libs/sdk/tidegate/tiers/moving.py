@@ -36,9 +36,21 @@ def move(
     answers: nothing names what was moved by then.
     """
     root = _first(f"root {name}", sources, lambda source: source.root(name))
-    given = _manifests(root.layers, sources)
-    needed = _first("what the layers consist of", sources, lambda source: packs_of(source, root.layers))
-    with target.leased(root.layers, needed):
+    return move_layers(root, root.layers, sources, target, staging, on_moved)
+
+
+def move_layers(  # noqa: PLR0917
+    root: Root,
+    layers: Sequence[LayerEntry],
+    sources: Sequence[Holding],
+    target: Holding,
+    staging: int,
+    on_moved: OnMoved = lambda size: None,
+) -> Moved:
+    """Bring some layers of a checkpoint, and its root, into `target`; as `move` does with all of them."""
+    given = _manifests(layers, sources)
+    needed = _first("what the layers consist of", sources, lambda source: packs_of(source, layers))
+    with target.leased(layers, needed):
         there = target.packs()
         wanted = [pack_id for pack_id in needed if pack_id not in there]
         origins = [send_pack(pack_id, sources, target, staging, on_moved) for pack_id in wanted]

@@ -75,13 +75,14 @@ def _rate(text: str) -> int:
 class Tiers:
     """The tiers, opened. `shared` are warm and cold, as far as there are any, the nearest first."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, make: bool = True) -> None:
+        """Open them. Where directories are not to be made, those that are missing count as no tier."""
         self.hot = settings.hot
         bandwidth = Bandwidth(settings.mib_per_second << 20)
         self.shared: Tuple[Tuple[str, Objects], ...] = tuple(
             (name, objects.opened(address, bandwidth))
             for name, address in ((WARM, settings.warm), (COLD, settings.cold))
-            if address
+            if address and (make or address.startswith("s3://") or Path(address).is_dir())
         )
 
     def names(self) -> List[str]:

@@ -46,7 +46,8 @@ def restore(  # noqa: PLR0917
     checkpoint: Annotated[str | None, typer.Option(help="Of this checkpoint (its id) instead of the newest.")] = None,
     to: Annotated[Path | None, typer.Option(help="Copy the files here; without it, only the plan is shown.")] = None,
     tier_dir: Annotated[
-        Path | None, typer.Option(help="Where the tier is mounted; default: in the local stack's directory.")
+        Path | None,
+        typer.Option(help="Read only this directory of <tenant>/<job>. Default: the nearest tier."),
     ] = None,
     as_json: output.JsonFlag = False,
 ) -> None:
@@ -68,7 +69,8 @@ def restore(  # noqa: PLR0917
 
 
 def _carry_out(plan: dict[str, Any], tier_dir: Path | None, to: Path, progress: output.Progress) -> list[Path]:
-    from tidegate.client.restoring import carry_out, tier_directory  # noqa: PLC0415
+    from tidegate.cli.commands.tiers import here  # noqa: PLC0415
+    from tidegate.client.restoring import carry_out, from_tiers  # noqa: PLC0415
 
     copied = 0
 
@@ -77,7 +79,9 @@ def _carry_out(plan: dict[str, Any], tier_dir: Path | None, to: Path, progress: 
         copied += count
         progress.update(f"Copying: {text.size(copied)} of {text.size(plan['size_bytes'])}")
 
-    return carry_out(plan, tier_dir or tier_directory(plan), to, on_copied)
+    if tier_dir is not None:
+        return carry_out(plan, tier_dir, to, on_copied)
+    return from_tiers(plan, here(), to, on_copied)
 
 
 def _plan(plan: dict[str, Any]) -> Any:
