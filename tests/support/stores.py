@@ -10,6 +10,9 @@ from tidegate.checkpoint import snapshot as snapshots
 from tidegate.checkpoint.commit import Occasion
 from tidegate.checkpoint.direct import Arenas
 from tidegate.checkpoint.directory import DirectorySave
+from tidegate.checkpoint.pack import Index
+from tidegate.checkpoint.places import Places
+from tidegate.checkpoint.shelf import Shelf
 from tidegate.checkpoint.store import CheckpointStore, Committed
 
 STAMP = roots.Stamp("j-1", 1, 0, "learner", 0, 1, 42)
@@ -64,3 +67,8 @@ def parts(committed: Committed) -> list[Path]:
     """Return every file that a checkpoint consists of."""
     manifests = [manifest_path(committed, entry.name) for entry in committed.root.layers]
     return [root_path(committed), *manifests, *pack_paths(committed)]
+
+
+def index_of(held: Places) -> Index:
+    """Return the index over all packs of an open store."""
+    return Shelf().refresh(held)

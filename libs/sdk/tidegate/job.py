@@ -223,19 +223,24 @@ class Job(Phasing):
         state: Any = None,
         step: Optional[int] = None,
         wait: bool = False,
+        together: bool = False,
         **unknown: Any,
     ) -> PendingSave:
         """Save the given layers as one checkpoint; returns once they are copied, with `wait` once it is durable.
 
         `step` defaults to the last reported one. A failed earlier save is raised here. After a stop was ordered, what
-        there is no time for until its deadline is left out: `lost` of the checkpoint names it.
+        there is no time for until its deadline is left out: `lost` of the checkpoint names it. `together`: every rank
+        saves the same layers at the same step, what it holds alone as `tidegate.Shard`s, and it is one checkpoint of
+        all or, where any of them failed, none; the ranks share one directory of checkpoints for that.
         """
         self._check_open("save")
         given = {"model": model, "optimizer": optimizer, "experience": experience, "state": state}
         chosen = validation.layers(given, unknown)
         at_step = self._step_to_save(step)
         self._saver.raise_failure()
-        pending = self._saver.save(at_step, chosen, self._stamp_now(), self.stop_seconds_left)
+        pending = self._saver.save(
+            at_step, chosen, self._stamp_now(), seconds_left=self.stop_seconds_left, together=together
+        )
         if wait:
             pending.wait()
         return pending

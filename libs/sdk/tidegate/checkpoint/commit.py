@@ -43,10 +43,13 @@ def commit(places: Places, index: Index, occasion: Occasion, layers: Sequence[La
     layouts = {layer.name: layer.manifest.layout for layer in layers if layer.manifest.layout}
     written = write_manifests(places, [layer.manifest for layer in layers])
     entries = [_entry(layer, manifest_id, index, layouts) for layer, manifest_id in zip(layers, written)]  # noqa: B905
-    entries.sort(key=lambda entry: protocol.LAYERS.index(entry.name))
-    draft = roots.Draft(
-        occasion.step, time.time_ns(), occasion.stamp, tuple(entries), occasion.predecessor, occasion.lost
-    )
+    return publish_layers(places, occasion, entries)
+
+
+def publish_layers(places: Places, occasion: Occasion, entries: Sequence[roots.LayerEntry]) -> roots.Root:
+    """Create a root over layers that are durable. Raises as `commit`."""
+    ordered = tuple(sorted(entries, key=lambda entry: protocol.LAYERS.index(entry.name)))
+    draft = roots.Draft(occasion.step, time.time_ns(), occasion.stamp, ordered, occasion.predecessor, occasion.lost)
     return publish(places, draft)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, Optional, Sequence, Tuple
 
 from tidegate import protocol
-from tidegate.checkpoint import files, places, reader, trees
+from tidegate.checkpoint import files, places, reader, resharding, trees
 from tidegate.checkpoint import manifest as manifests
 from tidegate.checkpoint import root as roots
 from tidegate.checkpoint.crew import SHARED
@@ -16,7 +16,7 @@ from tidegate.checkpoint.places import Places
 from tidegate.checkpoint.reader import Reader
 from tidegate.checkpoint.shelf import Shelf
 from tidegate.checkpoint.store import Committed, layer_manifests, verify
-from tidegate.errors import CorruptCheckpointError, UnknownLayerError
+from tidegate.errors import CorruptCheckpointError, UnknownLayerError, UsageError
 
 
 class Checkpoint:
@@ -55,19 +55,30 @@ class Checkpoint:
         return self._root.lost
 
     def load(
-        self, *names: str, map_location: Optional[Any] = None, tensors: Optional[Sequence[str]] = None
+        self,
+        *names: str,
+        map_location: Optional[Any] = None,
+        tensors: Optional[Sequence[str]] = None,
+        part: resharding.Part = None,
     ) -> Dict[str, Any]:
         """Return the named layers (all of them if none is named) by name; tensors go to `map_location` (default CPU).
 
         With `tensors` (dotted names, or patterns with *) a layer is a dict of just those, and only they are read.
+        A layer that several ranks saved has whole tensors in the place of shards, or with `part`, (index, count), a
+        Shard of each: that one of so many parts along the first dimension, and only what lies in it is read.
         Raises UnknownLayerError for what is not there, CorruptCheckpointError when a hash does not match.
         """
         entries = [self._values(name) for name in names or self.layers]
         with self._reading(entries) as (held, reading):
             loaded = {}
             for entry in entries:
-                (manifest,) = layer_manifests(held, entry)
-                loaded[entry.name] = reader.load(reading, entry.name, manifest, map_location, tensors)
+                found = layer_manifests(held, entry)
+                if entry.kind == manifests.SHARDED:
+                    if tensors is not None:
+                        raise UsageError(f"layer {entry.name} is of several ranks: take a part of it, not tensors")
+                    loaded[entry.name] = resharding.load(reading, entry.name, found, map_location, part)
+                else:
+                    loaded[entry.name] = reader.load(reading, entry.name, found[0], map_location, tensors)
             return loaded
 
     def _values(self, name: str) -> roots.LayerEntry:

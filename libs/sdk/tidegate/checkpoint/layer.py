@@ -7,6 +7,7 @@ for themselves. Everything else is an object with one key:
     {"t": [...]}                 tuple                         {"i": hex}  an integer beyond 64 bits
     {"f": 16 hex digits}         a float that is not finite    {"y": n}    bytes, blob n
     {"n": ...}  numpy array, {"s": ...} numpy scalar, {"x": ...} torch tensor: see arrays.py and tensors.py
+    {"h": {"of": array or tensor, "offset": [...], "shape": [...]}}  what one rank holds of a larger one: see shard.py
 
 It must never run code found in a file.
 """
@@ -16,10 +17,12 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections import OrderedDict
-from typing import Any, Callable, ClassVar, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, ClassVar, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from tidegate.checkpoint import arrays, hashes, tensors
 from tidegate.checkpoint.manifest import canonical
+from tidegate.checkpoint.shard import Shard
+from tidegate.checkpoint.shard import check as check_shard
 from tidegate.errors import CorruptCheckpointError, UnsupportedObjectError
 
 DEPTH_MAX = 200
@@ -88,6 +91,8 @@ class _Encoder:
         return {"d" if kind is dict else "o": pairs}
 
     def _array(self, value: Any, path: str) -> Any:
+        if type(value) is Shard:
+            return self._shard(value, path)
         if tensors.is_tensor(value):
             return {"x": self._storages.add(value, path)}
         if arrays.is_array(value):
@@ -95,6 +100,13 @@ class _Encoder:
         if arrays.is_scalar(value):
             return {"s": arrays.encode_scalar(value, path)}
         raise UnsupportedObjectError(_refusal(value, path))
+
+    def _shard(self, value: Shard, path: str) -> Any:
+        if not (tensors.is_tensor(value.data) or arrays.is_array(value.data)):
+            raise UnsupportedObjectError(f"{path} was refused: a shard is of a torch tensor or a numpy array")
+        check_shard(value, path)
+        of = self._array(value.data, path)
+        return {"h": {"of": of, "offset": [int(n) for n in value.offset], "shape": [int(n) for n in value.shape]}}
 
 
 def _copy(data: bytes, target: arrays.Target) -> None:
@@ -146,13 +158,19 @@ _ALLOCATE: Dict[str, Callable[[int], arrays.Buffer]] = {
 }
 
 
-def value(tree: Any, buffers: Mapping[int, arrays.Buffer], map_location: Optional[Any] = None) -> Any:
+def value(
+    tree: Any,
+    buffers: Mapping[int, arrays.Buffer],
+    map_location: Optional[Any] = None,
+    whole: Sequence[Any] = (),
+) -> Any:
     """Return what a tree describes; tensors go to `map_location` (a device; CPU when None).
 
-    It is called after the bytes in `buffers` were compared with their hashes, never before.
+    `whole` is what stands in the place of its shards, in their order. It is called after the bytes in `buffers` were
+    compared with their hashes, never before.
     """
     try:
-        return _Decoder(buffers, map_location).decode(tree)
+        return _Decoder(buffers, map_location, whole).decode(tree)
     except (KeyError, IndexError, ValueError, TypeError, AttributeError, RecursionError, RuntimeError) as error:
         raise CorruptCheckpointError(f"a layer's tree is malformed: {error!r}") from error
 
@@ -190,8 +208,35 @@ def _children(tree: Any) -> Iterator[Tuple[str, Any]]:
             yield from ((str(key), item) for key, item in body)
         elif tag == "t":
             yield "", body
+        elif tag == "h":
+            yield "", body["of"]
         elif tag in ("y", "n", "x"):
             yield "", tree
+
+
+class Piece(NamedTuple):
+    """A shard in a tree: its dotted path, the node of what it holds, and where that lies in the whole."""
+
+    path: str
+    of: Any
+    offset: Tuple[int, ...]
+    shape: Tuple[int, ...]
+
+
+def pieces(tree: Any, path: str = "", depth: int = 0) -> Iterator[Piece]:
+    """Yield the shards of a tree, in order; raises CorruptCheckpointError for what is none."""
+    if depth > 2 * DEPTH_MAX:
+        raise CorruptCheckpointError(f"a layer's tree is nested more than {DEPTH_MAX} deep")
+    try:
+        if isinstance(tree, dict) and "h" in tree:
+            body = tree["h"]
+            yield Piece(path, body["of"], tuple(body["offset"]), tuple(body["shape"]))
+            return
+        for below, node in _children(tree):
+            if node is not tree:
+                yield from pieces(node, f"{path}.{below}" if path and below else path or below, depth + 1)
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise CorruptCheckpointError(f"a layer's tree is malformed: {error!r}") from error
 
 
 def layout(tree: Any) -> str:
@@ -206,8 +251,11 @@ def layout(tree: Any) -> str:
 
 
 class _Decoder:
-    def __init__(self, buffers: Mapping[int, arrays.Buffer], map_location: Optional[Any]) -> None:
+    def __init__(
+        self, buffers: Mapping[int, arrays.Buffer], map_location: Optional[Any], whole: Sequence[Any] = ()
+    ) -> None:
         self._buffers = buffers
+        self._whole = list(whole)
         self._tensors = tensors.Loader(buffers, map_location)
 
     def decode(self, node: Any) -> Any:
@@ -234,4 +282,5 @@ class _Decoder:
         "n": lambda self, body: arrays.decode(body, self._buffers),
         "s": lambda self, body: arrays.decode_scalar(body),
         "x": lambda self, body: self._tensors.decode(body),
+        "h": lambda self, body: self._whole.pop(0),
     }

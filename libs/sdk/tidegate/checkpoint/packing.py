@@ -83,6 +83,7 @@ class Packer:
         self.index = index
         self._crew = crew
         self._on_stored = on_stored
+        self.refresh: Callable[[], None] = lambda: None
         self.check_time: Callable[[], None] = lambda: None
         self._hash = hashes.named(self.hash_name)
         self._lock = threading.Lock()

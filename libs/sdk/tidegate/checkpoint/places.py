@@ -63,15 +63,16 @@ def opened(store: files.Place, *, create: bool = False, working: Optional[files.
     try:
         if working is not None:
             places.staging = files.open_directory(working)
-        places.packs = _below(base, PACKS, create)
-        places.manifests = _below(base, MANIFESTS, create)
-        places.roots = _below(base, ROOTS, create)
+        places.packs = below(base, PACKS, create)
+        places.manifests = below(base, MANIFESTS, create)
+        places.roots = below(base, ROOTS, create)
         yield places
     finally:
         places.close()
 
 
-def _below(base: int, name: str, create: bool) -> int:
+def below(base: int, name: str, create: bool) -> int:
+    """Return a descriptor of a directory of the store; `create` makes it where it is missing."""
     try:
         return os.open(name, files.DIRECTORY_FLAGS, dir_fd=base)
     except FileNotFoundError:

@@ -12,10 +12,11 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, Callable, Deque, Dict, List, Optional
 
-from tidegate.checkpoint import grace
+from tidegate.checkpoint import grace, sharding
 from tidegate.checkpoint import snapshot as snapshots
 from tidegate.checkpoint.commit import Occasion
 from tidegate.checkpoint.direct import Arenas
+from tidegate.checkpoint.gathering import Meeting
 from tidegate.checkpoint.grace import Budget
 from tidegate.checkpoint.handle import Checkpoint
 from tidegate.checkpoint.root import Stamp
@@ -99,6 +100,7 @@ class _Work:
     stamp: Stamp
     copy_ms: int
     ends_at: Optional[float]
+    meeting: Optional[Meeting]
 
 
 class Saver:
@@ -120,14 +122,22 @@ class Saver:
         self._thread: Optional[threading.Thread] = None
         self._arenas = Arenas(ARENAS_IDLE_MAX)
         self._kept: Optional[Kept] = None
+        self._meetings = 0
         self._bytes_per_second: Optional[float] = None
 
     def save(
-        self, step: int, layers: Dict[str, Any], stamp: Stamp, seconds_left: Optional[float] = None
+        self,
+        step: int,
+        layers: Dict[str, Any],
+        stamp: Stamp,
+        *,
+        seconds_left: Optional[float] = None,
+        together: bool = False,
     ) -> PendingSave:
         """Copy layers by name and hand them to the thread; waits first while SAVES_IN_FLIGHT_MAX are under way.
 
-        Where there are only `seconds_left`, the checkpoint holds the layers that could be stored in time.
+        Where there are only `seconds_left`, the checkpoint holds the layers that could be stored in time. `together`
+        with every other rank, which saves as well, it is one checkpoint of all.
         """
         ends_at = None if seconds_left is None else grace.within(seconds_left).ends_at
         pending = PendingSave(step)
@@ -145,13 +155,19 @@ class Saver:
             raise
         pending._total_bytes = snapshot.bytes
         copy_ms = int((time.monotonic() - started) * 1000)
+        meeting = self._meeting(step, stamp) if together else None
         with self._condition:
-            self._queue.append(_Work(pending, snapshot, stamp, copy_ms, ends_at))
+            self._queue.append(_Work(pending, snapshot, stamp, copy_ms, ends_at, meeting))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="tidegate-saver", daemon=True)
                 self._thread.start()
             self._condition.notify_all()
         return pending
+
+    def _meeting(self, step: int, stamp: Stamp) -> Meeting:
+        """Return where this save meets those of the other ranks: each counts its own, and they agree."""
+        self._meetings += 1
+        return Meeting(sharding.key(step, stamp, self._meetings), stamp.rank, stamp.world_size)
 
     def raise_failure(self) -> None:
         """Raise the first failure nobody was told of."""
@@ -184,6 +200,9 @@ class Saver:
         started = time.monotonic()
         try:
             occasion = Occasion(pending.step, work.stamp, before.root_id if before is not None else None)
+            if work.meeting is not None:
+                self._write_together(work, occasion, work.meeting)
+                return
             budget = None if work.ends_at is None else Budget(work.ends_at, self._bytes_per_second)
             committed, self._kept = self._store.save(occasion, work.snapshot, before, pending._on_stored, budget)
             if not committed.root.lost:
@@ -202,6 +221,16 @@ class Saver:
             self._fail(pending, error)
         else:
             pending._end(done, None)
+
+    def _write_together(self, work: _Work, occasion: Occasion, meeting: Meeting) -> None:
+        started = time.monotonic()
+        committed = self._store.save_part(occasion, work.snapshot, meeting)
+        self._arenas.give_back(work.snapshot.arena)
+        done = Done(committed, work.copy_ms, int((time.monotonic() - started) * 1000))
+        if meeting.rank == 0:  # it is one checkpoint, and told of once
+            retain(self._store)
+            self._on_saved(done)
+        work.pending._end(done, None)
 
     def _measure(self, size: int, seconds: float) -> None:
         """Remember how fast layers become durable: what the next save has time for is judged by it."""

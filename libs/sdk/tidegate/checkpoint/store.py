@@ -11,10 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Callable, ContextManager, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
-from tidegate.checkpoint import commit, files, places, reader, retention
+from tidegate.checkpoint import commit, files, places, reader, retention, sharding
 from tidegate.checkpoint import manifest as manifests
 from tidegate.checkpoint import root as roots
 from tidegate.checkpoint.crew import SHARED, Crew
+from tidegate.checkpoint.gathering import Meeting
 from tidegate.checkpoint.grace import Budget
 from tidegate.checkpoint.pack import Index
 from tidegate.checkpoint.packing import OnStored, Packer
@@ -99,6 +100,12 @@ class CheckpointStore:
         with self.in_use() as (held, index), Packer(held, index, self._crew, on_stored) as packer:
             root, now = write(packer, occasion, snapshot, kept, budget)
         return Committed(root, self.directory), now
+
+    def save_part(self, occasion: commit.Occasion, snapshot: Snapshot, meeting: Meeting) -> Committed:
+        """Write this rank's part of a checkpoint of several ranks; on return all of it is durable."""
+        with self.in_use() as (held, index), Packer(held, index, self._crew) as packer:
+            packer.refresh = lambda: setattr(packer, "index", self._shelf.refresh(held))
+            return Committed(sharding.save(packer, occasion, snapshot, meeting), self.directory)
 
     def commit_drafts(
         self, occasion: commit.Occasion, take: Callable[[Packer], Sequence[commit.LayerDraft]]

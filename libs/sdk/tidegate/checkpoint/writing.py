@@ -47,6 +47,11 @@ def write(
     return root, Kept(snapshot, bases, {layer.name: layer.manifest for layer in root.layers}, root.id)
 
 
+def stored_layers(packer: Packer, snapshot: Snapshot) -> List[LayerDraft]:
+    """Store every layer of a snapshot; return what they consist of."""
+    return _drafts(packer, snapshot.layers, snapshot, None)[0]
+
+
 def _in_time(
     packer: Packer, snapshot: Snapshot, kept: Optional[Kept], budget: Budget
 ) -> Tuple[List[LayerDraft], Dict[Key, Base]]:
