@@ -3,7 +3,7 @@
 The model is what POSIX promises and no more: bytes of a file are durable after its fsync, an entry of a directory after
 the fsync of that directory. What is not durable yet may have reached the disk or not, in two orderings:
 
-- in order: entries of directories reached it as a prefix of how they were made, as a journaling file system does;
+- in order: entries of directories and bytes of files each reached it as a prefix of how they were made;
 - any order: any subset of them did, a rename across directories half of it too.
 
 Bytes that are not durable are lost, torn or there.
@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-SAMPLES_PER_POINT = 90
+SAMPLES_PER_POINT = 160
 """States tried at one moment in any order, where there are more than this many."""
 
 
@@ -217,8 +217,10 @@ class _Moment:
 
     def in_order(self) -> Iterator[tuple[set[int], dict[int, str]]]:
         for count in range(len(self._loose_entries) + 1):
-            for fate in ("lost", "torn", "there"):
-                yield set(self._loose_entries[:count]), dict.fromkeys(self._loose_writes, fate)
+            for written in range(len(self._loose_writes) + 1):
+                for fate in ("lost", "torn"):
+                    fates = {at: "there" if index < written else fate for index, at in enumerate(self._loose_writes)}
+                    yield set(self._loose_entries[:count]), fates
 
     def any_order(self, chance: random.Random) -> Iterator[tuple[set[int], dict[int, str]]]:
         many = 2 ** len(self._loose_entries) * 3 ** len(self._loose_writes)
