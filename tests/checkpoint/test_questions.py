@@ -10,6 +10,9 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tidegate.tiers import moving
+from tidegate.tiers import tiers as tier_settings
+from tidegate.tiers.tiers import Tiers
 from tidegate_checkpoint import catalogue, questions
 from tidegate_checkpoint.fold import Fold
 from tidegate_checkpoint.hot import HotTier
@@ -20,10 +23,14 @@ from tidegate_events.journal.memory import MemoryJournal
 from tests.checkpoint.saving import History, Job, failed, verified
 
 
+def settings_of(hot: Path) -> tier_settings.Settings:
+    return tier_settings.Settings(hot, str(hot.parent / "warm"))
+
+
 def answers(job: Job, *events: Event) -> Answers:
     fold = Fold(MemoryJournal())
     fold.catalogue = History().tell(*events)
-    return Answers(fold, HotTier(job.hot_dir))
+    return Answers(fold, HotTier(job.hot_dir), Tiers(settings_of(job.hot_dir)))
 
 
 async def plan(asked: Answers, **question: Any) -> dict[str, Any]:
@@ -53,6 +60,20 @@ async def test_a_plan_names_every_layer_in_the_order_layers_depend_on_each_other
         assert hashlib.sha256(data).hexdigest() == layer["digest"]
     assert found["size_bytes"] == sum(layer.size_bytes for layer in saved.checkpoint.layers)
     assert found["skipped"] == []
+
+
+async def test_what_left_the_node_is_planned_from_the_tier_that_has_it(job: Job) -> None:
+    saved = job.save(7)
+    tiers = Tiers(settings_of(job.hot_dir))
+    with tiers.holdings("lab", "j-1") as held, tiers.staging() as staging:
+        moving.move(saved.checkpoint.directory, held[:1], tiers.of_job("lab", "j-1")[0], staging)
+    asked = answers(job, saved, verified(saved))
+    assert [each["tiers"] for each in (await ls(asked))["checkpoints"]] == [["hot", "warm"]]
+    job.wipe()
+    found = await plan(asked)
+    assert (found["tier"], found["checkpoint_id"]) == ("warm", saved.checkpoint.id)
+    (listed,) = (await ls(asked))["checkpoints"]
+    assert (listed["present"], listed["tiers"]) == (True, ["warm"])
 
 
 async def test_some_layers_alone(job: Job) -> None:
@@ -142,7 +163,7 @@ async def test_ls_is_bounded(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
 @given(st.binary(max_size=80) | st.text(max_size=40).map(lambda text: msgspec.json.encode({"job": text})))
 async def test_any_question_gets_an_answer(data: bytes) -> None:
     fold = Fold(MemoryJournal())
-    asked = Answers(fold, HotTier(Path("nowhere")))
+    asked = Answers(fold, HotTier(Path("nowhere")), Tiers(tier_settings.Settings(Path("nowhere"))))
     for answer in (await asked.ls(data), await asked.restore(data)):
         assert isinstance(msgspec.json.decode(answer), dict)
 

@@ -486,6 +486,20 @@ def test_restore_takes_the_next_tier_where_the_nearest_is_damaged(saved: Committ
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".tiers")) == []
 
 
+def test_rollback_asks_for_a_new_checkpoint(saved: Committed, live: LiveGateway, cli: Cli) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def made(question: dict[str, Any]) -> dict[str, Any]:
+        asked.append(question)
+        return {**question, "checkpoint_id": "ab" * 32, "step": 640}
+
+    live.asker.answerers["tg.ask.checkpoint.rollback"] = made
+    ran = cli("checkpoint", "rollback", story.LOW, "--layer", "model", "--to", "cd" * 32)
+    assert (ran.code, ran.out) == (0, "checkpoint abababababab at step 640 has model of cdcdcdcdcdcd.\n")
+    assert asked == [{"job": story.LOW, "layers": ["model"], "checkpoint_id": "cd" * 32}]
+    assert cli("checkpoint", "rollback", story.LOW, "--to", "cd" * 32).code == 2
+
+
 def test_restore_says_where_it_could_be_done(saved: Committed, cli: Cli, tmp_path: Path) -> None:
     away = cli("checkpoint", "restore", story.LOW, "--to", str(tmp_path / "r"), "--tier-dir", str(tmp_path / "other"))
     assert away.code == 3

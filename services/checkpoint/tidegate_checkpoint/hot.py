@@ -146,7 +146,7 @@ def read_root(opened: OpenCheckpoint, held: Places, saved: CheckpointSaved) -> r
         root = roots.decode(data)
     except ValueError as error:
         raise NotIntactError("BadRoot", f"root {name} is malformed: {error}") from error
-    _compare(root, saved)
+    as_reported(root, saved)
     if root.bytes > CHECKPOINT_BYTES_MAX:
         raise NotIntactError(
             "TooLarge", f"{root.bytes} bytes are more than {CHECKPOINT_BYTES_MAX}", limit=CHECKPOINT_BYTES_MAX
@@ -154,7 +154,8 @@ def read_root(opened: OpenCheckpoint, held: Places, saved: CheckpointSaved) -> r
     return root
 
 
-def _compare(root: roots.Root, saved: CheckpointSaved) -> None:
+def as_reported(root: roots.Root, saved: CheckpointSaved) -> None:
+    """Raise NotIntactError unless a root is the reported one."""
     reported = saved.checkpoint
     if root.id != reported.id:
         raise NotIntactError("NotAsReported", f"the root has the id {root.id}, reported was {reported.id}")

@@ -82,11 +82,12 @@ def skipped_before(record: JobRecord, chosen: Entry) -> list[Skipped]:
     return passed[:NAMED_MAX]
 
 
-def plan(entry: Entry, root: roots.Root, layers: Sequence[str]) -> dict[str, Any]:
+def plan(entry: Entry, root: roots.Root, layers: Sequence[str], tier: str) -> dict[str, Any]:
     """Return the plan to restore `layers` (all where none is named), in the order they depend on each other.
 
-    `store` is relative to the tier, `root` names the root in it; a layer's digest is the id of its manifest, which
-    says what it consists of; sizes are bytes. Raises RefusedError for a layer that is not held.
+    `tier` is the nearest that has it, `store` is relative to that, `root` names the root in it; a layer's digest is the
+    id of its manifest, which says what it consists of; sizes are bytes. Raises RefusedError for a layer that is not
+    held.
     """
     held = [name for name in RESTORE_ORDER if root.layer(name) is not None]
     unknown = sorted(set(layers) - set(held))
@@ -108,7 +109,7 @@ def plan(entry: Entry, root: roots.Root, layers: Sequence[str]) -> dict[str, Any
         "rank": saved.rank,
         "node": saved.node,
         "status": entry.status,
-        "tier": saved.tier,
+        "tier": tier,
         "store": f"{saved.tenant}/{saved.job}",
         "root": saved.checkpoint.directory,
         "size_bytes": sum(layer.bytes for layer in chosen),

@@ -35,12 +35,12 @@ log = structlog.get_logger()
 class Upkeep:
     """Does what is due on the tiers."""
 
-    def __init__(self, settings: Settings, fold: Fold, clock: Clock, stopping: Stopping) -> None:
+    def __init__(self, settings: Settings, tiers: Tiers, fold: Fold, clock: Clock, stopping: Stopping) -> None:
         self._settings = settings
         self._fold = fold
         self._clock = clock
         self._stopping = stopping
-        self._tiers = Tiers(settings.tiers)
+        self._tiers = tiers
         self.meters = Meters()
         self._promoter = Promoter(self._tiers, settings.retention, self.meters, stopping)
         self._due: dict[str, float] = {}

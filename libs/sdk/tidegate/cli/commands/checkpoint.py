@@ -68,6 +68,32 @@ def restore(  # noqa: PLR0917
         print("\n".join(files) if files is not None else "Copy the files with --to DIR.")
 
 
+@app.command("rollback")
+def rollback(
+    job: JobArgument,
+    layer: Annotated[list[str], typer.Option(help="This layer goes back; may be given repeatedly.")],
+    to: Annotated[str, typer.Option(help="To what it was in this checkpoint (its id).")],
+    reason: Annotated[str, typer.Option("--reason", help="Why.")] = "",
+    as_json: output.JsonFlag = False,
+) -> None:
+    """Have a job resume with some layers as they were, and the others as they are: a new checkpoint, nothing is lost.
+
+    A job that runs goes on as it is until it resumes, and what it saves meanwhile is newer: suspend it first.
+
+    \b
+    Examples:
+      tidegate checkpoint rollback j-4k2mz7q5x3w6y2ab --layer model --to 4f1c09d27e6b...
+    """
+    with connect() as client, output.Progress(f"Rolling {', '.join(layer)} of {job} back"):
+        made = client.rollback(job, layer, to, reason)
+    if as_json:
+        output.print_document(made)
+    else:
+        print(
+            f"checkpoint {short(made['checkpoint_id'])} at step {made['step']} has {', '.join(layer)} of {short(to)}."
+        )
+
+
 def _carry_out(plan: dict[str, Any], tier_dir: Path | None, to: Path, progress: output.Progress) -> list[Path]:
     from tidegate.cli.commands.tiers import here  # noqa: PLC0415
     from tidegate.client.restoring import carry_out, from_tiers  # noqa: PLC0415
