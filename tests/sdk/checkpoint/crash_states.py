@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-SAMPLES_PER_POINT = 160
-"""States tried at one moment in any order, where there are more than this many."""
+SAMPLES_PER_POINT = 220
+"""States built for one moment in any order, where there are more than this many."""
 
 
 class Create(NamedTuple):
@@ -186,12 +186,12 @@ class State(NamedTuple):
             (top / directory / name).write_bytes(data)
 
 
-def states(operations: list[Operation], seed: int) -> Iterator[tuple[str, State]]:
+def states(operations: list[Operation], samples: int, seed: int) -> Iterator[tuple[str, State]]:
     """Yield (ordering, state) for a crash before the first operation, and after each of them."""
     chance = random.Random(seed)
     for end in range(len(operations) + 1):
         moment = _Moment(operations[:end])
-        for ordering, choices in (("in order", moment.in_order()), ("any order", moment.any_order(chance))):
+        for ordering, choices in (("in order", moment.in_order()), ("any order", moment.any_order(chance, samples))):
             for entries, bytes_chosen in choices:
                 yield ordering, moment.state(entries, bytes_chosen)
 
@@ -222,15 +222,15 @@ class _Moment:
                     fates = {at: "there" if index < written else fate for index, at in enumerate(self._loose_writes)}
                     yield set(self._loose_entries[:count]), fates
 
-    def any_order(self, chance: random.Random) -> Iterator[tuple[set[int], dict[int, str]]]:
+    def any_order(self, chance: random.Random, samples: int) -> Iterator[tuple[set[int], dict[int, str]]]:
         many = 2 ** len(self._loose_entries) * 3 ** len(self._loose_writes)
-        if many <= SAMPLES_PER_POINT:
+        if many <= samples:
             for taken in itertools.product((False, True), repeat=len(self._loose_entries)):
                 chosen = {at for at, is_there in zip(self._loose_entries, taken, strict=True) if is_there}
                 for fates in itertools.product(("lost", "torn", "there"), repeat=len(self._loose_writes)):
                     yield chosen, dict(zip(self._loose_writes, fates, strict=True))
             return
-        for _ in range(SAMPLES_PER_POINT):
+        for _ in range(samples):
             chosen = {at for at in self._loose_entries if chance.random() < 0.5}
             yield chosen, {at: chance.choice(("lost", "torn", "there")) for at in self._loose_writes}
 
@@ -274,12 +274,17 @@ class Tally(NamedTuple):
 
 
 def check_all(
-    recording: Recording, scratch: Path, check: Callable[[Path, State], None], *, states_max: int, seed: int = 1
+    recording: Recording,
+    scratch: Path,
+    check: Callable[[Path, State], None],
+    *,
+    samples: int = SAMPLES_PER_POINT,
+    seed: int = 1,
 ) -> Tally:
     """Build states and give each different one to `check` in a directory of its own; it raises where one is wrong."""
     seen: set[Any] = set()
     built, checked = 0, {"in order": 0, "any order": 0}
-    for ordering, state in states(recording.operations, seed):
+    for ordering, state in states(recording.operations, samples, seed):
         built += 1
         key = (ordering, state.key)
         if key in seen:
@@ -292,6 +297,4 @@ def check_all(
         finally:
             shutil.rmtree(top)
         checked[ordering] += 1
-        if sum(checked.values()) >= states_max:
-            break
     return Tally(built, checked)
