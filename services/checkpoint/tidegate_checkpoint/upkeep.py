@@ -1,7 +1,7 @@
 """The background work on the tiers: promotion at once, then retention, collection, scrub and room in the hot tier.
 
-Each task runs in a thread, one at a time, when it is due. A tier that fails ends the pass of one task, is counted and
-tried again when that is due next; nothing else waits for it.
+Each task goes its own way, in threads: none waits for another. A tier that fails ends the pass of one task, is counted,
+and is tried again with the next pass.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from itertools import groupby
 
 import structlog
 from tidegate.errors import CheckpointError
@@ -27,7 +26,9 @@ from tidegate_checkpoint.settings import Settings
 from tidegate_checkpoint.verify import InterruptedByStopError, Stopping
 
 LOOK_SECONDS = 1.0
-"""How often is looked for what is to be promoted, and what is due."""
+"""How often is looked for what is to be promoted."""
+SCRUB_LOOK_SECONDS = 60.0
+"""How often is looked for what is to be scrubbed."""
 
 log = structlog.get_logger()
 
@@ -43,54 +44,60 @@ class Upkeep:
         self._tiers = tiers
         self.meters = Meters()
         self._promoter = Promoter(self._tiers, settings.retention, self.meters, stopping)
-        self._due: dict[str, float] = {}
+        self._promoted: dict[str, int] = {}
         self._scrubbed: dict[tuple[str, str, str], float] = {}
 
     async def run(self) -> None:
         """Work until cancelled."""
         if self._settings.metrics_port:
             self.meters.serve(self._settings.metrics_port)
-        while True:
-            await self._task("promotion", 0.0, self._promote_waiting())
-            await self._task("room", self._settings.gc_seconds, self._make_room(self._running()))
-            await self._task("collection", self._settings.gc_seconds, self._collect_all)
-            await self._task("scrub", LOOK_SECONDS, self._scrub_next)
-            await asyncio.sleep(LOOK_SECONDS)
+        gc_seconds = max(LOOK_SECONDS, self._settings.gc_seconds)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._repeat("promotion", LOOK_SECONDS, self._promote_waiting))
+            tasks.create_task(self._repeat("room", gc_seconds, self._make_room))
+            tasks.create_task(self._repeat("collection", gc_seconds, lambda: self._collect_all))
+            if scrub_seconds := self._settings.scrub_seconds:
+                tasks.create_task(
+                    self._repeat("scrub", min(SCRUB_LOOK_SECONDS, scrub_seconds), lambda: self._scrub_due)
+                )
 
-    async def _task(self, name: str, every_seconds: float, work: Callable[[], None]) -> None:
-        if time.monotonic() < self._due.get(name, 0.0):
-            return
-        try:
-            await asyncio.to_thread(work)
-        except InterruptedByStopError:
-            return
-        except (CheckpointError, OSError) as error:
-            self.meters.upkeep_failed.labels(name).inc()
-            log.warning("upkeep_failed", task=name, why=str(error))
-        self._due[name] = time.monotonic() + every_seconds
+    async def _repeat(self, name: str, every_seconds: float, work: Callable[[], Callable[[], None]]) -> None:
+        """Do a task for ever. What `work` returns runs in a thread; `work` itself may look at the catalogue."""
+        while True:
+            try:
+                await asyncio.to_thread(work())
+            except InterruptedByStopError:
+                return
+            except (CheckpointError, OSError) as error:
+                self.meters.upkeep_failed.labels(name).inc()
+                log.warning("upkeep_failed", task=name, why=str(error))
+            await asyncio.sleep(every_seconds)
 
     def _running(self) -> set[str]:
         return {job for job, record in self._fold.catalogue.records() if not record.ended}
 
     def _promote_waiting(self) -> Callable[[], None]:
         """Return the work on what waits now: the catalogue is read here, where nothing changes it meanwhile."""
-        node = self._settings.node
-        entries = [
-            entry
-            for _, record in self._fold.catalogue.records()
-            for entry in record.newest_first()
-            if not node or entry.saved.node == node
-        ]
-        waiting = self._promoter.waiting(entries)
-        self.meters.waiting.set(len(waiting))
+        groups = []
+        for job, record in self._fold.catalogue.records():
+            if self._promoted.get(job) == record.changes:
+                continue
+            own = [entry for entry in record.newest_first() if self._settings.node in ("", entry.saved.node)]
+            if waiting := self._promoter.waiting(own):
+                groups.append(waiting)
+            elif all(entry.status != "saved" for entry in own):
+                self._promoted[job] = record.changes
+        self.meters.waiting.set(sum(len(group) for group in groups))
 
         def work() -> None:
-            for _, group in groupby(waiting, key=lambda entry: entry.job):
-                self._promoter.promote(list(group), self._clock.now_ns())
+            for group in groups:
+                self._promoter.promote(group, self._clock.now_ns())
 
         return work
 
-    def _make_room(self, running: set[str]) -> Callable[[], None]:
+    def _make_room(self) -> Callable[[], None]:
+        running = self._running()
+
         def work() -> None:
             self.meters.hot_used.set(eviction.used_bytes(self._tiers.hot))
             if self._settings.hot_capacity_bytes:
@@ -105,7 +112,7 @@ class Upkeep:
         for tenant, job in self._tiers.jobs():
             for tier in self._tiers.of_job(tenant, job):
                 if self._stopping():
-                    return
+                    raise InterruptedByStopError
                 try:
                     self._collect(tier)
                 except CheckpointError as error:
@@ -131,17 +138,19 @@ class Upkeep:
                 deleted=len(done.deleted),
             )
 
-    def _scrub_next(self) -> None:
-        """Scrub the one job in one tier that was not read for the longest time, if that is long enough ago."""
-        if not self._settings.scrub_seconds:
-            return
+    def _scrub_due(self) -> None:
+        """Scrub each job in each tier that was not read for long enough, the longest first."""
         now = time.monotonic()
+        never = -float("inf")
         pairs = [(name, *job) for job in self._tiers.jobs() for name in self._tiers.names()]
-        due = [pair for pair in pairs if now - self._scrubbed.get(pair, -float("inf")) >= self._settings.scrub_seconds]
-        if due:
-            pair = min(due, key=lambda pair: self._scrubbed.get(pair, -float("inf")))
-            self._scrubbed[pair] = now
-            self._report(pair, self._scrub(*pair))
+        due = [pair for pair in pairs if now - self._scrubbed.get(pair, never) >= self._settings.scrub_seconds]
+        for pair in sorted(due, key=lambda pair: self._scrubbed.get(pair, never)):
+            self._scrubbed[pair] = time.monotonic()
+            try:
+                self._report(pair, self._scrub(*pair))
+            except CheckpointError as error:
+                self.meters.upkeep_failed.labels("scrub").inc()
+                log.warning("scrub_failed", job=pair[2], tier=pair[0], why=str(error))
 
     def _scrub(self, name: str, tenant: str, job: str) -> Scrubbed:
         with self._tiers.holdings(tenant, job) as held, self._tiers.staging() as staging:

@@ -213,7 +213,9 @@ def opened(address: str, bandwidth: Optional[Bandwidth] = None, *, make: bool = 
         raise ValueError(f"tier {address!r} was refused: an absolute directory or s3://BUCKET[/PREFIX] is accepted")
     if not make and not path.is_dir():
         raise TierUnavailableError(f"there is no {path}: the tier is not mounted here")
-    return Objects(LocalStore(path, mkdir=True, automatic_cleanup=True), address, bandwidth)
+    # Whose checkpoints lie there is no job's business: sandboxed processes may run as users of the same machine.
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return Objects(LocalStore(path, automatic_cleanup=True), address, bandwidth)
 
 
 def s3(address: str, request_seconds_max: float = REQUEST_SECONDS_MAX, **settings: Any) -> S3Store:
