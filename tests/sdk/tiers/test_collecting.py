@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
 from tidegate.errors import CorruptCheckpointError, UsageError
 from tidegate.tiers import moving, retaining
-from tidegate.tiers.collecting import PAUSE_SECONDS, collect
+from tidegate.tiers.collecting import PAUSE_SECONDS, Collected, collect
 from tidegate.tiers.job import LEASE_SECONDS
 from tidegate.tiers.retaining import Policies, Policy
 
@@ -88,6 +89,42 @@ def test_a_move_survives_a_collection_in_its_middle(
     collect(node.warm, NOW + PAUSE_SECONDS)
     elsewhere.fetch(second.name)
     assert elsewhere.find().committed.root == second.root
+
+
+def test_collections_race_with_moves(node: Node, elsewhere: Node) -> None:
+    value = layers(1)
+    saved = [
+        node.save(step, model=value["model"], state={"step": step, "raw": bytes([step]) * 3000}) for step in range(8)
+    ]
+    ended = threading.Event()
+    failures: list[Exception] = []
+    passes: list[Collected] = []
+
+    def collecting_all_the_time() -> None:
+        while not ended.is_set():
+            try:
+                passes.append(collect(node.warm, int(time.time()), 0))
+            except Exception as error:  # noqa: BLE001 - whatever it is fails the test
+                failures.append(error)
+                return
+
+    collector = threading.Thread(target=collecting_all_the_time)
+    collector.start()
+    try:
+        for committed in saved:
+            node.promote(committed)
+            # Whatever was shared with it is garbage now, until the next one needs it again.
+            if committed is not saved[-1]:
+                node.warm.remove_root(committed.name)
+    finally:
+        ended.set()
+        collector.join()
+    assert failures == []
+    assert sum(len(each.quarantined) for each in passes) > 0
+    for _ in range(2):
+        collect(node.warm, int(time.time()) + 1, 0)
+    assert elsewhere.fetch(saved[-1].name).sent > 0
+    assert elsewhere.find().committed.root == saved[-1].root
 
 
 def test_where_a_root_cannot_be_read_everything_stays(node: Node) -> None:

@@ -225,6 +225,20 @@ def test_a_collection_that_a_fault_ended_is_taken_up_again(
     assert fetch(clean, committed[1].name, tmp_path / "n2").find().skipped == 0
 
 
+def test_nothing_is_removed_because_a_copy_was_said_to_be_made(
+    node: Node, clean: JobTier, proxy: FaultProxy, faulty: JobTier
+) -> None:
+    committed = node.save(1)
+    node.promote(committed, clean)
+    clean.remove_root(committed.name)
+    before = clean.packs()
+    proxy.plan = lambda method, path: faults.LIE_OK if method == "PUT" and "/quarantine/" in path else PASS
+    with pytest.raises(TierUnavailableError):
+        collecting.collect(faulty, 3_000_000_000)
+    assert proxy.seen[faults.LIE_OK] > 0
+    assert clean.packs() == before
+
+
 def test_a_tier_that_is_away_says_so(node: Node, bucket: str) -> None:
     away = tier(bucket, "http://127.0.0.1:9")
     with pytest.raises(TierUnavailableError, match="s3://"):

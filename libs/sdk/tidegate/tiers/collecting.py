@@ -44,9 +44,18 @@ def collect(tier: JobTier, now_seconds: int, pause_seconds: int = PAUSE_SECONDS)
         for name in tier.listed(kind, suffix):
             if name not in live[kind]:
                 file = f"{kind}/{name}{suffix}"
-                tier.objects.move(tier.path(file), tier.path(QUARANTINE, str(now_seconds), file))
-                quarantined.append(file)
+                if _moved(tier, tier.path(file), tier.path(QUARANTINE, str(now_seconds), file)):
+                    quarantined.append(file)
     return Collected(quarantined, returned, deleted, deleted_bytes)
+
+
+def _moved(tier: JobTier, name: str, to: str) -> bool:
+    """Move an object; say whether it was still there: another collector may have been faster."""
+    try:
+        tier.objects.move(name, to)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _settle(tier: JobTier, live: Dict[str, Set[str]], before_seconds: int) -> Tuple[List[str], List[str], int]:
@@ -61,9 +70,9 @@ def _settle(tier: JobTier, live: Dict[str, Set[str]], before_seconds: int) -> Tu
             continue  # not put there by this
         if name[: -len(suffix)] in live[kind]:
             if tier.objects.size_of(tier.path(file)) != stored.size_bytes:
-                tier.objects.move(stored.name, tier.path(file))
-                returned.append(file)
-            else:
+                if _moved(tier, stored.name, tier.path(file)):
+                    returned.append(file)
+            elif int(second) <= before_seconds:  # else another collector may just be about to remove the other one
                 tier.objects.remove(stored.name)
         elif int(second) <= before_seconds:
             tier.objects.remove(stored.name)

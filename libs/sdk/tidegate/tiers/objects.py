@@ -181,8 +181,20 @@ class Objects:
         return sorted(each.rpartition("/")[2] for each in listed["common_prefixes"])
 
     def move(self, name: str, to: str) -> None:
-        """Give an object another name. Raises FileNotFoundError where it is gone."""
-        self._trying(f"moving {name}", lambda: self._written(to, lambda: obstore.copy(self._store, name, to)))
+        """Give an object another name. Raises FileNotFoundError where it is gone.
+
+        The old name goes only once the new one was seen: a copy that was said to be made need not be there.
+        """
+        size = self.size_of(name)
+        if size is None:
+            raise FileNotFoundError(f"{self.address} has no {name}")
+
+        def once() -> None:
+            self._written(to, lambda: obstore.copy(self._store, name, to))
+            if self.size_of(to) != size:
+                raise _ShortError(f"{to} is not there as it should be")
+
+        self._trying(f"moving {name}", once)
         self.remove(name)
 
     def remove(self, name: str) -> None:
