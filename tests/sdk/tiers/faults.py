@@ -30,7 +30,9 @@ LIE_OK = "lie-ok"
 """A write is said to be done, and is not."""
 LIE_BYTES = "lie-bytes"
 """One bit of what is read is another."""
-KINDS = (ERROR, LOST, HANG, CUT, SHORT, REPEAT, LIE_OK, LIE_BYTES)
+FALSE_BODY = "false-body"
+"""One bit of what is written is another: the server keeps that."""
+KINDS = (ERROR, LOST, HANG, CUT, SHORT, REPEAT, LIE_OK, LIE_BYTES, FALSE_BODY)
 
 Plan = Callable[[str, str], str]
 """Says by method and path what happens to a request."""
@@ -84,7 +86,7 @@ class FaultProxy:
         body = handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
         method = handler.command
         kind = self.plan(method, handler.path)
-        if kind == LIE_OK and method != "PUT":
+        if kind in (LIE_OK, FALSE_BODY) and method != "PUT":
             kind = PASS
         if kind in (CUT, SHORT, LIE_BYTES) and method != "GET":
             kind = PASS
@@ -97,6 +99,8 @@ class FaultProxy:
         elif kind == LIE_OK:
             self._answer(handler, 200, [("ETag", '"00000000000000000000000000000000"')], b"")
         else:
+            if kind == FALSE_BODY and body:
+                body = bytes([body[0] ^ 1]) + body[1:]
             for _ in range(2 if kind == REPEAT else 1):
                 answer = _ask(host, port, handler, body)
             self._pass_back(handler, kind, *answer)

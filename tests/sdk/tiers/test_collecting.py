@@ -9,6 +9,7 @@ import pytest
 from tidegate.errors import CorruptCheckpointError, UsageError
 from tidegate.tiers import moving, retaining
 from tidegate.tiers.collecting import PAUSE_SECONDS, Collected, collect
+from tidegate.tiers.holding import missing_of
 from tidegate.tiers.job import LEASE_SECONDS
 from tidegate.tiers.retaining import Policies, Policy
 
@@ -86,6 +87,7 @@ def test_a_move_survives_a_collection_in_its_middle(
 
     monkeypatch.setattr(type(node.warm), "create_root", collected_before)
     node.promote(second)
+    assert missing_of(node.warm, second.root) == []
     collect(node.warm, NOW + PAUSE_SECONDS)
     elsewhere.fetch(second.name)
     assert elsewhere.find().committed.root == second.root

@@ -159,6 +159,28 @@ def test_what_never_arrives_is_never_acknowledged(node: Node, proxy: FaultProxy,
     assert faulty.roots() == []
 
 
+@pytest.mark.parametrize("wrong", [1, 100])
+def test_a_pack_that_was_kept_otherwise_than_sent_is_sent_again(
+    node: Node, clean: JobTier, proxy: FaultProxy, faulty: JobTier, wrong: int
+) -> None:
+    left = list(range(wrong))
+
+    def plan(method: str, path: str) -> str:
+        return faults.FALSE_BODY if method == "PUT" and ".pack" in path and left and left.pop() >= 0 else PASS
+
+    proxy.plan = plan
+    committed = node.save(1)
+    if wrong == 1:
+        assert node.promote(committed, faulty).sent == 1
+        with node.tiers.staging() as staging:
+            assert Scrub(clean, [], staging).run().damages == []
+    else:
+        with pytest.raises(TierUnavailableError, match="did not keep pack"):
+            node.promote(committed, faulty)
+        assert clean.roots() == []
+    assert proxy.seen[faults.FALSE_BODY] > 0
+
+
 @pytest.mark.parametrize("kind", [faults.LIE_BYTES, faults.SHORT, faults.CUT])
 def test_false_bytes_are_never_restored(
     node: Node, proxy: FaultProxy, faulty: JobTier, tmp_path: Path, kind: str
