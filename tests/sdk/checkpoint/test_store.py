@@ -1,5 +1,6 @@
 """Committing, finding, keeping and adopting checkpoints."""
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -419,6 +420,30 @@ def test_saves_from_several_threads_all_become_durable(store: CheckpointStore) -
     for item in store.committed():
         verify(item)
     assert len(store.committed()) == 15
+
+
+def test_memory_is_used_again_and_never_by_two_saves(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where saving or telling fails: each save gives back what it took once."""
+    told = Told()
+    tells = iter([None, OSError("the agent is away"), None, None, None])
+
+    def tell(done: Done) -> None:
+        told.saved.append(done)
+        if (error := next(tells)) is not None:
+            raise error
+
+    saver = Saver(store, tell, told.on_failed)
+    arenas = set()
+    for step in range(1, 6):
+        pending = saver.save(step, {"model": {"w": bytes([step]) * 9000}}, STAMP)
+        with contextlib.suppress(SaveFailedError):
+            pending.wait()
+        assert saver._kept is not None
+        arenas.add(saver._kept.snapshot.arena.address)
+        assert all(idle is not saver._kept.snapshot.arena for idle in saver._arenas._idle)
+    assert len(arenas) == 2
+    for item in store.committed():
+        assert Checkpoint(item).load()["model"]["w"] == bytes([item.root.step]) * 9000
 
 
 # Crashes -----------------------------------------------------------------------------------------------------------

@@ -60,7 +60,8 @@ class Arenas:
         return Arena(size)
 
     def give_back(self, arena: Arena) -> None:
-        """Keep an arena for the next save, or let it go."""
+        """Keep an arena for the next save, or let it go. Nothing may refer to its bytes any more."""
+        assert all(arena is not idle for idle in self._idle), "an arena was given back twice: two saves would share it"
         if len(self._idle) < self._kept_max:
             self._idle.append(arena)
 

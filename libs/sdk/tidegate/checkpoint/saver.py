@@ -196,41 +196,38 @@ class Saver:
                 self._condition.notify_all()
 
     def _write(self, work: _Work) -> None:
-        pending, before = work.pending, self._kept
         started = time.monotonic()
         try:
-            occasion = Occasion(pending.step, work.stamp, before.root_id if before is not None else None)
-            if work.meeting is not None:
-                self._write_together(work, occasion, work.meeting)
-                return
-            budget = None if work.ends_at is None else Budget(work.ends_at, self._bytes_per_second)
-            committed, self._kept = self._store.save(occasion, work.snapshot, before, pending._on_stored, budget)
-            if not committed.root.lost:
-                self._measure(work.snapshot.bytes, time.monotonic() - started)
-            if before is not None:
-                self._arenas.give_back(before.snapshot.arena)
+            committed = self._committed(work, started)
         except BaseException as error:  # noqa: BLE001 - kept, and raised in the thread that trains
             self._arenas.give_back(work.snapshot.arena)
-            self._fail(pending, error)
+            self._fail(work.pending, error)
             return
-        retain(self._store)
         done = Done(committed, work.copy_ms, int((time.monotonic() - started) * 1000))
         try:
-            self._on_saved(done)
+            if work.meeting is None or work.meeting.rank == 0:  # one of several ranks is one checkpoint, told of once
+                retain(self._store)
+                self._on_saved(done)
         except BaseException as error:  # noqa: BLE001 - as above
-            self._fail(pending, error)
+            self._fail(work.pending, error)
         else:
-            pending._end(done, None)
+            work.pending._end(done, None)
 
-    def _write_together(self, work: _Work, occasion: Occasion, meeting: Meeting) -> None:
-        started = time.monotonic()
-        committed = self._store.save_part(occasion, work.snapshot, meeting)
-        self._arenas.give_back(work.snapshot.arena)
-        done = Done(committed, work.copy_ms, int((time.monotonic() - started) * 1000))
-        if meeting.rank == 0:  # it is one checkpoint, and told of once
-            retain(self._store)
-            self._on_saved(done)
-        work.pending._end(done, None)
+    def _committed(self, work: _Work, started: float) -> Committed:
+        """Write one save durably, and see to it that the memory of what nobody needs any more is used again."""
+        before = self._kept
+        occasion = Occasion(work.pending.step, work.stamp, before.root_id if before is not None else None)
+        if work.meeting is not None:
+            committed = self._store.save_part(occasion, work.snapshot, work.meeting)
+            self._arenas.give_back(work.snapshot.arena)
+            return committed
+        budget = None if work.ends_at is None else Budget(work.ends_at, self._bytes_per_second)
+        committed, self._kept = self._store.save(occasion, work.snapshot, before, work.pending._on_stored, budget)
+        if before is not None:
+            self._arenas.give_back(before.snapshot.arena)
+        if not committed.root.lost:
+            self._measure(work.snapshot.bytes, time.monotonic() - started)
+        return committed
 
     def _measure(self, size: int, seconds: float) -> None:
         """Remember how fast layers become durable: what the next save has time for is judged by it."""
