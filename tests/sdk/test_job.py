@@ -49,6 +49,14 @@ def test_without_an_agent_everything_works_and_is_logged(job: Any, tmp_path: Pat
     later.close()
 
 
+def test_metrics_stay_with_a_checkpoint(job: Any, tmp_path: Path) -> None:
+    job.save(model=[1], step=1, metrics={"reward": 2, "loss": float("nan"), "z": 0.5}, wait=True)
+    (path,) = (tmp_path / "local").rglob("roots/*.json")
+    assert json.loads(path.read_text())["metrics"] == [["reward", 2.0], ["z", 0.5]]
+    with pytest.raises(errors.InvalidReportError, match="not one number"):
+        job.save(model=[1], step=2, metrics={"reward": "high"})
+
+
 def test_a_checkpoint_of_files(job: Any, tmp_path: Path) -> None:
     with job.checkpoint(4) as directory:
         (directory / "model" / "weights.bin").write_bytes(b"w")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from contextlib import contextmanager
 from dataclasses import replace
@@ -224,6 +225,7 @@ class Job(Phasing):
         step: Optional[int] = None,
         wait: bool = False,
         together: bool = False,
+        metrics: Optional[Mapping[str, Any]] = None,
         **unknown: Any,
     ) -> PendingSave:
         """Save the given layers as one checkpoint; returns once they are copied, with `wait` once it is durable.
@@ -231,7 +233,8 @@ class Job(Phasing):
         `step` defaults to the last reported one. A failed earlier save is raised here. After a stop was ordered, what
         there is no time for until its deadline is left out: `lost` of the checkpoint names it. `together`: every rank
         saves the same layers at the same step, what it holds alone as `tidegate.Shard`s, and it is one checkpoint of
-        all or, where any of them failed, none; the ranks share one directory of checkpoints for that.
+        all or, where any of them failed, none; the ranks share one directory of checkpoints for that. `metrics` stay
+        with the checkpoint: retention may keep the best by one of them.
         """
         self._check_open("save")
         given = {"model": model, "optimizer": optimizer, "experience": experience, "state": state}
@@ -239,7 +242,7 @@ class Job(Phasing):
         at_step = self._step_to_save(step)
         self._saver.raise_failure()
         pending = self._saver.save(
-            at_step, chosen, self._stamp_now(), seconds_left=self.stop_seconds_left, together=together
+            at_step, chosen, self._stamp_now(metrics), seconds_left=self.stop_seconds_left, together=together
         )
         if wait:
             pending.wait()
@@ -278,8 +281,10 @@ class Job(Phasing):
             raise UsageError("a save without a step was refused: pass step=, or report one before")
         return validation.step(self._step if step is None else step)
 
-    def _stamp_now(self) -> Stamp:
-        return replace(self._stamp, phase=self._phase)
+    def _stamp_now(self, metrics: Optional[Mapping[str, Any]] = None) -> Stamp:
+        # What is no number cannot be the best of anything.
+        named = sorted(item for item in validation.metrics(metrics or {}).items() if math.isfinite(item[1]))
+        return replace(self._stamp, phase=self._phase, metrics=tuple(named))
 
     def _on_saved(self, done: Done) -> None:
         root = done.committed.root

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 
 import pytest
+from tidegate.checkpoint import hashes
+from tidegate.checkpoint import root as roots
+from tidegate.checkpoint.manifest import canonical
 from tidegate.errors import CorruptCheckpointError, UsageError
 from tidegate.tiers import moving, retaining
 from tidegate.tiers.collecting import PAUSE_SECONDS, Collected, collect
@@ -173,12 +177,49 @@ def test_the_young_stay(node: Node) -> None:
     assert retaining.retain(node.warm, Policy(1, 0, 60), created + 60 * 10**9) == [names[0]]
 
 
+def test_the_best_by_a_metric_stay() -> None:
+    values = {1: 5.0, 2: 9.0, 3: -1.0, 4: 9.0, 5: None, 6: 0.0}
+    known = []
+    for step, value in values.items():
+        stamp = roots.Stamp("j", 1, 0, "l", 0, 1, 0, metrics=(("reward", value),) if value is not None else ())
+        layer = roots.LayerEntry("model", "values", "0" * 64, 1)
+        known.append(roots.decode(roots.encode(roots.Draft(step, step, stamp, (layer,)).finished())))
+
+    def steps(policy: Policy) -> list[int]:
+        names = retaining.kept(known, set(), policy, 0)
+        return sorted(root.step for root in known if root.name in names)
+
+    assert steps(Policy(1, best_metric="reward")) == [4, 6]  # of equal ones the newest
+    assert steps(Policy(1, best_metric="reward", keep_best=3)) == [1, 2, 4, 6]
+    assert steps(Policy(1, best_metric="reward", best_is_least=True)) == [3, 6]
+    assert steps(Policy(1, best_metric="loss")) == [6]
+
+
+@pytest.mark.parametrize("metrics", [[["a", 1.0], ["a", 2.0]], [["a", "x"]], [["", 1]], [[1, 2]], 5, [["a", 1, 2]]])
+def test_a_root_with_other_metrics_is_malformed(metrics: object) -> None:
+    stamp = roots.Stamp("j", 1, 0, "l", 0, 1, 0)
+    draft = roots.Draft(1, 1, stamp, (roots.LayerEntry("model", "values", "0" * 64, 1),)).finished()
+    fields = json.loads(roots.encode(draft))
+    fields["metrics"] = metrics
+    del fields["id"]
+    fields["id"] = hashes.sha256(canonical(fields))
+    with pytest.raises(ValueError, match=r"metric|shape|unpack"):
+        roots.decode(canonical(fields))
+
+
 def test_policies_are_by_job_tenant_and_for_all() -> None:
     policies = retaining.parse('{"default": {"keep_last": 2}, "tenants": {"a": {"keep_every": 9}}, "jobs": {"j": {}}}')
     assert policies.of("b", "k") == Policy(2)
     assert policies.of("a", "k") == Policy(keep_every=9)
     assert policies.of("a", "j") == Policy()
     assert retaining.parse("") == Policies()
-    for text in ("[", "[]", '{"x": 1}', '{"default": {"keep_last": 0}}', '{"jobs": {"j": {"keep": 1}}}'):
+    for text in (
+        "[",
+        "[]",
+        '{"x": 1}',
+        '{"default": {"keep_last": 0}}',
+        '{"jobs": {"j": {"keep": 1}}}',
+        '{"default": {"best_metric": 5}}',
+    ):
         with pytest.raises(UsageError, match=r"accepted|not JSON"):
             retaining.parse(text)

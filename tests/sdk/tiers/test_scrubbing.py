@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from tidegate.tiers import eviction
 from tidegate.tiers.eviction import Watermarks
-from tidegate.tiers.holding import HotHolding
+from tidegate.tiers.holding import HotHolding, OnMoved
+from tidegate.tiers.job import JobTier
 from tidegate.tiers.scrubbing import Scrub, Scrubbed
 
 from tests.sdk.tiers.moved import JOB, TENANT, Node
@@ -68,6 +69,21 @@ def test_what_no_tier_has_whole_stays_and_is_named(node: Node) -> None:
     (lost,) = scrub(node, "warm").damages
     assert lost.repaired_from is None
     assert "damaged" in lost.why
+
+
+def test_what_was_let_go_while_it_was_read_is_no_damage(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    committed = node.save(1)
+    node.promote(committed)
+    fill = type(node.warm).fill
+
+    def let_go_before(tier: JobTier, pack_id: str, descriptor: int, on_moved: OnMoved) -> None:
+        tier.remove_root(committed.name)
+        tier.objects.remove(tier.path("packs", f"{pack_id}.pack"))
+        fill(tier, pack_id, descriptor, on_moved)
+
+    monkeypatch.setattr(JobTier, "fill", let_go_before)
+    assert scrub(node, "warm").damages == []
+    assert node.warm.packs() == set()
 
 
 def test_a_lost_object_is_put_back(node: Node) -> None:

@@ -7,6 +7,7 @@ The id is the SHA-256 of the canonical JSON (sorted keys, no spaces, ASCII) of e
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import dataclass
 from typing import Any, Dict, Optional, Tuple
@@ -64,6 +65,8 @@ class Stamp:
     policy_version: Optional[int] = None
     frontier: Optional[str] = None
     """How far the data was consumed, in the job's own words."""
+    metrics: Tuple[Tuple[str, float], ...] = ()
+    """What the job measured of what it saved, by name: retention may keep the best."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +197,18 @@ def _stamp(fields: Dict[str, Any]) -> Stamp:
         value = fields[name]
         if not (value is None and name in _OPTIONAL) and not is_text(value, TEXT_CHARS_MAX):
             raise ValueError(f"{name} is not a text of 1 to {TEXT_CHARS_MAX} printable characters")
-    return Stamp(**{name: fields[name] for name in Stamp.__dataclass_fields__})
+    named = {**fields, "metrics": _metrics(fields.get("metrics", []))}
+    return Stamp(**{name: named[name] for name in Stamp.__dataclass_fields__})
+
+
+def _metrics(pairs: Any) -> Tuple[Tuple[str, float], ...]:
+    found = tuple((name, value) for name, value in pairs)
+    for name, value in found:
+        if not is_text(name, TEXT_CHARS_MAX) or type(value) not in (int, float) or not math.isfinite(value):
+            raise ValueError("a metric is not a name and a finite number")
+    if len(found) > protocol.METRICS_MAX or len(dict(found)) != len(found):
+        raise ValueError(f"it has a metric twice, or more than {protocol.METRICS_MAX}")
+    return found
 
 
 def _layer(fields: Dict[str, Any]) -> LayerEntry:

@@ -86,7 +86,12 @@ def _live(tier: JobTier, now_seconds: int) -> Tuple[Dict[str, Set[str]], bool]:
     live: Dict[str, Set[str]] = {PACKS: set(), MANIFESTS: set()}
     is_known = True
     for name in tier.roots():
-        root = tier.root(name)
+        try:
+            root = tier.root(name)
+        except CorruptCheckpointError:
+            if name in tier.roots():
+                raise
+            continue  # somebody removed it since it was listed
         live[MANIFESTS] |= {layer.manifest for layer in root.layers}
         live[PACKS] |= {pack_id for layer in root.layers for pack_id in layer.packs}
         try:

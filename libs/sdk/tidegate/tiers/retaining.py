@@ -25,12 +25,16 @@ REASON_CHARS_MAX = 200
 class Policy(NamedTuple):
     """Keep the `keep_last` newest, and the first at or after every multiple of `keep_every` steps (0: none).
 
-    With `keep_seconds` (0: off), also every one that is younger.
+    With `keep_seconds` (0: off), also every one that is younger. With `best_metric`, the `keep_best` that have the
+    largest value of it, or the smallest with `best_is_least`; those that lack it do not count.
     """
 
     keep_last: int = KEEP_LAST_DEFAULT
     keep_every: int = 0
     keep_seconds: int = 0
+    best_metric: str = ""
+    keep_best: int = 1
+    best_is_least: bool = False
 
 
 class Policies(NamedTuple):
@@ -70,7 +74,11 @@ def _object(value: Any, what: str, accepted: Sequence[str] = ()) -> Dict[str, An
 
 def _policy(value: Any, what: str) -> Policy:
     fields = _object(value, what, Policy._fields)
-    for name, number in fields.items():
+    for name, wanted in (("best_metric", str), ("best_is_least", bool)):
+        if type(fields.get(name, wanted())) is not wanted:
+            raise UsageError(f"{what}.{name} was refused: a {wanted.__name__} is accepted")
+    for name in set(fields) - {"best_metric", "best_is_least"}:
+        number = fields[name]
         least = 1 if name == "keep_last" else 0
         if type(number) is not int or not least <= number <= COUNT_MAX * 1000:
             raise UsageError(f"{what}.{name} was refused: a whole number from {least} on is accepted")
@@ -86,9 +94,24 @@ def kept(known: Sequence[Root], pinned: Set[str], policy: Policy, now_ns: int) -
     for group in groups.values():
         names |= {root.name for root in group[: max(1, policy.keep_last)]}
         names |= _every(group, policy.keep_every)
+        names |= _best(group, policy)
         if policy.keep_seconds:
             names |= {root.name for root in group if now_ns - root.created_ns < policy.keep_seconds * 10**9}
     return names
+
+
+def _best(newest_first: Sequence[Root], policy: Policy) -> Set[str]:
+    """Return those with the best value of the policy's metric; of equal ones the newest."""
+    if not policy.best_metric:
+        return set()
+    sign = 1 if policy.best_is_least else -1
+    valued = [
+        (sign * value, root.name)
+        for root in newest_first
+        for name, value in root.stamp.metrics
+        if name == policy.best_metric
+    ]
+    return {name for _, name in sorted(valued, key=lambda each: each[0])[: policy.keep_best]}
 
 
 def _every(newest_first: Sequence[Root], steps: int) -> Set[str]:
