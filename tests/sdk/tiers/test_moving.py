@@ -94,6 +94,13 @@ def test_a_name_that_leads_elsewhere_is_refused(tiers: Tiers) -> None:
         tiers.of_job("..", "j-1")
 
 
+def test_what_else_lies_in_a_tier_is_no_job(node: Node, tmp_path: Path) -> None:
+    node.promote(node.save(1))
+    for stray in ("lost+found/x", ".hidden/j", "lab/j 2"):
+        (tmp_path / "warm" / stray).mkdir(parents=True)
+    assert node.tiers.jobs() == [(TENANT, JOB)]
+
+
 def test_a_tier_is_a_directory_or_s3(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="an absolute directory or s3"):
         opened("warm")

@@ -137,8 +137,9 @@ class Tiers:
         return tenants.pop()
 
     def jobs(self) -> List[Tuple[str, str]]:
-        """Return (tenant, job) of all that the shared tiers hold."""
-        return sorted({each for _, held in self.shared for each in jobs.jobs_of(held)})
+        """Return (tenant, job) of all that the shared tiers hold; what else lies there is somebody else's."""
+        found = {each for _, held in self.shared for each in jobs.jobs_of(held)}
+        return sorted(each for each in found if all(_NAME.match(name) for name in each))
 
 
 def checked(tenant: str, job: str) -> None:
