@@ -72,6 +72,8 @@ class Recording:
 
     top: Path
     operations: list[Operation] = field(default_factory=list)
+    _files: dict[int, int] = field(default_factory=dict)
+    _made_files: int = 0
 
     def mark(self, what: str, name: str) -> None:
         """Note what the program was told."""
@@ -84,7 +86,11 @@ class Recording:
         return path.relative_to(self.top).as_posix() if path.is_relative_to(self.top) else None
 
     def _inode(self, name: str, directory: int) -> int:
-        return os.stat(name, dir_fd=directory, follow_symlinks=False).st_ino
+        return self._file(os.stat(name, dir_fd=directory, follow_symlinks=False).st_ino)
+
+    def _file(self, number: int) -> int:
+        """Return which file has an inode's number now: the system gives the number of a removed one to another."""
+        return self._files.get(number, -number)
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -111,7 +117,10 @@ class Recording:
         descriptor: int = self._real["open"](path, flags, mode, dir_fd=dir_fd)
         place = self._place(dir_fd)
         if flags & os.O_EXCL and place is not None:
-            self.operations.append(Create(place, str(path), os.fstat(descriptor).st_ino))
+            number = os.fstat(descriptor).st_ino
+            self._made_files += 1
+            self._files[number] = self._made_files
+            self.operations.append(Create(place, str(path), self._files[number]))
         return descriptor
 
     def _write(self, descriptor: int, data: Any) -> int:
@@ -119,18 +128,18 @@ class Recording:
             return int(self._real["write"](descriptor, data))
         offset = os.lseek(descriptor, 0, os.SEEK_CUR)
         written: int = self._real["write"](descriptor, data)
-        self.operations.append(Write(os.fstat(descriptor).st_ino, offset, bytes(data[:written])))
+        self.operations.append(Write(self._file(os.fstat(descriptor).st_ino), offset, bytes(data[:written])))
         return written
 
     def _pwrite(self, descriptor: int, data: Any, offset: int) -> int:
         written: int = self._real["pwrite"](descriptor, data, offset)
-        self.operations.append(Write(os.fstat(descriptor).st_ino, offset, bytes(data[:written])))
+        self.operations.append(Write(self._file(os.fstat(descriptor).st_ino), offset, bytes(data[:written])))
         return written
 
     def _fsync(self, descriptor: int) -> None:
         self._real["fsync"](descriptor)
         is_directory = stat.S_ISDIR(os.fstat(descriptor).st_mode)
-        target = self._place(descriptor) if is_directory else os.fstat(descriptor).st_ino
+        target = self._place(descriptor) if is_directory else self._file(os.fstat(descriptor).st_ino)
         if target is not None:
             self.operations.append(Sync(target))
 
