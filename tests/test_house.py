@@ -30,7 +30,7 @@ DOCSTRING_CHARS_MIN = 16
 LINT_SECONDS_MAX = 120
 
 # PEP 508 with one exact version: "name[extra]==1.2.3", a marker may follow.
-PIN = re.compile(r"[A-Za-z0-9._-]+(\[[a-z,]+\])?==[0-9][0-9A-Za-z.+!]*( *;.*)?\Z")
+PIN = re.compile(r"[A-Za-z0-9._-]+(\[[a-z0-9,]+\])?==[0-9][0-9A-Za-z.+!]*( *;.*)?\Z")
 
 
 def name_of(path: Path) -> str:

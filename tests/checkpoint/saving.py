@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tidegate.checkpoint import commit, layer
+from tidegate.checkpoint import commit, places
+from tidegate.checkpoint import manifest as manifests
 from tidegate.checkpoint import root as roots
+from tidegate.checkpoint.shelf import Shelf
+from tidegate.checkpoint.store import Committed
 from tidegate_checkpoint.catalogue import Catalogue
 from tidegate_events.events import (
     CheckpointFailed,
@@ -25,11 +29,13 @@ from tidegate_events.frame import Frame, Service, Writer
 from tidegate_events.journal.base import Recorded
 from tidegate_events.subjects import DECISION, fact
 
+from tests.support import stores
+
 LAYERS = {
-    "model": {"w": list(range(50))},
-    "optimizer": {"m": [0.5] * 50},
-    "experience": {"seen": b"x" * 3000},
-    "state": {"step": 7},
+    "model": {"w": list(range(50)), "raw": random.Random(1).randbytes(6000)},
+    "optimizer": {"m": [0.5] * 50, "raw": random.Random(2).randbytes(5000)},
+    "experience": {"seen": random.Random(3).randbytes(3000)},
+    "state": {"step": 7, "environments": random.Random(4).randbytes(9000)},
 }
 
 
@@ -51,29 +57,24 @@ class Job:
         return roots.Stamp(self.id, self.attempt, self.rank, "learner", 0, 1, 42)
 
     def save(self, step: int, **layers: Any) -> CheckpointSaved:
-        """Save layers of our own format; return the agent's report."""
-        self.directory.mkdir(parents=True, exist_ok=True)
-        with commit.Temporary(self.directory, step) as temporary:
-            snapshots = [layer.snapshot(name, value) for name, value in (layers or LAYERS).items()]
-            root, path = temporary.commit(self._stamp(), tuple(temporary.write_layer(each) for each in snapshots))
-        return self.report(root, path)
+        """Save layers of values; return the agent's report."""
+        return self.report(stores.save(self.directory, step, self._stamp(), **(layers or LAYERS)))
 
     def save_tree(self, step: int, files: dict[str, bytes]) -> CheckpointSaved:
         """Save layers that are trees of files."""
-        self.directory.mkdir(parents=True, exist_ok=True)
-        with commit.Temporary(self.directory, step) as temporary:
-            for name, data in files.items():
-                path = temporary.path / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(data)
-            root, path = temporary.commit(self._stamp(), temporary.take_directories())
-        return self.report(root, path)
+        return self.report(stores.save_tree(self.directory, step, files, self._stamp()))
 
-    def report(self, root: roots.Root, path: Path) -> CheckpointSaved:
+    def report(self, committed: Committed) -> CheckpointSaved:
         """Return what the agent says about a committed checkpoint."""
-        layers = tuple(LayerRef(name=each.name, digest=each.sha256, size_bytes=each.bytes) for each in root.layers)
-        ref = CheckpointRef(id=root.id, step=root.step, attempt=root.stamp.attempt, directory=path.name, layers=layers)
+        root = committed.root
+        layers = tuple(LayerRef(name=each.name, digest=each.manifest, size_bytes=each.bytes) for each in root.layers)
+        ref = CheckpointRef(id=root.id, step=root.step, attempt=root.stamp.attempt, directory=root.name, layers=layers)
         return self.saved(ref)
+
+    def committed(self, saved: CheckpointSaved) -> Committed:
+        """Return what was reported, as it lies in the store."""
+        with places.opened(self.directory) as held:
+            return Committed(roots.read(held.roots, saved.checkpoint.directory), self.directory)
 
     def saved(self, ref: CheckpointRef) -> CheckpointSaved:
         return CheckpointSaved(
@@ -99,12 +100,24 @@ class Job:
         )
         return self.saved(ref)
 
+    def record(self, saved: CheckpointSaved, layer: str) -> tuple[Path, int]:
+        """Return the pack that holds the first chunk of a layer, and its offset there."""
+        with places.opened(self.directory) as held:
+            entry = self.committed(saved).root.layer(layer)
+            assert entry is not None
+            manifest = manifests.read(held.manifests, entry.manifest)
+            chunk = next(blob.chunks[0] for blob in manifest.blobs if blob.chunks)
+            located = Shelf().refresh(held).chain(manifest.hash_name, chunk)[0]
+        return self.directory / "packs" / located.pack.name, located.entry.offset
+
     def path(self, saved: CheckpointSaved) -> Path:
-        return self.directory / saved.checkpoint.directory
+        """Return the file of its root."""
+        return self.directory / "roots" / f"{saved.checkpoint.directory}.json"
 
     def remove(self, saved: CheckpointSaved) -> None:
         """Remove it as the SDK's retention does."""
-        commit.remove_committed(self.path(saved))
+        with places.opened(self.directory) as held:
+            commit.remove_root(held, saved.checkpoint.directory)
 
     def wipe(self) -> None:
         shutil.rmtree(self.directory)

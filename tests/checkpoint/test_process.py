@@ -167,7 +167,7 @@ async def test_it_answers_and_ends_when_told(client: Client, process: Process, j
     listed = await ask(client, "ls", job="j-1")
     assert [(each["id"], each["present"]) for each in listed["checkpoints"]] == [(saved.checkpoint.id, True)]
     plan = await ask(client, "restore", job="j-1", layers=["model"])
-    assert [each["path"] for each in plan["layers"][0]["files"]] == ["model.layer"]
+    assert [(each["name"], each["kind"]) for each in plan["layers"]] == [("model", "values")]
     assert (await ask(client, "restore", job="j-1", layers=["nothing"]))["code"] == "UnknownLayer"
     assert process.end(signal.SIGTERM) == 0
     assert all(msgspec.json.decode(line) for line in process.log.read_bytes().splitlines())

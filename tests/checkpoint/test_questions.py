@@ -10,6 +10,9 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tidegate.tiers import moving
+from tidegate.tiers import tiers as tier_settings
+from tidegate.tiers.tiers import Tiers
 from tidegate_checkpoint import catalogue, questions
 from tidegate_checkpoint.fold import Fold
 from tidegate_checkpoint.hot import HotTier
@@ -20,10 +23,14 @@ from tidegate_events.journal.memory import MemoryJournal
 from tests.checkpoint.saving import History, Job, failed, verified
 
 
+def settings_of(hot: Path) -> tier_settings.Settings:
+    return tier_settings.Settings(hot, str(hot.parent / "warm"))
+
+
 def answers(job: Job, *events: Event) -> Answers:
     fold = Fold(MemoryJournal())
     fold.catalogue = History().tell(*events)
-    return Answers(fold, HotTier(job.hot_dir))
+    return Answers(fold, HotTier(job.hot_dir), Tiers(settings_of(job.hot_dir)))
 
 
 async def plan(asked: Answers, **question: Any) -> dict[str, Any]:
@@ -36,7 +43,7 @@ async def ls(asked: Answers, job: str = "j-1") -> dict[str, Any]:
     return found
 
 
-async def test_a_plan_names_every_file_in_the_order_layers_depend_on_each_other(job: Job) -> None:
+async def test_a_plan_names_every_layer_in_the_order_layers_depend_on_each_other(job: Job) -> None:
     saved = job.save(7)
     found = await plan(answers(job, saved, verified(saved)))
     assert [layer["name"] for layer in found["layers"]] == ["state", "model", "optimizer", "experience"]
@@ -46,12 +53,27 @@ async def test_a_plan_names_every_file_in_the_order_layers_depend_on_each_other(
         "hot",
         "verified",
     )
+    store = job.hot_dir / found["store"]
+    assert (store / "roots" / f"{found['root']}.json").is_file()
     for layer in found["layers"]:
-        for file in layer["files"]:
-            data = (job.hot_dir / found["directory"] / file["path"]).read_bytes()
-            assert (len(data), hashlib.sha256(data).hexdigest()) == (file["size_bytes"], file["sha256"])
+        data = (store / "manifests" / f"{layer['digest']}.json").read_bytes()
+        assert hashlib.sha256(data).hexdigest() == layer["digest"]
     assert found["size_bytes"] == sum(layer.size_bytes for layer in saved.checkpoint.layers)
     assert found["skipped"] == []
+
+
+async def test_what_left_the_node_is_planned_from_the_tier_that_has_it(job: Job) -> None:
+    saved = job.save(7)
+    tiers = Tiers(settings_of(job.hot_dir))
+    with tiers.holdings("lab", "j-1") as held, tiers.staging() as staging:
+        moving.move(saved.checkpoint.directory, held[:1], tiers.of_job("lab", "j-1")[0], staging)
+    asked = answers(job, saved, verified(saved))
+    assert [each["tiers"] for each in (await ls(asked))["checkpoints"]] == [["hot", "warm"]]
+    job.wipe()
+    found = await plan(asked)
+    assert (found["tier"], found["checkpoint_id"]) == ("warm", saved.checkpoint.id)
+    (listed,) = (await ls(asked))["checkpoints"]
+    assert (listed["present"], listed["tiers"]) == (True, ["warm"])
 
 
 async def test_some_layers_alone(job: Job) -> None:
@@ -114,13 +136,6 @@ async def test_a_job_without_a_whole_checkpoint_is_refused(job: Job) -> None:
     assert (await plan(answers(job, bad)))["code"] == "TierUnavailable"
 
 
-async def test_a_plan_of_too_many_files_counts_them(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(questions, "ANSWER_BYTES_MAX", 1500)
-    saved = job.save_tree(1, {f"model/{number}": b"x" for number in range(20)})
-    found = await plan(answers(job, saved))
-    assert (found["files_listed"], found["layers"][0]["file_count"], found["layers"][0]["files"]) == (False, 20, [])
-
-
 async def test_ls_says_what_is_there_newest_first(job: Job) -> None:
     old, bad, gone = job.save(1), job.save(2), job.save(3)
     job.remove(gone)
@@ -148,7 +163,7 @@ async def test_ls_is_bounded(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
 @given(st.binary(max_size=80) | st.text(max_size=40).map(lambda text: msgspec.json.encode({"job": text})))
 async def test_any_question_gets_an_answer(data: bytes) -> None:
     fold = Fold(MemoryJournal())
-    asked = Answers(fold, HotTier(Path("nowhere")))
+    asked = Answers(fold, HotTier(Path("nowhere")), Tiers(tier_settings.Settings(Path("nowhere"))))
     for answer in (await asked.ls(data), await asked.restore(data)):
         assert isinstance(msgspec.json.decode(answer), dict)
 

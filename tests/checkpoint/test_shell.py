@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
@@ -75,15 +76,20 @@ async def until(journal: Journal, count: int) -> list[CheckpointVerified | Check
     raise AssertionError("a journal is followed for ever")
 
 
-def flip(path: Path) -> None:
+def flip_record(job: Job, saved: CheckpointSaved, layer: str) -> None:
+    """Change one byte of the chunk that a layer consists of."""
+    path, offset = job.record(saved, layer)
     path.chmod(0o600)
-    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
 
 
 async def test_each_saved_checkpoint_gets_its_verdict(job: Job) -> None:
     journal = MemoryJournal()
-    good, bad = job.save(1), job.save(2)
-    flip(job.path(bad) / "optimizer.layer")
+    good = job.save(1)
+    bad = job.save(2, optimizer={"raw": os.urandom(5000)})
+    flip_record(job, bad, "optimizer")
     await report(journal, good, bad)
     async with running(job, journal):
         await until(journal, 2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import sys
@@ -14,11 +13,18 @@ from typing import Any
 
 import pytest
 from tidegate.checkpoint import root as roots
+from tidegate.checkpoint.handle import Checkpoint
+from tidegate.checkpoint.store import Committed
+from tidegate.client.restoring import carry_out
+from tidegate.tiers import moving
+from tidegate.tiers.tiers import Settings, Tiers
 from tidegate_events import subjects
 
 from tests.cli import story
 from tests.cli.conftest import Cli
 from tests.cli.live import LiveGateway
+from tests.sdk.tiers.moved import Node
+from tests.support import stores
 
 NOW_SPEC: dict[str, Any] = {
     "name": "hello",
@@ -379,14 +385,14 @@ def test_checkpoints_are_listed_newest_first(live: LiveGateway, cli: Cli) -> Non
 
 
 @pytest.fixture
-def saved(live: LiveGateway, tmp_path: Path) -> Path:
+def saved(live: LiveGateway, tmp_path: Path) -> Committed:
     """A checkpoint in the hot tier of the local stack, and a checkpoint service that plans with it."""
     story.preempting(live)
-    directory = tmp_path / "home" / "hot" / "t" / story.LOW / "000000000640-1-0a1b2c3d"
-    directory.mkdir(parents=True)
-    layers = {name: _layer(directory, name, content) for name, content in (("model", b"w" * 9999), ("state", b"rng"))}
-    root = roots.make_root(640, 5, roots.Stamp(story.LOW, 1, 0, "learner", 0, 1, 7), tuple(layers.values()))
-    (directory / "root.json").write_bytes(roots.encode(root))
+    directory = tmp_path / "home" / "hot" / "t" / story.LOW
+    stamp = roots.Stamp(story.LOW, 1, 0, "learner", 0, 1, 7)
+    committed = stores.save_tree(directory, 640, {"model/w.bin": b"w" * 9999, "state/rng": b"rng"}, stamp)
+    root = committed.root
+    layers = {layer.name: layer for layer in root.layers}
 
     def plan(question: dict[str, Any]) -> dict[str, Any]:
         chosen = [layers[name] for name in question["layers"] if name in layers]
@@ -394,26 +400,19 @@ def saved(live: LiveGateway, tmp_path: Path) -> Path:
             return {"error": "there is no such thing", "code": "UnknownLayer", "accepted": list(layers)}
         return {
             "job_id": question["job"], "tenant": "t", "checkpoint_id": root.id, "step": 640, "attempt": 1, "rank": 0,
-            "node": "n1", "status": "verified", "tier": "hot", "directory": f"t/{story.LOW}/{directory.name}",
-            "size_bytes": sum(layer.bytes for layer in chosen), "files_listed": False, "skipped": [],
+            "node": "n1", "status": "verified", "tier": "hot", "store": f"t/{story.LOW}", "root": root.name,
+            "size_bytes": sum(layer.bytes for layer in chosen), "skipped": [],
             "layers": [
-                {"name": one.name, "kind": one.kind, "digest": one.sha256, "size_bytes": one.bytes, "file_count": 1}
+                {"name": one.name, "kind": one.kind, "digest": one.manifest, "size_bytes": one.bytes, "pack_count": 1}
                 for one in chosen
             ],
         }  # fmt: skip
 
     live.asker.answerers["tg.ask.checkpoint.restore"] = plan
-    return directory
+    return committed
 
 
-def _layer(directory: Path, name: str, content: bytes) -> roots.LayerEntry:
-    (directory / f"{name}.layer").write_bytes(content)
-    digest = hashlib.sha256(content).hexdigest()
-    entry = roots.FileEntry(f"{name}.layer", len(content), digest)
-    return roots.LayerEntry(name, "layer", (entry,), len(content), digest)
-
-
-def test_restore_shows_the_plan_and_copies_where_asked(saved: Path, cli: Cli, tmp_path: Path) -> None:
+def test_restore_shows_the_plan_and_copies_where_asked(saved: Committed, cli: Cli, tmp_path: Path) -> None:
     ran = cli("checkpoint", "restore", story.LOW)
     assert ran.code == 0
     assert ["model", "9.8KiB", "1"] in [row[:3] for row in _rows(ran.out)]
@@ -421,13 +420,28 @@ def test_restore_shows_the_plan_and_copies_where_asked(saved: Path, cli: Cli, tm
     target = tmp_path / "restored"
     ran = cli("checkpoint", "restore", story.LOW, "--layer", "model", "--layer", "state", "--to", str(target), "--json")
     assert ran.code == 0
-    assert ran.document["restored"] == [str(target / "model.layer"), str(target / "state.layer")]
-    assert (target / "model.layer").read_bytes() == b"w" * 9999
+    assert ran.document["restored"] == [str(target / "model" / "w.bin"), str(target / "state" / "rng")]
+    assert (target / "model" / "w.bin").read_bytes() == b"w" * 9999
     assert [one["name"] for one in ran.document["layers"]] == ["model", "state"]
-    assert sorted(path.name for path in target.iterdir()) == ["model.layer", "root.json", "state.layer"]
+    assert sorted(path.name for path in target.iterdir()) == ["model", "state"]
 
 
-def test_restore_never_overwrites(saved: Path, cli: Cli, tmp_path: Path) -> None:
+def test_layers_of_values_are_restored_as_a_store(live: LiveGateway, tmp_path: Path) -> None:
+    store = tmp_path / "hot" / "t" / "j"
+    committed = stores.save(store, 7, model={"w": bytes(5000)}, state={"n": 1})
+    stores.save(store, 8, model={"w": bytes(9000)})
+    plan = {
+        "checkpoint_id": committed.root.id, "root": committed.name, "store": "t/j", "tier": "hot", "node": "n1",
+        "layers": [{"name": "model"}, {"name": "state"}],
+    }  # fmt: skip
+    copied: list[int] = []
+    carry_out(plan, tmp_path / "hot", tmp_path / "out", copied.append)
+    assert sum(copied) > 0
+    (found,) = stores.opened(tmp_path / "out").committed()
+    assert Checkpoint(found).load() == {"model": {"w": bytes(5000)}, "state": {"n": 1}}
+
+
+def test_restore_never_overwrites(saved: Committed, cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "x").touch()
     ran = cli("checkpoint", "restore", story.LOW, "--to", str(tmp_path / "mine"))
@@ -437,16 +451,21 @@ def test_restore_never_overwrites(saved: Path, cli: Cli, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("damage", ["content", "size", "root", "link"])
-def test_restore_of_damaged_bytes_fails_and_leaves_nothing(saved: Path, cli: Cli, tmp_path: Path, damage: str) -> None:
+def test_restore_of_damaged_bytes_fails_and_leaves_nothing(
+    saved: Committed, cli: Cli, tmp_path: Path, damage: str
+) -> None:
+    (pack,) = stores.pack_paths(saved)
+    path = stores.root_path(saved) if damage == "root" else pack
+    path.chmod(0o600)
     if damage == "content":
-        (saved / "model.layer").write_bytes(b"W" * 9999)
+        path.write_bytes(b"W" + path.read_bytes()[1:])
     elif damage == "size":
-        (saved / "model.layer").write_bytes(b"w")
+        path.write_bytes(path.read_bytes()[:-1])
     elif damage == "root":
-        (saved / "root.json").write_text("{}")
+        path.write_text("{}")
     else:
-        (saved / "model.layer").unlink()
-        (saved / "model.layer").symlink_to("/etc/hostname")
+        path.rename(tmp_path / "elsewhere")
+        path.symlink_to(tmp_path / "elsewhere")
     (tmp_path / "out").mkdir()
     ran = cli("checkpoint", "restore", story.LOW, "--to", str(tmp_path / "out" / "restored"))
     assert ran.code in (1, 3)
@@ -454,15 +473,42 @@ def test_restore_of_damaged_bytes_fails_and_leaves_nothing(saved: Path, cli: Cli
     assert not list((tmp_path / "out").iterdir())
 
 
-def test_restore_says_where_it_could_be_done(saved: Path, cli: Cli, tmp_path: Path) -> None:
+def test_restore_takes_the_next_tier_where_the_nearest_is_damaged(saved: Committed, cli: Cli, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    node = Node(Tiers(Settings(home / "hot", str(home / "warm"))))
+    with node.tiers.holdings("t", story.LOW) as held, node.tiers.staging() as staging:
+        moving.move(saved.name, held[:1], node.tiers.of_job("t", story.LOW)[0], staging)
+    (pack,) = stores.pack_paths(saved)
+    node.damage(pack, 0)
+    ran = cli("checkpoint", "restore", story.LOW, "--to", str(tmp_path / "r"))
+    assert ran.code == 0
+    assert (tmp_path / "r" / "model" / "w.bin").read_bytes() == b"w" * 9999
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".tiers")) == []
+
+
+def test_rollback_asks_for_a_new_checkpoint(saved: Committed, live: LiveGateway, cli: Cli) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def made(question: dict[str, Any]) -> dict[str, Any]:
+        asked.append(question)
+        return {**question, "checkpoint_id": "ab" * 32, "step": 640}
+
+    live.asker.answerers["tg.ask.checkpoint.rollback"] = made
+    ran = cli("checkpoint", "rollback", story.LOW, "--layer", "model", "--to", "cd" * 32)
+    assert (ran.code, ran.out) == (0, "checkpoint abababababab at step 640 has model of cdcdcdcdcdcd.\n")
+    assert asked == [{"job": story.LOW, "layers": ["model"], "checkpoint_id": "cd" * 32}]
+    assert cli("checkpoint", "rollback", story.LOW, "--to", "cd" * 32).code == 2
+
+
+def test_restore_says_where_it_could_be_done(saved: Committed, cli: Cli, tmp_path: Path) -> None:
     away = cli("checkpoint", "restore", story.LOW, "--to", str(tmp_path / "r"), "--tier-dir", str(tmp_path / "other"))
     assert away.code == 3
     assert "tier of node n1 cannot be read here" in away.err
-    here = saved.parents[2]
+    here = saved.store.parents[1]
     assert cli("checkpoint", "restore", story.LOW, "--to", str(tmp_path / "r"), "--tier-dir", str(here)).code == 0
 
 
-def test_restore_of_what_is_not_there_is_not_found(saved: Path, cli: Cli) -> None:
+def test_restore_of_what_is_not_there_is_not_found(saved: Committed, cli: Cli) -> None:
     assert cli("checkpoint", "restore", story.LOW, "--layer", "optimizer").code == 4
     assert cli("checkpoint", "restore", story.LOW, "--checkpoint", "0" * 64).code == 4
     assert cli("checkpoint", "restore", "j-nobody").code == 4

@@ -52,7 +52,7 @@ def test_facts_about_an_attempt_say_which() -> None:
         ("gateway", "JobPlaced", False),
         ("node", "CheckpointFailed", True),
         ("checkpoint", "CheckpointFailed", True),
-        ("checkpoint", "CheckpointSaved", False),
+        ("checkpoint", "CheckpointSaved", True),
         ("node", "NoSuchKind", False),
         ("node", "ProgressReported", True),
         ("gateway", "ProgressReported", False),

@@ -208,6 +208,22 @@ async def test_checkpoints_and_restore(bench: Any) -> None:
     assert (refused.status_code, refused.json()["reason"]) == (404, "UnknownLayer")
 
 
+async def test_a_rollback_is_asked_of_the_checkpoint_service(bench: Any) -> None:
+    job_id = (await bench.submit(SHORT)).json()["job_id"]
+    await bench.settle()
+    path, body = f"/v1/jobs/{job_id}/rollback", {"layers": ["model"], "checkpoint_id": "c10"}
+    assert (await bench.client.post(path, json=body)).json()["code"] == "checkpoint_away"
+    bench.asker.answerers["tg.ask.checkpoint.rollback"] = lambda question: {"made": question}
+    made = await bench.client.post(path, json={**body, "reason": "it collapsed"})
+    assert (made.status_code, made.json()) == (202, {"made": {"job": job_id, **body}})
+    for bad in ({}, {"layers": ["model"]}, {"layers": [], "checkpoint_id": "c"}, {**body, "more": 1}):
+        assert (await bench.client.post(path, json=bad)).status_code == 422
+    for code, status in (("UnknownLayer", 404), ("NotPromoted", 503)):
+        bench.asker.answerers["tg.ask.checkpoint.rollback"] = lambda _, code=code: {"error": "no", "code": code}
+        refused = await bench.client.post(path, json=body)
+        assert (refused.status_code, refused.json()["code"]) == (status, "cannot_roll_back")
+
+
 async def test_events_page_through_the_journal_in_its_order(bench: Any) -> None:
     first, second = [(await bench.submit(SHORT)).json()["job_id"] for _ in range(2)]
     await bench.history.decide(

@@ -1,6 +1,7 @@
 """The job API on a laptop, and what it says to who misuses it."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,14 @@ def test_without_an_agent_everything_works_and_is_logged(job: Any, tmp_path: Pat
     later.close()
 
 
+def test_metrics_stay_with_a_checkpoint(job: Any, tmp_path: Path) -> None:
+    job.save(model=[1], step=1, metrics={"reward": 2, "loss": float("nan"), "z": 0.5}, wait=True)
+    (path,) = (tmp_path / "local").rglob("roots/*.json")
+    assert json.loads(path.read_text())["metrics"] == [["reward", 2.0], ["z", 0.5]]
+    with pytest.raises(errors.InvalidReportError, match="not one number"):
+        job.save(model=[1], step=2, metrics={"reward": "high"})
+
+
 def test_a_checkpoint_of_files(job: Any, tmp_path: Path) -> None:
     with job.checkpoint(4) as directory:
         (directory / "model" / "weights.bin").write_bytes(b"w")
@@ -63,7 +72,9 @@ def test_an_exception_discards_a_checkpoint_of_files(job: Any, tmp_path: Path) -
     with pytest.raises(ZeroDivisionError), job.checkpoint(4) as directory:  # noqa: PT012
         (directory / "model" / "weights.bin").write_bytes(b"w")
         raise ZeroDivisionError
-    assert list((tmp_path / "local" / "checkpoints").iterdir()) == []
+    checkpoints = tmp_path / "local" / "checkpoints"
+    assert [path for path in checkpoints.rglob("*") if path.is_file()] == []
+    assert not list(checkpoints.glob(".tmp*"))
 
 
 def test_step_defaults_to_the_last_one_known(job: Any) -> None:
@@ -219,3 +230,47 @@ def test_reserved_kinds_are_those_of_the_journal() -> None:
     } - {"Event", "JobEvent", "AttemptEvent", "Decision"}
     assert own <= protocol.RESERVED_EVENT_KINDS
     assert len(own) > 20
+
+
+# Restoring ---------------------------------------------------------------------------------------------------------
+
+
+def test_layers_come_back_alone_and_from_where_they_are_asked(job: Any, tmp_path: Path) -> None:
+    for step in (1, 2):
+        job.save(model={"w": bytes([step]) * 5000, "deep": {"b": b"b"}}, state={"n": step}, step=step, wait=True)
+    later = reopened(tmp_path)
+    assert later.restore(layers=["state"]) == {"state": {"n": 2}}
+    assert later.restore(layers=["state"], at=1) == {"state": {"n": 1}}
+    first = later.restore(at=1)
+    assert first is not None
+    assert first["model"]["w"] == bytes([1]) * 5000
+    assert later.restore(layers=["model"], tensors=["deep.*"]) == {"model": {"deep.b": b"b"}}
+    with pytest.raises(errors.UnknownLayerError, match="holds nothing named 'v'"):
+        later.restore(layers=["model"], tensors=["v"])
+    with pytest.raises(errors.UsageError, match=r"no checkpoint 7: .* there are [0-9a-f]{12} \(step 2\)"):
+        later.restore(at=7)
+    later.close()
+
+
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(job: Any, tmp_path: Path) -> None:
+    for step in (1, 2):
+        job.save(model={"w": os.urandom(5000)}, state={"n": step}, step=step, wait=True)
+    job.close()
+    newest = max((tmp_path / "local" / "checkpoints" / "packs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    newest.chmod(0o644)
+    newest.write_bytes(b"\0" + newest.read_bytes()[1:] if newest.read_bytes()[0] else b"\1" + newest.read_bytes()[1:])
+    later = reopened(tmp_path)
+    found = later.restore()
+    assert found is not None
+    assert found["state"] == {"n": 1}
+    assert later.latest_checkpoint().step == 1
+    later.close()
+
+
+def test_where_nothing_was_saved_nothing_is_restored(job: Any) -> None:
+    assert job.restore() is None
+
+
+def test_a_save_says_how_far_it_is(job: Any) -> None:
+    pending = job.save(model={"w": os.urandom(5000)}, step=1, wait=True)
+    assert (pending.progress, pending.done) == (1.0, True)

@@ -140,7 +140,7 @@ CONTRACT: tuple[Row, ...] = (
     Row(e.ShrinkRefused, "node", "the member holds these limits still", "attempt", _OTHER_ATTEMPT),
     Row(
         e.CheckpointSaved,
-        "node",
+        "node, checkpoint",
         "the job can resume from the checkpoint",
         "attempt",
         "the job has ended, or it is older than the newest known",

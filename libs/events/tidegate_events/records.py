@@ -45,13 +45,15 @@ class LayerRef(_Part, frozen=True, kw_only=True):
 
 
 class CheckpointRef(_Part, frozen=True, kw_only=True):
-    """A committed checkpoint: `directory` is its name below the job's hot directory."""
+    """A committed checkpoint: `directory` is the name of its root in the job's store; `lost` are layers that were to be
+    saved and were not, because the time before a deadline was too short."""
 
     id: str
     step: int
     attempt: int
     directory: str
     layers: tuple[LayerRef, ...] = ()
+    lost: tuple[str, ...] = ()
 
 
 class HeldSandbox(_Part, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tidegate import seeds
 from tidegate.checkpoint.handle import Checkpoint
 from tidegate.checkpoint.saver import PendingSave
+from tidegate.checkpoint.shard import Shard
 from tidegate.errors import (
     AgentUnreachableError,
     AlreadyFinishedError,
@@ -51,6 +52,7 @@ __all__ = [
     "Job",
     "Checkpoint",
     "PendingSave",
+    "Shard",
     "Grant",
     "Client",
     "seeds",

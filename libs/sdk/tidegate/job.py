@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, FrozenSet, Iterator, Mapping, NoReturn, Optional
+from typing import Any, Dict, FrozenSet, Iterator, Mapping, NoReturn, Optional, Sequence, Union
 
 from tidegate import protocol, validation
-from tidegate.checkpoint import layer
-from tidegate.checkpoint.commit import Temporary
+from tidegate.checkpoint.directory import DirectorySave
 from tidegate.checkpoint.handle import Checkpoint
 from tidegate.checkpoint.root import Stamp
-from tidegate.checkpoint.saver import Done, PendingSave, Saver, retain
-from tidegate.checkpoint.store import CheckpointStore
+from tidegate.checkpoint.saver import Done, PendingSave, Saver
+from tidegate.checkpoint.store import CheckpointStore, Committed, Found
 from tidegate.environment import Identity
 from tidegate.errors import (
     AlreadyFinishedError,
@@ -164,22 +164,55 @@ class Job(Phasing):
         if self._resume.known and self._resume.checkpoint_id is None:
             return None
         found = self._store.find(self._resume.checkpoint_id)
+        return None if found is None else self._continue_from(found)
+
+    def restore(
+        self,
+        layers: Optional[Sequence[str]] = None,
+        at: Union[int, str, None] = None,
+        tensors: Optional[Sequence[str]] = None,
+        map_location: Any = None,
+    ) -> Optional[Dict[str, Any]]:
+        """Return layers by name (all of them without `layers`) out of the checkpoint to continue from; None to begin
+        afresh. With `at`, a step or an id, out of that one, and the job's place does not change.
+
+        With `tensors` (dotted names, or patterns with *) each layer is a dict of just those, and only they are read.
+        Every byte is compared with its hash; a damaged checkpoint is passed over for the one before it.
+        """
+        self._check_open("restore")
+        loaded: Dict[str, Any] = {}
+
+        def use(committed: Committed) -> None:
+            loaded.update(Checkpoint(committed).load(*(layers or ()), map_location=map_location, tensors=tensors))
+
+        if at is not None:
+            use(self._store.named(at))
+            return loaded
+        if self._restored is not None:
+            return self._restored.load(*(layers or ()), map_location=map_location, tensors=tensors)
+        if self._resume.known and self._resume.checkpoint_id is None:
+            return None
+        found = self._store.find(self._resume.checkpoint_id, use)
         if found is None:
             return None
+        self._continue_from(found)
+        return loaded
+
+    def _continue_from(self, found: Found) -> Checkpoint:
         root = found.committed.root
         self._link.control(
             {
                 "kind": "restored",
                 "at_ns": time.time_ns(),
                 "id": root.id,
-                "directory": found.committed.directory.name,
+                "directory": found.committed.name,
                 "step": root.step,
                 "skipped": found.skipped,
                 "why": found.why,
             }
         )
         self._step = root.step
-        self._restored = Checkpoint(root, found.committed.directory)
+        self._restored = Checkpoint(found.committed)
         return self._restored
 
     def save(
@@ -191,21 +224,26 @@ class Job(Phasing):
         state: Any = None,
         step: Optional[int] = None,
         wait: bool = False,
+        together: bool = False,
+        metrics: Optional[Mapping[str, Any]] = None,
         **unknown: Any,
     ) -> PendingSave:
         """Save the given layers as one checkpoint; returns once they are copied, with `wait` once it is durable.
 
-        `step` defaults to the last reported one. A failed earlier save is raised here.
+        `step` defaults to the last reported one. A failed earlier save is raised here. After a stop was ordered, what
+        there is no time for until its deadline is left out: `lost` of the checkpoint names it. `together`: every rank
+        saves the same layers at the same step, what it holds alone as `tidegate.Shard`s, and it is one checkpoint of
+        all or, where any of them failed, none; the ranks share one directory of checkpoints for that. `metrics` stay
+        with the checkpoint: retention may keep the best by one of them.
         """
         self._check_open("save")
         given = {"model": model, "optimizer": optimizer, "experience": experience, "state": state}
         chosen = validation.layers(given, unknown)
         at_step = self._step_to_save(step)
         self._saver.raise_failure()
-        started = time.monotonic()
-        snapshots = tuple(layer.snapshot(name, value) for name, value in chosen.items())
-        copy_ms = int((time.monotonic() - started) * 1000)
-        pending = self._saver.submit(at_step, snapshots, self._stamp_now(), copy_ms)
+        pending = self._saver.save(
+            at_step, chosen, self._stamp_now(metrics), seconds_left=self.stop_seconds_left, together=together
+        )
         if wait:
             pending.wait()
         return pending
@@ -219,25 +257,20 @@ class Job(Phasing):
         self._check_open("checkpoint")
         at_step = self._step_to_save(step)
         self._saver.wait()
-        with Temporary(self._store.directory, at_step) as temporary:
-            for name in protocol.LAYERS:
-                (temporary.path / name).mkdir()
-            yield temporary.path
-            done = self._commit_files(temporary, at_step)
+        with DirectorySave(self._store) as saving:
+            yield saving.path
+            done = self._commit_files(saving, at_step)
         self._on_saved(done)
-        retain(self._store)
 
-    def _commit_files(self, temporary: Temporary, step: int) -> Done:
-        started = time.monotonic()
+    def _commit_files(self, saving: DirectorySave, step: int) -> Done:
         try:
-            layers = temporary.take_directories()
-            if not layers:
-                raise UsageError("a checkpoint without a file was refused: write below d / 'model' or another layer")
-            root, directory = temporary.commit(self._stamp_now(), layers)
+            done = saving.commit(step, self._stamp_now())
         except OSError as error:
             self._on_save_failed(step, f"{type(error).__name__}: {error}")
             raise SaveFailedError(f"the checkpoint at step {step} was not written: {error}") from error
-        return Done(root, directory, 0, int((time.monotonic() - started) * 1000))
+        if done is None:
+            raise UsageError("a checkpoint without a file was refused: write below d / 'model' or another layer")
+        return done
 
     def wait_saves(self) -> None:
         """Wait until every save is durable; raises SaveFailedError for the first that failed."""
@@ -248,19 +281,22 @@ class Job(Phasing):
             raise UsageError("a save without a step was refused: pass step=, or report one before")
         return validation.step(self._step if step is None else step)
 
-    def _stamp_now(self) -> Stamp:
-        return replace(self._stamp, phase=self._phase)
+    def _stamp_now(self, metrics: Optional[Mapping[str, Any]] = None) -> Stamp:
+        # What is no number cannot be the best of anything.
+        named = sorted(item for item in validation.metrics(metrics or {}).items() if math.isfinite(item[1]))
+        return replace(self._stamp, phase=self._phase, metrics=tuple(named))
 
     def _on_saved(self, done: Done) -> None:
-        layers = [{"name": entry.name, "bytes": entry.bytes, "sha256": entry.sha256} for entry in done.root.layers]
+        root = done.committed.root
+        layers = [{"name": entry.name, "bytes": entry.bytes, "sha256": entry.manifest} for entry in root.layers]
         self._last_saved = done
         self._link.control(
             {
                 "kind": "saved",
                 "at_ns": time.time_ns(),
-                "id": done.root.id,
-                "directory": done.directory.name,
-                "step": done.root.step,
+                "id": root.id,
+                "directory": root.name,
+                "step": root.step,
                 "layers": layers,
                 "copy_ms": done.copy_ms,
                 "write_ms": done.write_ms,
@@ -291,13 +327,13 @@ class Job(Phasing):
                 "to end the work call finish(), to leave without a statement close()"
             )
         self._saver.wait()
-        saved = self._last_saved
+        saved = self._last_saved.committed.root if self._last_saved else None
         seq = self._link.control(
             {
                 "kind": "suspended",
                 "at_ns": time.time_ns(),
-                "checkpoint": saved.root.id if saved else None,
-                "step": saved.root.step if saved else self._step,
+                "checkpoint": saved.id if saved else None,
+                "step": saved.step if saved else self._step,
             }
         )
         self._end("exit_suspended()")

@@ -50,7 +50,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobRecord(msgspec.Struct):
-    """The checkpoints of one job by id, in the order of their reports."""
+    """The checkpoints of one job by id, in the order of their reports; `changes` counts what happened to them."""
 
     tenant: str
     entries: dict[str, Entry] = {}
@@ -58,6 +58,7 @@ class JobRecord(msgspec.Struct):
     saves_failed: int = 0
     last_save_failure: e.Reason | None = None
     ended: str = ""
+    changes: int = 0
 
     def newest_first(self) -> list[Entry]:
         """Return every entry: rank 0 before the others, the newest first."""
@@ -110,6 +111,7 @@ class Catalogue:
             return
         entry = Entry(saved=event, seq=seq, place=f"{seq}.{index}")
         record.entries[entry.id] = entry
+        record.changes += 1
         self._unsettled[(entry.job, entry.id)] = None
 
     def _settle(self, job: str, checkpoint_id: str, failure: e.Reason | None) -> None:
@@ -120,6 +122,7 @@ class Catalogue:
             return
         status: Status = "verified" if failure is None else "failed"
         record.entries[checkpoint_id] = msgspec.structs.replace(entry, status=status, failure=failure)
+        record.changes += 1
         self._unsettled.pop((job, checkpoint_id), None)
         self._forget_oldest(record)
         self._forget_ended()
@@ -153,6 +156,10 @@ class Catalogue:
     def job(self, job: str) -> JobRecord | None:
         """Return what is known of a job's checkpoints; None where it never saved one, or is forgotten."""
         return self._jobs.get(job)
+
+    def records(self) -> list[tuple[str, JobRecord]]:
+        """Return every job and what is known of its checkpoints."""
+        return list(self._jobs.items())
 
     def reported(self, job: str, checkpoint_id: str) -> Entry | None:
         """Return a checkpoint; None where it was never reported in time, or is forgotten."""

@@ -1,7 +1,7 @@
-"""The hot tier: checkpoints in directories that untrusted jobs write, opened so that none of them leads elsewhere.
+"""The hot tier: stores that untrusted jobs write, opened so that none of them leads elsewhere.
 
 Every component of a path is opened below the one before it without following links, only regular files are read,
-and nothing that a job can place there (a pipe, a device) can block. It must never write.
+and nothing that a job can place there (a pipe, a device, a lock) can block. It must never write.
 """
 
 from __future__ import annotations
@@ -10,17 +10,16 @@ import errno
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from tidegate.checkpoint import files, places
 from tidegate.checkpoint import root as roots
+from tidegate.checkpoint.places import Places
+from tidegate.errors import CorruptCheckpointError
 from tidegate_events.events import CheckpointSaved
 
-ROOT_BYTES_MAX = 16 << 20
-"""Longest root.json that is parsed: JSON takes some twenty times its size in memory, and a job wrote it."""
-FILES_MAX = 100_000
-DEPTH_MAX = 64
-PATH_CHARS_MAX = 1024
+ROOT_BYTES_MAX = roots.ROOT_BYTES_MAX
 CHECKPOINT_BYTES_MAX = 16 << 40
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z")
@@ -47,25 +46,45 @@ class NotIntactError(Exception):
 
 
 class OpenCheckpoint:
-    """A checkpoint's directory, reached through the open directory of its job: what it is called cannot be moved."""
+    """A checkpoint's root in the open directory of its job: what that is called cannot be moved."""
 
     def __init__(self, job_descriptor: int, name: str) -> None:
         self._job = job_descriptor
         self._name = name
-        self.path = Path(f"/proc/self/fd/{job_descriptor}/{name}")
 
     def exists(self) -> bool:
-        """Say whether a directory has the name now."""
+        """Say whether its root is there now."""
         try:
-            descriptor = os.open(self._name, _HERE_FLAGS, dir_fd=self._job)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
+            with files.open_inside(self._job, f"{places.ROOTS}/{self._name}{roots.SUFFIX}"):
+                return True
         except OSError as error:
-            if error.errno == errno.ELOOP:
-                return False
-            raise TierUnavailableError(f"{self._name} cannot be looked at: {error.strerror}") from error
-        os.close(descriptor)
-        return True
+            if error.errno in _SHORTAGES:
+                raise TierUnavailableError(f"{self._name} cannot be looked at: {error.strerror}") from error
+            return error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+
+    @contextmanager
+    def store(self) -> Iterator[Places]:
+        """Yield the store that it lies in. Raises as `HotTier.open`."""
+        with ExitStack() as stack:
+            try:
+                held = stack.enter_context(places.opened(self._job))
+            except FileNotFoundError as error:
+                raise CheckpointGoneError("the store is gone") from error
+            except CorruptCheckpointError as error:
+                raise NotIntactError("BadName", str(error)) from error
+            except OSError as error:
+                raise unreadable("the store", error) from error
+            yield held
+
+    def read_root(self, held: Places) -> bytes:
+        """Return the bytes of its root, as many as a root may have and one more at most."""
+        try:
+            with files.open_inside(held.roots, self._name + roots.SUFFIX) as file:
+                return b"".join(files.blocks(file, ROOT_BYTES_MAX + 1))
+        except FileNotFoundError as error:
+            raise CheckpointGoneError("its root is gone") from error
+        except OSError as error:
+            raise unreadable(f"root {self._name}", error) from error
 
 
 class HotTier:
@@ -76,12 +95,12 @@ class HotTier:
 
     @contextmanager
     def open(self, saved: CheckpointSaved) -> Iterator[OpenCheckpoint]:
-        """Yield the directory of a reported checkpoint.
+        """Yield a reported checkpoint.
 
         Raises NotIntactError for names that could lead elsewhere, CheckpointGoneError, and TierUnavailableError.
         """
         name = saved.checkpoint.directory
-        if not roots.DIRECTORY_NAME.fullmatch(name) or not _NAME.match(saved.tenant) or not _NAME.match(saved.job):
+        if not roots.NAME.fullmatch(name) or not _NAME.match(saved.tenant) or not _NAME.match(saved.job):
             raise NotIntactError("BadName", f"{saved.tenant!r}/{saved.job!r}/{name!r} cannot name a checkpoint")
         try:
             # The operator's own setting may lead through links; nothing below it may.
@@ -117,61 +136,40 @@ def unreadable(what: str, error: OSError) -> Exception:
     return NotIntactError("Unreadable", f"{what} cannot be read: {why}")
 
 
-def read_root(opened: OpenCheckpoint, saved: CheckpointSaved) -> roots.Root:
+def read_root(opened: OpenCheckpoint, held: Places, saved: CheckpointSaved) -> roots.Root:
     """Return the root, proven to be the reported one and within bounds. Raises as `HotTier.open`."""
-    try:
-        with roots.open_inside(opened.path, roots.ROOT_FILE) as file:
-            data = file.read(ROOT_BYTES_MAX + 1)
-    except OSError as error:
-        raise unreadable(roots.ROOT_FILE, error) from error
+    name = saved.checkpoint.directory
+    data = opened.read_root(held)
     if len(data) > ROOT_BYTES_MAX:
-        raise NotIntactError(
-            "TooLarge", f"{roots.ROOT_FILE} is longer than {ROOT_BYTES_MAX} bytes", limit=ROOT_BYTES_MAX
-        )
+        raise NotIntactError("TooLarge", f"root {name} is longer than {ROOT_BYTES_MAX} bytes", limit=ROOT_BYTES_MAX)
     try:
         root = roots.decode(data)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise NotIntactError("BadRoot", f"{roots.ROOT_FILE} is malformed: {error!r}") from error
-    _compare(root, saved)
-    _check_bounds(root)
+    except ValueError as error:
+        raise NotIntactError("BadRoot", f"root {name} is malformed: {error}") from error
+    as_reported(root, saved)
+    if root.bytes > CHECKPOINT_BYTES_MAX:
+        raise NotIntactError(
+            "TooLarge", f"{root.bytes} bytes are more than {CHECKPOINT_BYTES_MAX}", limit=CHECKPOINT_BYTES_MAX
+        )
     return root
 
 
-def _compare(root: roots.Root, saved: CheckpointSaved) -> None:
+def as_reported(root: roots.Root, saved: CheckpointSaved) -> None:
+    """Raise NotIntactError unless a root is the reported one."""
     reported = saved.checkpoint
     if root.id != reported.id:
-        raise NotIntactError("NotAsReported", f"{roots.ROOT_FILE} has the id {root.id}, reported was {reported.id}")
+        raise NotIntactError("NotAsReported", f"the root has the id {root.id}, reported was {reported.id}")
     found = (root.stamp.job, root.stamp.attempt, root.stamp.rank, root.step)
     expected = (saved.job, reported.attempt, saved.rank, reported.step)
     if found != expected:
         raise NotIntactError("NotAsReported", f"(job, attempt, rank, step) is {found}, reported was {expected}")
-    if not reported.directory.startswith(f"{root.step:012d}-{root.stamp.attempt}-"):
-        raise NotIntactError("NotAsReported", f"{reported.directory} is not the directory its root was written for")
+    if reported.directory != root.name:
+        raise NotIntactError("NotAsReported", f"{reported.directory} holds {root.name}")
     if not reported.layers:
         return  # the id covers them all; a report that repeats them has to be right about each
-    layers = {layer.name: (layer.sha256, layer.bytes) for layer in root.layers}
+    layers = {layer.name: (layer.manifest, layer.bytes) for layer in root.layers}
     for layer in reported.layers:
         if layers.pop(layer.name, None) != (layer.digest.removeprefix("sha256:"), layer.size_bytes):
             raise NotIntactError("NotAsReported", f"layer {layer.name} is missing or not the one that was reported")
     if layers:
         raise NotIntactError("NotAsReported", f"layers {', '.join(sorted(layers))} were not reported")
-
-
-def _check_bounds(root: roots.Root) -> None:
-    files = [entry for layer in root.layers for entry in layer.files]
-    if len(files) > FILES_MAX:
-        raise NotIntactError(
-            "TooLarge", f"{len(files)} files are more than {FILES_MAX}", files=len(files), limit=FILES_MAX
-        )
-    if root.bytes > CHECKPOINT_BYTES_MAX:
-        raise NotIntactError(
-            "TooLarge", f"{root.bytes} bytes are more than {CHECKPOINT_BYTES_MAX}", limit=CHECKPOINT_BYTES_MAX
-        )
-    seen = set()
-    for entry in files:
-        # One spelling per file: reading one file a million times under other names must not pass for a checkpoint.
-        path = entry.path
-        plain = path == os.path.normpath(path) and path.isprintable() and len(path) <= PATH_CHARS_MAX
-        if not plain or path.count("/") > DEPTH_MAX or path in seen:
-            raise NotIntactError("BadRoot", f"file {path!r} is named twice or in a way that is not accepted")
-        seen.add(path)

@@ -1,4 +1,4 @@
-"""Plans to restore: which checkpoint, from which tier, and which files of which layers in which order.
+"""Plans to restore: which checkpoint, from which tier, and which layers in which order.
 
 Pure: it takes what the catalogue and the root on disk say. What cannot be restored is refused, with what can.
 """
@@ -82,11 +82,12 @@ def skipped_before(record: JobRecord, chosen: Entry) -> list[Skipped]:
     return passed[:NAMED_MAX]
 
 
-def plan(entry: Entry, root: roots.Root, layers: Sequence[str], *, list_files: bool = True) -> dict[str, Any]:
+def plan(entry: Entry, root: roots.Root, layers: Sequence[str], tier: str) -> dict[str, Any]:
     """Return the plan to restore `layers` (all where none is named), in the order they depend on each other.
 
-    `directory` is relative to the tier, each file's path to the directory; sizes are bytes. Without `list_files` the
-    files are only counted: root.json names them. Raises RefusedError for a layer that is not held.
+    `tier` is the nearest that has it, `store` is relative to that, `root` names the root in it; a layer's digest is the
+    id of its manifest, which says what it consists of; sizes are bytes. Raises RefusedError for a layer that is not
+    held.
     """
     held = [name for name in RESTORE_ORDER if root.layer(name) is not None]
     unknown = sorted(set(layers) - set(held))
@@ -108,21 +109,19 @@ def plan(entry: Entry, root: roots.Root, layers: Sequence[str], *, list_files: b
         "rank": saved.rank,
         "node": saved.node,
         "status": entry.status,
-        "tier": saved.tier,
-        "directory": f"{saved.tenant}/{saved.job}/{saved.checkpoint.directory}",
+        "tier": tier,
+        "store": f"{saved.tenant}/{saved.job}",
+        "root": saved.checkpoint.directory,
         "size_bytes": sum(layer.bytes for layer in chosen),
-        "layers": [_layer(layer, list_files) for layer in chosen],
-        "files_listed": list_files,
+        "layers": [_layer(layer) for layer in chosen],
     }
 
 
-def _layer(layer: roots.LayerEntry, listed: bool) -> dict[str, Any]:
-    files = [{"path": f.path, "size_bytes": f.bytes, "sha256": f.sha256} for f in layer.files] if listed else []
+def _layer(layer: roots.LayerEntry) -> dict[str, Any]:
     return {
         "name": layer.name,
         "kind": layer.kind,
-        "digest": layer.sha256,
+        "digest": layer.manifest,
         "size_bytes": layer.bytes,
-        "file_count": len(layer.files),
-        "files": files,
+        "pack_count": len(layer.packs),
     }

@@ -8,12 +8,14 @@ written again, and by then the checkpoint has its verdict. A second process of t
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import Any, Literal
 
 import structlog
 from tidegate_events import subjects
 from tidegate_events.cancellation import honour_cancellation
 from tidegate_events.clock import Clock
-from tidegate_events.events import CheckpointFailed, CheckpointVerified, Reason
+from tidegate_events.events import CheckpointFailed, CheckpointRef, CheckpointSaved, CheckpointVerified, Reason
 from tidegate_events.frame import Frame, Writer
 from tidegate_events.journal.base import Conflict, Journal, JournalFullError, JournalGapError, JournalUnavailableError
 
@@ -43,6 +45,23 @@ class Verdicts:
 
     async def record(self, entry: Entry, verdict: Verified | Broken) -> None:
         """Append the verdict unless the journal has one; return when it is folded back. Waits out any outage."""
+        await self._write(
+            entry, lambda: self._frame(entry, verdict), lambda: not self._fold.catalogue.is_unsettled(entry)
+        )
+
+    async def announce(self, entry: Entry, ref: CheckpointRef, tier: Literal["warm", "cold"]) -> None:
+        """Say that a checkpoint made of verified layers is in a tier, whole; `entry` is the one that it continues.
+
+        Both are one frame: nobody sees it without its verdict.
+        """
+        catalogue = self._fold.catalogue
+        await self._write(
+            entry,
+            lambda: self._made(entry, ref, tier),
+            lambda: catalogue.reported(entry.job, ref.id) is not None,
+        )
+
+    async def _write(self, entry: Entry, make: Callable[[], Frame], is_said: Callable[[], bool]) -> None:
         async with self._one_at_a_time:
             frame: Frame | None = None
             while True:
@@ -51,10 +70,10 @@ class Verdicts:
                 if own_last < self._last:
                     await self._fold.reach(self._last)
                     continue
-                if not self._fold.catalogue.is_unsettled(entry):
+                if is_said():
                     return
                 if frame is None or frame.writer.epoch < self._begin_epoch():
-                    frame = self._frame(entry, verdict)
+                    frame = make()
                 await self._append(entry, frame, own_last)
 
     def _begin_epoch(self) -> int:
@@ -88,27 +107,38 @@ class Verdicts:
             else:
                 self._last = max(self._last, answer.seq)
 
-    def _frame(self, entry: Entry, verdict: Verified | Broken) -> Frame:
+    def _begin(self, entry: Entry) -> tuple[Writer, dict[str, Any]]:
         self._writer_seq += 1
         writer = Writer("checkpoint", self._instance, self._begin_epoch(), self._writer_seq)
         saved = entry.saved
-        common = {
-            "id": writer.event_id(0),
+        return writer, {
             "at_ns": self._clock.now_ns(),
             "cause": entry.place,
             "tenant": saved.tenant,
             "job": saved.job,
             "traceparent": saved.traceparent,
             "attempt": saved.attempt,
-            "checkpoint_id": entry.id,
         }
+
+    def _made(self, entry: Entry, ref: CheckpointRef, tier: Literal["warm", "cold"]) -> Frame:
+        writer, common = self._begin(entry)
+        size = sum(layer.size_bytes for layer in ref.layers)
+        rank, node = entry.saved.rank, entry.saved.node
+        saved = CheckpointSaved(id=writer.event_id(0), **common, rank=rank, node=node, checkpoint=ref, tier=tier)
+        verified = CheckpointVerified(id=writer.event_id(1), **common, checkpoint_id=ref.id, size_bytes=size)
+        return Frame(writer, (saved, verified))
+
+    def _frame(self, entry: Entry, verdict: Verified | Broken) -> Frame:
+        writer, common = self._begin(entry)
+        common |= {"id": writer.event_id(0), "checkpoint_id": entry.id}
+        saved = entry.saved
         event: CheckpointVerified | CheckpointFailed
         if isinstance(verdict, Verified):
-            event = CheckpointVerified(**common, size_bytes=verdict.size_bytes)  # type: ignore[arg-type]
+            event = CheckpointVerified(**common, size_bytes=verdict.size_bytes)
         else:
             reason = self._placed(entry, verdict)
             step = saved.checkpoint.step
-            event = CheckpointFailed(**common, stage="verify", reason=reason, step=step)  # type: ignore[arg-type]
+            event = CheckpointFailed(**common, stage="verify", reason=reason, step=step)
         return Frame(writer, (event,))
 
     def _placed(self, entry: Entry, verdict: Broken) -> Reason:

@@ -5,12 +5,15 @@ Runs in a thread. It believes nothing that the job wrote: see `hot.py` for how f
 
 from __future__ import annotations
 
-import hashlib
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import msgspec
+from tidegate.checkpoint import reader, store
 from tidegate.checkpoint import root as roots
+from tidegate.checkpoint.crew import SHARED
+from tidegate.checkpoint.places import Places
+from tidegate.checkpoint.shelf import Shelf
+from tidegate.errors import CorruptCheckpointError
 from tidegate_events.events import CheckpointSaved, Reason
 
 from tidegate_checkpoint.hot import (
@@ -23,7 +26,6 @@ from tidegate_checkpoint.hot import (
     unreadable,
 )
 
-BLOCK_BYTES = 1 << 20
 DETAIL_CHARS_MAX = 500
 
 Stopping = Callable[[], bool]
@@ -70,81 +72,40 @@ def _reason(code: str, detail: str, numbers: dict[str, int] | None = None) -> Re
 
 
 def _read_back(opened: OpenCheckpoint, saved: CheckpointSaved, stopping: Stopping) -> int:
-    root = read_root(opened, saved)
-    _refuse_undeclared(opened, root)
-    for layer in root.layers:
-        for entry in layer.files:
-            _read_file(opened, layer.name, entry, stopping)
-    return root.bytes
-
-
-def _refuse_undeclared(opened: OpenCheckpoint, root: roots.Root) -> None:
-    """Refuse what no hash covers: whoever opens the checkpoint as a directory would read it all the same."""
-    files = {entry.path for layer in root.layers for entry in layer.files} | {roots.ROOT_FILE}
-    parents = {path[:end] for path in files for end, char in enumerate(path) if char == "/"}
-    for path, is_directory in _entries(opened, parents):
-        if path not in (parents if is_directory else files):
-            raise NotIntactError("UndeclaredFile", f"{path!r} is there, but not in {roots.ROOT_FILE}")
-
-
-def _entries(opened: OpenCheckpoint, parents: set[str]) -> Iterator[tuple[str, bool]]:
-    """Yield (path, is it a directory) of all that lies in the checkpoint; only declared directories are entered."""
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        top = os.open(opened.path, flags)
-    except OSError as error:
-        raise unreadable("the directory", error) from error
-    try:
-        for below in ("", *sorted(parents)):
-            try:
-                descriptor = _open_below(top, below, flags)
-            except OSError as error:
-                raise unreadable(f"directory {below!r}", error) from error
-            try:
-                with os.scandir(descriptor) as entries:
-                    for entry in entries:
-                        path = f"{below}/{entry.name}" if below else entry.name
-                        yield path, entry.is_dir(follow_symlinks=False)
-            finally:
-                os.close(descriptor)
-    finally:
-        os.close(top)
-
-
-def _open_below(top: int, path: str, flags: int) -> int:
-    held = os.open(".", flags, dir_fd=top)
-    for part in path.split("/") if path else ():
+    with opened.store() as held:
+        root = read_root(opened, held, saved)
+        # A store may be collected while it is read, and what was looked up be in another pack then: so once more.
+        # Its lock is not taken for that: the job could hold it for ever.
         try:
-            below = os.open(part, flags, dir_fd=held)
-        finally:
-            os.close(held)
-        held = below
-    return held
+            _read_layers(held, root, stopping)
+        except (NotIntactError, TierUnavailableError):
+            if not opened.exists():
+                raise
+            _read_layers(held, root, stopping)
+        if not opened.exists():
+            raise CheckpointGoneError("it was removed while it was read")
+        return root.bytes
 
 
-def _read_file(opened: OpenCheckpoint, layer: str, entry: roots.FileEntry, stopping: Stopping) -> None:
-    what = f"{entry.path!r} of layer {layer}"
-    hashing, read = hashlib.sha256(), 0
-    try:
-        with roots.open_inside(opened.path, entry.path) as file:
-            size = os.fstat(file.fileno()).st_size
-            if size != entry.bytes:
-                raise NotIntactError(
-                    "WrongSize", f"{what} has {size} bytes, not {entry.bytes}", found=size, expected=entry.bytes
-                )
-            # One byte further than declared, and no more: a job may let its file grow while it is read.
-            while read <= entry.bytes and (block := file.read(min(BLOCK_BYTES, entry.bytes + 1 - read))):
-                if stopping():
-                    raise InterruptedByStopError
-                hashing.update(block)
-                read += len(block)
-    except OSError as error:
-        raise unreadable(what, error) from error
-    if read != entry.bytes:
-        raise NotIntactError(
-            "WrongSize", f"{what} gave {read} bytes, not {entry.bytes}: it changed", found=read, expected=entry.bytes
-        )
-    if hashing.hexdigest() != entry.sha256:
-        raise NotIntactError(
-            "WrongHash", f"{what} has SHA-256 {hashing.hexdigest()}, not {entry.sha256}: its bytes changed"
-        )
+def _read_layers(held: Places, root: roots.Root, stopping: Stopping) -> None:
+    def on_read(size_bytes: int) -> None:
+        if stopping():
+            raise InterruptedByStopError
+
+    on_read(0)
+    with reader.reading(held, Shelf().refresh(held), SHARED) as reading:
+        for entry in root.layers:
+            try:
+                for manifest in store.layer_manifests(held, entry):
+                    reader.verify(reading, entry.name, manifest, on_read)
+            except CorruptCheckpointError as error:
+                raise _judged(entry.name, error) from error
+
+
+def _judged(layer: str, error: CorruptCheckpointError) -> Exception:
+    """Return what a damage means: one of the machine's troubles, or a checkpoint that is not whole."""
+    if isinstance(error.__cause__, OSError):
+        return unreadable(f"layer {layer}: {error}", error.__cause__)
+    if isinstance(error, reader.DamagedChunkError):
+        return NotIntactError("WrongHash", str(error))
+    return NotIntactError("BadLayer", f"layer {layer}: {error}")

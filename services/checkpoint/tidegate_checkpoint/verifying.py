@@ -26,10 +26,10 @@ TIER_RETRY_SECONDS = 5.0
 log = structlog.get_logger()
 
 
-def reader_settings(verifications: int) -> ReaderSettings:
-    """Return the consumer's bounds: so many checkpoints are read at a time."""
+def reader_settings(verifications: int, node: str = "") -> ReaderSettings:
+    """Return the bounds of the consumer: so many are read at a time. Each node has a position of its own."""
     return ReaderSettings(
-        name=CONSUMER,
+        name=f"{CONSUMER}-{node}" if node else CONSUMER,
         tries_max=TRIES_MAX,
         pause_seconds=min(0.2, TIER_RETRY_SECONDS),
         pause_seconds_max=TIER_RETRY_SECONDS,
@@ -42,11 +42,12 @@ class Verifier:
 
     retriable = (TierUnavailableError,)
 
-    def __init__(self, fold: Fold, tier: HotTier, verdicts: Verdicts, stopping: Stopping) -> None:
+    def __init__(self, fold: Fold, tier: HotTier, verdicts: Verdicts, stopping: Stopping, node: str = "") -> None:
         self._fold = fold
         self._tier = tier
         self._verdicts = verdicts
         self._stopping = stopping
+        self._node = node
 
     def lane(self, event: Event) -> str | None:
         """Return the job of a report; nothing else is wanted."""
@@ -58,6 +59,8 @@ class Verifier:
         event = delivery.event
         assert isinstance(event, CheckpointSaved)
         entry = self._fold.catalogue.reported(event.job, event.checkpoint.id)
+        if self._node and event.node != self._node:
+            return  # that node's own process reads it
         if entry is None or entry.place != delivery.place or not self._fold.catalogue.is_unsettled(entry):
             return
         verdict = await asyncio.to_thread(verify, self._tier, entry.saved, self._stopping)

@@ -1,27 +1,39 @@
 """The hot directory from the agent's side: is what a job says it saved there, and what did it not get to say.
 
 Everything below a job's directory was written by the job: no link is followed and every field is checked (the SDK's
-own reader does both).
+own reader does both). Only roots are read here: the checkpoint service reads what they name.
 """
 
 from __future__ import annotations
 
 import heapq
-import os
 import re
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
+import structlog
 from tidegate.checkpoint import adopt as adoption
+from tidegate.checkpoint import places
 from tidegate.checkpoint import root as roots
-from tidegate.checkpoint.store import Committed
+from tidegate.checkpoint.places import Places
+from tidegate.checkpoint.store import Committed, root_names
 from tidegate.errors import CorruptCheckpointError
+from tidegate.tiers import moving, tiers
+from tidegate.tiers.holding import HotHolding, missing_of
+from tidegate.tiers.job import JobTier
 from tidegate_events.events import CheckpointRef, LayerRef
 from tidegate_events.orders import SandboxOrder
 
 from tidegate_executor.attempts.state import AttemptState
+from tidegate_executor.settings import Settings
 
 LOOKED_AT_MAX = 1000
+PROMOTION_SECONDS_MAX = 60.0
+PROMOTION_LOOK_SECONDS = 0.5
 UNREPORTED_MAX = 64  # a process keeps three of its checkpoints
+
+log = structlog.get_logger()
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z")
 
@@ -34,17 +46,66 @@ def job_directory(hot: Path, tenant: str, job: str) -> Path:
     return hot / tenant / job
 
 
-def reference(root: roots.Root, directory: str) -> CheckpointRef:
+def reference(root: roots.Root) -> CheckpointRef:
     """Return the checkpoint as events name it."""
-    layers = tuple(LayerRef(name=layer.name, digest=layer.sha256, size_bytes=layer.bytes) for layer in root.layers)
-    return CheckpointRef(id=root.id, step=root.step, attempt=root.stamp.attempt, directory=directory, layers=layers)
+    layers = tuple(LayerRef(name=layer.name, digest=layer.manifest, size_bytes=layer.bytes) for layer in root.layers)
+    return CheckpointRef(
+        id=root.id,
+        step=root.step,
+        attempt=root.stamp.attempt,
+        directory=root.name,
+        layers=layers,
+        lost=root.lost,
+    )
+
+
+def read_root(directory: Path, name: str) -> roots.Root:
+    """Return the committed root `name`. Raises CorruptCheckpointError."""
+    try:
+        with places.opened(directory) as held:
+            return roots.read(held.roots, name)
+    except OSError as error:
+        raise CorruptCheckpointError(f"the store of {name!r} cannot be read: {error.strerror}") from error
+
+
+def is_there(directory: Path, resume: CheckpointRef) -> bool:
+    """Say whether a checkpoint lies here with all that it names; whether it is undamaged, who resumes finds out."""
+    try:
+        with places.opened(directory) as held:
+            root = roots.read(held.roots, resume.directory)
+            return root.id == resume.id and not missing_of(HotHolding(held), root)
+    except (CorruptCheckpointError, OSError):
+        return False
+
+
+def fetch(settings: Settings, tenant: str, job: str, resume: CheckpointRef) -> None:
+    """Bring a checkpoint to this node from the nearest tier that has it whole, every byte compared. Blocks.
+
+    Raises CorruptCheckpointError where no tier has it, TierUnavailableError where one that may have it does not answer.
+    """
+    named = tiers.Settings(
+        Path(settings.hot_dir), settings.warm or None, settings.cold or None, settings.tier_mib_per_second
+    )
+    opened = tiers.Tiers(named)
+    sources = opened.of_job(tenant, job)
+    _wait_for(resume.directory, sources)
+    with opened.hot_store(tenant, job) as held:
+        done = moving.move(resume.directory, sources, HotHolding(held), held.staging)
+    if done.root.id != resume.id:
+        raise CorruptCheckpointError(f"{resume.directory} is checkpoint {done.root.id[:12]}, not {resume.id[:12]}")
+    log.info("checkpoint_fetched", job=job, checkpoint=resume.id, packs=done.sent, tiers=done.sources)
+
+
+def _wait_for(name: str, sources: Sequence[JobTier]) -> None:
+    """Wait while a checkpoint that another node has just saved may still be on its way to a tier."""
+    give_up = time.monotonic() + PROMOTION_SECONDS_MAX
+    while sources and time.monotonic() < give_up and not any(name in source.roots() for source in sources):
+        time.sleep(PROMOTION_LOOK_SECONDS)
 
 
 def read(directory: Path, name: str) -> CheckpointRef:
     """Return the committed checkpoint `name`. Raises CorruptCheckpointError."""
-    if not roots.DIRECTORY_NAME.match(name):
-        raise CorruptCheckpointError(f"{name!r} is no checkpoint's name")
-    return reference(roots.read_root(directory / name), name)
+    return reference(read_root(directory, name))
 
 
 def unreported(directory: Path, state: AttemptState) -> list[CheckpointRef]:
@@ -55,37 +116,37 @@ def unreported(directory: Path, state: AttemptState) -> list[CheckpointRef]:
     """
     found: list[tuple[int, CheckpointRef]] = []
     reported_ns = -1
-    for name in _candidates(directory, state.attempt):
-        try:
-            root = roots.read_root(directory / name)
-        except CorruptCheckpointError:
-            continue  # damaged or not ours to judge: the checkpoint service reports it, nobody resumes from it
-        if (root.stamp.job, root.stamp.attempt, root.stamp.rank) != (state.job, state.attempt, state.rank):
-            continue
-        if state.saved is not None and name == state.saved.directory:
+    for root in _roots(directory, state):
+        if state.saved is not None and root.name == state.saved.directory:
             reported_ns = root.created_ns
-        found.append((root.created_ns, reference(root, name)))
+        found.append((root.created_ns, reference(root)))
     if reported_ns < 0 and state.saved is not None:
         found = [(created, ref) for created, ref in found if ref.step > state.saved.step]
     newer = [ref for created, ref in sorted(found, key=lambda item: item[0]) if created > reported_ns]
     return newer[-UNREPORTED_MAX:]
 
 
-def _candidates(directory: Path, attempt: int) -> list[str]:
+def _roots(directory: Path, state: AttemptState) -> list[roots.Root]:
+    """Return this member's own roots; those that are damaged are the checkpoint service's to judge."""
+    found = []
+    try:
+        with places.opened(directory) as held:
+            for name in _candidates(held, state.attempt):
+                try:
+                    root = roots.read(held.roots, name)
+                except CorruptCheckpointError:
+                    continue
+                if (root.stamp.job, root.stamp.attempt, root.stamp.rank) == (state.job, state.attempt, state.rank):
+                    found.append(root)
+    except (FileNotFoundError, CorruptCheckpointError):
+        return []
+    return found
+
+
+def _candidates(held: Places, attempt: int) -> list[str]:
     """Return the names of an attempt's checkpoints, those of the largest steps where a job made more than is usual."""
     middle = f"-{attempt}-"
-    try:
-        with os.scandir(directory) as entries:
-            names = [
-                entry.name
-                for entry in entries
-                if middle in entry.name
-                and roots.DIRECTORY_NAME.match(entry.name)
-                and entry.is_dir(follow_symlinks=False)
-            ]
-    except FileNotFoundError:
-        return []
-    return heapq.nlargest(LOOKED_AT_MAX, names)
+    return heapq.nlargest(LOOKED_AT_MAX, (name for name in root_names(held) if middle in name))
 
 
 def adopt(declared: Path, directory: Path, order: SandboxOrder) -> CheckpointRef | None:
@@ -101,7 +162,7 @@ def adopt(declared: Path, directory: Path, order: SandboxOrder) -> CheckpointRef
         seed=spec.seed,
     )
     committed = adoption.adopt(declared, directory, stamp)
-    return reference(committed.root, committed.directory.name) if committed else None
+    return reference(committed.root) if committed else None
 
 
 def materialise(directory: Path, resume: CheckpointRef, declared: Path) -> None:
@@ -109,6 +170,6 @@ def materialise(directory: Path, resume: CheckpointRef, declared: Path) -> None:
 
     Raises CorruptCheckpointError when it is not what was committed.
     """
-    root = roots.read_root(directory / resume.directory)
+    root = read_root(directory, resume.directory)
     if root.stamp.adopted is not None:
-        adoption.materialise(Committed(root, directory / resume.directory), declared)
+        adoption.materialise(Committed(root, directory), declared)

@@ -11,8 +11,9 @@ import re
 from pathlib import Path
 
 import msgspec
-from tidegate.errors import TidegateError
-from tidegate_events.events import Quota, Reason
+from tidegate.errors import CheckpointError, TidegateError
+from tidegate.tiers.objects import TierUnavailableError
+from tidegate_events.events import CheckpointRef, Quota, Reason
 from tidegate_events.orders import SandboxOrder
 from tidegate_events.spec import Component, PathBinding
 
@@ -205,11 +206,21 @@ def _hot_directory(context: Context, order: SandboxOrder) -> Path:
         raise RefusedError("NameRefused", str(error)) from error
     hot.parent.mkdir(parents=True, exist_ok=True, mode=0o711)
     hot.mkdir(exist_ok=True, mode=0o755)
-    if order.resume is not None and not (hot / order.resume.directory / "root.json").is_file():
-        raise RefusedError(
-            "CheckpointMissing", f"checkpoint {order.resume.directory} of step {order.resume.step} is not on this node"
-        )
+    if order.resume is not None and not checkpoints.is_there(hot, order.resume):
+        _fetch(context, order, order.resume)
     return hot
+
+
+def _fetch(context: Context, order: SandboxOrder, resume: CheckpointRef) -> None:
+    said = f"checkpoint {resume.directory} of step {resume.step} is not on this node, and"
+    try:
+        checkpoints.fetch(context.settings, order.tenant, order.job, resume)
+    except TierUnavailableError as error:
+        raise RefusedError("CheckpointUnavailable", f"{said} its tier is away: {error}") from error
+    except CheckpointError as error:
+        raise RefusedError("CheckpointMissing", f"{said} in no tier: {error}") from error
+    except OSError as error:
+        raise RefusedError("CheckpointUnavailable", f"{said} cannot be put here: {error.strerror or error}") from error
 
 
 def _bindings(

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import tidegate
 
-# Client and command line need packages that a job has not; what a job imports needs the standard library only.
-LEFT_OUT = frozenset({"cli", "client", "__pycache__"})
+# Client, command line and tiers need packages that a job has not; what a job imports needs the standard library only.
+LEFT_OUT = frozenset({"cli", "client", "tiers", "__pycache__"})
 
 
 def install(directory: Path) -> Path:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+from tidegate.tiers.tiers import MIB_PER_SECOND_MAX
 from tidegate_events.bus import BusSettings
 from tidegate_events.subjects import token
 
@@ -62,6 +63,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     A hot directory slower than `hot_mib_per_second_min` ends a member; 0 asks nothing of it.
     `rack` and `switch` say where the node stands in the network; `address` is where the other nodes of a gang reach it
     (left out: this is the only machine).
+    `warm` and `cold` are where checkpoints of other nodes come from, each a directory or s3://BUCKET[/PREFIX];
+    `tier_mib_per_second` bounds how fast (0: no bound).
     `offer_unisolated` lets jobs that ask for it run as plain processes; `offer_guarded` and `offer_vm` offer those
     levels where trying them shows that they work. `trusted_backend` and `guarded_backend` say what gives a level;
     `docker_socket` and `runsc` are where their programs are. In `cdi_dirs` lie the files by which GPUs enter a sandbox,
@@ -72,6 +75,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     data_dir: str
     hot_dir: str
     secrets_dir: str
+    warm: str = ""
+    cold: str = ""
+    tier_mib_per_second: int = 0
     gateway_url: str = ""
     bus: BusSettings = BusSettings(name="tidegate-executor")
     offer_trusted: bool = True
@@ -163,6 +169,8 @@ _TEXTS = {
     "TIDEGATE_NODE": "node",
     "TIDEGATE_DATA_DIR": "data_dir",
     "TIDEGATE_HOT_DIR": "hot_dir",
+    "TIDEGATE_WARM": "warm",
+    "TIDEGATE_COLD": "cold",
     "TIDEGATE_SECRETS_DIR": "secrets_dir",
     "TIDEGATE_GATEWAY_URL": "gateway_url",
     "TIDEGATE_IMAGE_CACHE_DIR": "image_cache_dir",
@@ -186,6 +194,7 @@ _NUMBERS = {
     "TIDEGATE_RESERVED_CPU_MILLIS": "reserved_cpu_millis",
     "TIDEGATE_RESERVED_MEMORY_MIB": "reserved_memory_mib",
     "TIDEGATE_FETCHED_IMAGES_MIB": "fetched_images_mib",
+    "TIDEGATE_TIER_MIB_PER_SECOND": "tier_mib_per_second",
     "TIDEGATE_UID_BASE": "uid_base",
 }
 _ROOTS = {
@@ -204,7 +213,8 @@ def load(environ: Mapping[str, str], overrides: Mapping[str, Any]) -> Settings:
     home = environ.get("TIDEGATE_HOME")
     if home and "node" in values:
         values.setdefault("data_dir", f"{home}/nodes/{values['node']}")
-        values.setdefault("hot_dir", f"{home}/hot")
+        if "hot_dir" not in values:
+            values |= {"hot_dir": f"{home}/hot", "warm": f"{home}/warm", "cold": f"{home}/cold"} | values
         values.setdefault("secrets_dir", f"{home}/secrets")
     try:
         return checked(msgspec.convert(values, Settings))
@@ -266,6 +276,7 @@ def checked(settings: Settings) -> Settings:
     for name in ("data_dir", "hot_dir", "secrets_dir"):
         if not Path(getattr(settings, name)).is_absolute():
             raise SettingsError(f"{name}: {getattr(settings, name)!r} refused; an absolute path is accepted")
+    _check_tiers(settings)
     for root in (*settings.input_roots, *settings.output_roots):
         if not Path(root).is_absolute():
             raise SettingsError(f"input_roots/output_roots: {root!r} refused; absolute paths are accepted")
@@ -302,6 +313,18 @@ def _check_images(settings: Settings) -> None:
         raise SettingsError(f"hot_mib_per_second_min: {settings.hot_mib_per_second_min} refused; 0 or more is accepted")
     if settings.fetched_images_mib < 0:
         raise SettingsError(f"fetched_images_mib: {settings.fetched_images_mib} refused; 0 or more is accepted")
+
+
+def _check_tiers(settings: Settings) -> None:
+    for name in ("warm", "cold"):
+        address = getattr(settings, name)
+        if address and not address.startswith("s3://") and not Path(address).is_absolute():
+            raise SettingsError(f"{name}: {address!r} refused; an absolute path or s3://BUCKET[/PREFIX] is accepted")
+    if not 0 <= settings.tier_mib_per_second <= MIB_PER_SECOND_MAX:
+        raise SettingsError(
+            f"tier_mib_per_second: {settings.tier_mib_per_second} refused; "
+            f"0 (no bound) to {MIB_PER_SECOND_MAX} is accepted"
+        )
 
 
 def _check_place(settings: Settings) -> None:

@@ -330,10 +330,10 @@ async def test_nothing_that_a_job_leaves_behind_ends_the_agent(make_agent: MakeA
     code = r"""
 import os, pathlib
 hot = pathlib.Path(os.environ["TIDEGATE_CHECKPOINTS"])
-for number, root in enumerate([b"[]", b"null", b'"x"', b"{}", b"\xff", b"[" * 100000, b'{"id":1,"format":1}']):
-    directory = hot / f"{number:012d}-1-aaaaaaaa"
-    directory.mkdir()
-    (directory / "root.json").write_bytes(root)
+for name in ("packs", "manifests", "roots"):
+    (hot / name).mkdir()
+for number, root in enumerate([b"[]", b"null", b'"x"', b"{}", b"\xff", b"[" * 100000, b'{"id":1,"format":2}']):
+    (hot / "roots" / f"{number:012d}-1-aaaaaaaa.json").write_bytes(root)
 kept = pathlib.Path("kept") / "step-1"
 kept.mkdir(parents=True)
 (kept / "COMPLETE").touch()

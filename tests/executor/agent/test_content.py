@@ -20,7 +20,6 @@ import msgspec
 import pytest
 import pytest_asyncio
 from tidegate.checkpoint import root as roots
-from tidegate.checkpoint.commit import Temporary
 from tidegate_events.frame import MAX_FRAME_BYTES
 from tidegate_events.orders import GangPlace, SandboxOrder
 from tidegate_events.resources import GpuDevice, Resources
@@ -49,6 +48,7 @@ from tidegate_executor.secret_store import SecretError
 from tidegate_executor.workdirs import WorkdirError, Workdirs
 
 from tests.executor.agent.conftest import component, job
+from tests.support import stores
 
 # ---- images ----
 
@@ -448,19 +448,16 @@ def test_a_log_that_is_not_there_says_why(tmp_path: Path, ended_ns: int, why: st
 
 def committed(hot: Path, step: int, rank: int = 0) -> str:
     stamp = roots.Stamp(job="j", attempt=1, rank=rank, component="learn", replica=0, world_size=1, seed=0)
-    with Temporary(hot, step) as temporary:
-        (temporary.path / "state").mkdir()
-        (temporary.path / "state" / "f").write_text(f"{step}")
-        _, directory = temporary.commit(stamp, temporary.take_directories())
+    name = stores.save_tree(hot, step, {"state/f": f"{step}".encode()}, stamp).name
     time.sleep(0.002)
-    return directory.name
+    return name
 
 
 def test_what_a_member_saved_and_did_not_get_to_say_is_found(tmp_path: Path) -> None:
     state = transitions.accept(job("j", component("learn", "")), 0, level="trusted", image_digest="", uid_slot=0)
     names = [committed(tmp_path, step) for step in (10, 20, 15)]
     committed(tmp_path, 30, rank=1)
-    (tmp_path / f"{'9' * 12}-1-aaaaaaaa").mkdir()
+    (tmp_path / "roots" / f"{'9' * 12}-1-aaaaaaaa.json").mkdir()
     (tmp_path / ".tmp-000000000099-deadbeef").mkdir()
     assert [ref.directory for ref in checkpoints.unreported(tmp_path, state)] == names
     told = transitions.saved(state, names[0], 10)

@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import pytest
 from tidegate.checkpoint import root as roots
-from tidegate.checkpoint.commit import Temporary
 from tidegate_events.clock import SystemClock
 from tidegate_events.events import CheckpointFailed, CheckpointSaved
 from tidegate_executor import job_voice
@@ -23,6 +22,7 @@ from tidegate_executor.sampling.reports import ProcessReports
 from tidegate_executor.spool.spool import Spool
 
 from tests.executor.agent.conftest import component, job
+from tests.support import stores
 
 ORDER = job("j", component("main", ""))
 
@@ -59,13 +59,9 @@ def origin(seq: int) -> Origin:
 def saved(hot: Path, step: int) -> messages.Saved:
     stamp = roots.Stamp(job="j", attempt=1, rank=0, component="main", replica=0, world_size=1, seed=0)
     directory = hot / "lab" / "j"
-    directory.mkdir(parents=True, exist_ok=True)
-    with Temporary(directory, step) as temporary:
-        (temporary.path / "state").mkdir()
-        (temporary.path / "state" / "f").write_text(f"{step}")
-        root, committed = temporary.commit(stamp, temporary.take_directories())
+    committed = stores.save_tree(directory, step, {"state/f": f"{step}".encode()}, stamp)
     return messages.Saved(
-        seq=1, at_ns=0, id=root.id, directory=committed.name, step=step, layers=[], copy_ms=0, write_ms=0
+        seq=1, at_ns=0, id=committed.root.id, directory=committed.name, step=step, layers=[], copy_ms=0, write_ms=0
     )
 
 

@@ -14,19 +14,22 @@ checkpoint, whole.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
-import shutil
-import stat
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
-from typing import List, NamedTuple, Optional, Tuple
+from pathlib import Path
+from typing import List, NamedTuple, Optional, Sequence, Tuple
 
+from tidegate.checkpoint import files, places, reader, trees
 from tidegate.checkpoint import root as roots
-from tidegate.checkpoint.commit import Temporary, clean_temporary, sync_directory
-from tidegate.checkpoint.store import CheckpointStore, Committed
-from tidegate.errors import CorruptCheckpointError, UnsupportedObjectError, UsageError
+from tidegate.checkpoint.commit import LayerDraft, Occasion
+from tidegate.checkpoint.crew import SHARED
+from tidegate.checkpoint.manifest import FILES, Manifest
+from tidegate.checkpoint.manifest import encode as encode_manifest
+from tidegate.checkpoint.packing import Packer
+from tidegate.checkpoint.shelf import Shelf
+from tidegate.checkpoint.store import CheckpointStore, Committed, layer_manifests
+from tidegate.errors import CorruptCheckpointError, UsageError
 from tidegate.validation import STEP_MAX
 
 MARKER = "COMPLETE"
@@ -35,7 +38,6 @@ RULES = ("marker", "rename")
 LAYER = "model"
 
 _TRAILING_NUMBER = re.compile(r"([0-9]{1,12})(?:\.[A-Za-z0-9]{1,8})?$")
-_DEPTH_MAX = 64
 
 
 class Candidate(NamedTuple):
@@ -82,7 +84,7 @@ def _step_of(name: str) -> int:
 def adopt(
     declared: Path, store_directory: Path, stamp: roots.Stamp, rule: str = "marker", keep: int = 3
 ) -> Optional[Committed]:
-    """Copy the newest complete checkpoint into the hot directory and commit it; None where there is none.
+    """Take the newest complete checkpoint into the store and commit it; None where there is none.
 
     Also None when the newest one is the one adopted last, unchanged. `stamp` says for which job and attempt.
     """
@@ -90,27 +92,30 @@ def adopt(
     if not candidates:
         return None
     newest = candidates[0]
-    stamp = replace(stamp, adopted=newest.path.name)
-    store = CheckpointStore(store_directory, stamp, keep)
-    store.open()
     # Other ranks of the job may be alive, and they own the store's directory: what is written here, with the rights
-    # of the agent, is out of their reach until it is complete.
-    working = store_directory.parent
-    clean_temporary(working)
-    with Temporary(store_directory, newest.step, working) as temporary:
-        (temporary.path / LAYER).mkdir()
-        _copy(newest.path, temporary.path / LAYER / newest.path.name, 0)
-        layers = temporary.take_directories()
-        if not layers or _is_known(store, layers):
-            return None
-        committed = Committed(*temporary.commit(stamp, layers))
-    store.retain()
+    # of the agent, is out of their reach until it has its name.
+    store = CheckpointStore(store_directory, replace(stamp, adopted=newest.path.name), keep, store_directory.parent)
+    store.open()
+    known = store.committed()
+    before = known[0].root.layers[0].manifest if known else None
+
+    def take(packer: Packer) -> Sequence[LayerDraft]:
+        manifest = _taken(packer, newest.path)
+        return [] if encode_manifest(manifest)[0] == before else [LayerDraft(LAYER, manifest, before)]
+
+    occasion = Occasion(newest.step, replace(stamp, adopted=newest.path.name))
+    committed = store.commit_drafts(occasion, take)
+    if committed is not None:
+        store.retain()
     return committed
 
 
-def _is_known(store: CheckpointStore, layers: Tuple[roots.LayerEntry, ...]) -> bool:
-    existing = store.committed()
-    return bool(existing) and existing[0].root.layers == layers
+def _taken(packer: Packer, path: Path) -> Manifest:
+    held = os.open(path.parent, files.DIRECTORY_FLAGS)
+    try:
+        return trees.take_tree(packer, held, path.name)
+    finally:
+        os.close(held)
 
 
 def materialise(committed: Committed, declared: Path, owner: Optional[Tuple[int, int]] = None) -> Path:
@@ -121,85 +126,55 @@ def materialise(committed: Committed, declared: Path, owner: Optional[Tuple[int,
     """
     name = committed.root.stamp.adopted
     if name is None or "/" in name or name.startswith("."):
-        raise UsageError(f"{committed.directory.name} was refused: it was not taken over from a declared directory")
+        raise UsageError(f"{committed.name} was refused: it was not taken over from a declared directory")
     declared.mkdir(parents=True, exist_ok=True)
-    temporary = declared / f".tmp-{os.urandom(4).hex()}"
+    held = os.open(declared, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        _put_back(committed, name, temporary)
-        target = declared / name
-        _remove(target)
-        os.rename(temporary, target)
-        if target.is_file():
+        with files.TemporaryDirectory(held) as temporary:
+            is_file = _put_back(committed, name, temporary.descriptor)
+            files.remove_tree(held, name)
+            files.unlink_quietly(held, name)
+            os.rename(name, name, src_dir_fd=temporary.descriptor, dst_dir_fd=held)
+        if is_file:
             (declared / f"{name}{MARKER_SUFFIX}").touch()
         if owner is not None:
             _give(declared, owner)
-        sync_directory(declared)
+        os.fsync(held)
     finally:
-        _remove(temporary)
-    return target
+        os.close(held)
+    return declared / name
 
 
-def _put_back(committed: Committed, name: str, target: Path) -> None:
-    """Copy the files that the root names, and compare each with its hash: other ranks may be writing there."""
-    layer = committed.root.layer(LAYER)
-    prefix = PurePosixPath(LAYER, name)
-    for entry in layer.files if layer is not None else ():
-        try:
-            relative = PurePosixPath(entry.path).relative_to(prefix)
-        except ValueError as error:
-            raise CorruptCheckpointError(f"{entry.path} does not belong to {name}, which was taken over") from error
-        path = target / relative
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _copy_verified(committed.directory, entry, path)
-    if not os.path.lexists(target):
-        raise CorruptCheckpointError(f"{committed.directory.name} holds nothing of {name}, which was taken over")
-
-
-def _copy_verified(directory: Path, entry: roots.FileEntry, target: Path) -> None:
-    hashing = hashlib.sha256()
+def _put_back(committed: Committed, name: str, directory: int) -> bool:
+    """Write the files of the layer below `directory`, under their name; return whether it is one file."""
+    entry = committed.root.layer(LAYER)
+    if entry is None or entry.kind != FILES:
+        raise CorruptCheckpointError(f"{committed.name} holds nothing of {name}, which was taken over")
     try:
-        reading = roots.open_inside(directory, entry.path)
-    except OSError as error:
-        raise CorruptCheckpointError(f"{directory.name}/{entry.path} cannot be read: {error}") from error
-    with reading, open(target, "xb") as writing:
-        roots.check_size(directory, entry, reading)
-        for block in roots.blocks(reading, entry.bytes + 1):
-            hashing.update(block)
-            writing.write(block)
-        roots.check_digest(directory, entry, hashing.hexdigest())
-        writing.flush()
-        os.fchmod(writing.fileno(), 0o644)
-        os.fsync(writing.fileno())
+        with places.opened(committed.store) as store, places.in_use(store):
+            (manifest,) = layer_manifests(store, entry)
+            is_file = [blob.path for blob in manifest.blobs] == [name]
+            with reader.reading(store, Shelf().refresh(store), SHARED) as reading:
+                target = directory if is_file else _made(directory, name)
+                try:
+                    trees.put_tree(reading, manifest, LAYER, target)
+                finally:
+                    if target != directory:
+                        os.close(target)
+    except FileNotFoundError as error:
+        raise CorruptCheckpointError(f"the store of {committed.name} is gone: {error}") from error
+    if not manifest.blobs:
+        raise CorruptCheckpointError(f"{committed.name} holds nothing of {name}, which was taken over")
+    return is_file
+
+
+def _made(directory: int, name: str) -> int:
+    os.mkdir(name, 0o755, dir_fd=directory)
+    return os.open(name, files.DIRECTORY_FLAGS, dir_fd=directory)
 
 
 def _give(directory: Path, owner: Tuple[int, int]) -> None:
     os.lchown(directory, *owner)
-    for parent, directories, files in os.walk(directory):
-        for name in [*directories, *files]:
+    for parent, directories, plain in os.walk(directory):
+        for name in [*directories, *plain]:
             os.lchown(os.path.join(parent, name), *owner)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def _copy(source: Path, target: Path, depth: int) -> None:
-    """Copy a tree of regular files and directories, following no link."""
-    mode = os.lstat(source).st_mode
-    if stat.S_ISDIR(mode) and depth < _DEPTH_MAX:
-        target.mkdir()
-        for entry in sorted(os.listdir(source)):
-            _copy(source / entry, target / entry, depth + 1)
-    elif stat.S_ISREG(mode):
-        with roots.open_inside(source.parent, source.name) as reading, open(target, "xb") as writing:
-            shutil.copyfileobj(reading, writing, roots.BLOCK_BYTES)
-            writing.flush()
-            os.fchmod(writing.fileno(), 0o644)
-            os.fsync(writing.fileno())
-    else:
-        raise UnsupportedObjectError(
-            f"{source.name} was refused: a checkpoint holds regular files and directories, at most {_DEPTH_MAX} deep"
-        )

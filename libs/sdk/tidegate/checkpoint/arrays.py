@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 import ast
+import ctypes
 import sys
-from typing import Any, Dict, List
+from typing import Any, Callable, Dict, List, NamedTuple
 
 from tidegate.errors import CorruptCheckpointError, UnsupportedObjectError, UsageError
 
 
 class Buffer:
-    """Raw bytes of a layer: `view` over memory that `owner` keeps alive; `kind` as in the tree (y, n, x)."""
+    """Raw bytes of a layer that was read: `view` over memory that `owner` keeps alive; `kind` as in the tree."""
 
     def __init__(self, view: memoryview, owner: Any, kind: str) -> None:
         self.view = view
         self.owner = owner
         self.kind = kind
         self.size = len(view)
+
+
+class Target(NamedTuple):
+    """Memory to copy into; `address` is where `view` begins."""
+
+    view: memoryview
+    address: int
+
+
+class Source(NamedTuple):
+    """Bytes of a layer that are still the caller's, until `copy` took them; `item` is the size of their numbers."""
+
+    kind: str
+    size: int
+    item: int
+    copy: Callable[[Target], None]
 
 
 def is_array(value: Any) -> bool:
@@ -31,8 +48,8 @@ def is_scalar(value: Any) -> bool:
     return numpy is not None and isinstance(value, numpy.generic)
 
 
-def encode(value: Any, path: str, buffers: List[Buffer]) -> Dict[str, Any]:
-    """Copy an array into a new buffer, in C order, and return its place in the tree."""
+def encode(value: Any, path: str, sources: List[Source]) -> Dict[str, Any]:
+    """Note an array, to be copied in C order, and return its place in the tree."""
     numpy: Any = sys.modules["numpy"]
     if type(value) is not numpy.ndarray:
         raise UnsupportedObjectError(
@@ -40,10 +57,25 @@ def encode(value: Any, path: str, buffers: List[Buffer]) -> Dict[str, Any]:
             "a plain array is accepted (numpy.array(x))"
         )
     dtype = _describe(value.dtype, path)
-    copy = numpy.array(value, order="C", copy=True)
-    flat = copy.reshape(-1).view(numpy.uint8)
-    buffers.append(Buffer(memoryview(flat), copy, "n"))
-    return {"b": len(buffers) - 1, "dtype": dtype, "shape": list(value.shape)}
+    sources.append(Source("n", value.nbytes, _item(value.dtype), lambda target: _copy(value, target)))
+    return {"b": len(sources) - 1, "dtype": dtype, "shape": list(value.shape)}
+
+
+def _item(dtype: Any) -> int:
+    """Return the size of the numbers that an array is made of: what its byte planes are taken of."""
+    if dtype.kind == "c":
+        return int(dtype.itemsize) // 2
+    return int(dtype.itemsize) if dtype.kind in "fiumM" else 1
+
+
+def _copy(value: Any, target: Target) -> None:
+    if value.nbytes == 0:
+        return
+    if value.flags.c_contiguous:
+        ctypes.memmove(target.address, value.ctypes.data, value.nbytes)
+        return
+    numpy: Any = sys.modules["numpy"]
+    numpy.frombuffer(target.view, numpy.uint8).view(value.dtype).reshape(value.shape)[...] = value
 
 
 def encode_scalar(value: Any, path: str) -> Dict[str, Any]:

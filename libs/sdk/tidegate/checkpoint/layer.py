@@ -1,87 +1,54 @@
-"""One layer as one file, without pickle: a JSON header that holds the tree, then the raw bytes of its arrays.
-
-    8 bytes    magic "TGLAYER1"
-    8 bytes    length of the header, little-endian
-    header     JSON {"format": 1, "tree": ..., "buffers": [{"kind": k, "offset": n, "bytes": n}, ...], "bytes": total}
-    buffers    each at its offset from the start of the file, a multiple of 64; the gaps are zero
+"""One layer as a tree and the raw bytes of its arrays, without pickle.
 
 In the tree JSON's null, true, false, strings, numbers (integers of up to 64 bits, finite floats) and lists stand
 for themselves. Everything else is an object with one key:
 
     {"d": [[key, value], ...]}   dict (keys str or int)       {"o": ...}  collections.OrderedDict
     {"t": [...]}                 tuple                         {"i": hex}  an integer beyond 64 bits
-    {"f": 16 hex digits}         a float that is not finite    {"y": n}    bytes, buffer n
+    {"f": 16 hex digits}         a float that is not finite    {"y": n}    bytes, blob n
     {"n": ...}  numpy array, {"s": ...} numpy scalar, {"x": ...} torch tensor: see arrays.py and tensors.py
+    {"h": {"of": array or tensor, "offset": [...], "shape": [...]}}  what one rank holds of a larger one: see shard.py
 
 It must never run code found in a file.
 """
 
 from __future__ import annotations
 
-import json
-import os
+import ctypes
 import struct
 from collections import OrderedDict
-from typing import Any, BinaryIO, Callable, ClassVar, Dict, List, Optional
+from typing import Any, Callable, ClassVar, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from tidegate.checkpoint import arrays, tensors
+from tidegate.checkpoint import arrays, hashes, tensors
+from tidegate.checkpoint.manifest import canonical
+from tidegate.checkpoint.shard import Shard
+from tidegate.checkpoint.shard import check as check_shard
 from tidegate.errors import CorruptCheckpointError, UnsupportedObjectError
 
-MAGIC = b"TGLAYER1"
-ALIGNMENT = 64
-HEADER_BYTES_MAX = 1 << 30
 DEPTH_MAX = 200
-BLOCK_BYTES = 1 << 20
 
-_HEAD = struct.Struct("<8sQ")
 _SMALL = 1 << 63
 
 
-class Snapshot:
-    """A layer copied in memory: what the background thread writes. Nothing in it aliases the caller's data."""
+class Described(NamedTuple):
+    """A layer's tree, and where the bytes that it refers to are to be copied from."""
 
-    def __init__(self, name: str, tree: Any, buffers: List[arrays.Buffer]) -> None:
-        self.name = name
-        self._buffers = buffers
-        offsets, end = [], 0
-        for buffer in buffers:
-            offsets.append(end)
-            end = _aligned(end + buffer.size)
-        header = self._header(tree, offsets, 0)
-        # The offsets stand in the header, whose own length moves them: settle its room first, then fill it in.
-        start = _aligned(_HEAD.size + len(header) + 24 * (len(buffers) + 1))
-        header = self._header(tree, [start + offset for offset in offsets], start + end)
-        self._head = (_HEAD.pack(MAGIC, len(header)) + header).ljust(start, b"\0")
-        self.bytes = start + end
-
-    def _header(self, tree: Any, offsets: List[int], total: int) -> bytes:
-        entries = [
-            {"kind": buffer.kind, "offset": offsets[index], "bytes": buffer.size}
-            for index, buffer in enumerate(self._buffers)
-        ]
-        document = {"format": 1, "tree": tree, "buffers": entries, "bytes": total}
-        return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
-
-    def write(self, sink: Callable[[Any], None]) -> None:
-        """Give the file's bytes to `sink`, in order and in blocks of at most BLOCK_BYTES."""
-        _in_blocks(memoryview(self._head), sink)
-        for buffer in self._buffers:
-            _in_blocks(buffer.view, sink)
-            sink(bytes(_aligned(buffer.size) - buffer.size))
+    tree: Any
+    sources: Tuple[arrays.Source, ...]
 
 
-def snapshot(name: str, value: Any) -> Snapshot:
-    """Copy `value` for layer `name`; raises UnsupportedObjectError, which names the path of what is refused."""
-    buffers: List[arrays.Buffer] = []
-    storages = tensors.Storages(buffers)
-    tree = _Encoder(buffers, storages).encode(value, name, 0)
-    storages.copy()
-    return Snapshot(name, tree, buffers)
+def describe(name: str, value: Any) -> Described:
+    """Return the tree of layer `name`; raises UnsupportedObjectError, which names the path of what is refused."""
+    sources: List[arrays.Source] = []
+    storages = tensors.Storages(sources)
+    tree = _Encoder(sources, storages).encode(value, name, 0)
+    storages.finish()
+    return Described(tree, tuple(sources))
 
 
 class _Encoder:
-    def __init__(self, buffers: List[arrays.Buffer], storages: tensors.Storages) -> None:
-        self._buffers = buffers
+    def __init__(self, sources: List[arrays.Source], storages: tensors.Storages) -> None:
+        self._sources = sources
         self._storages = storages
 
     def encode(self, value: Any, path: str, depth: int) -> Any:
@@ -102,8 +69,8 @@ class _Encoder:
         return {"y": self._add(value)} if kind is bytes else value
 
     def _add(self, data: bytes) -> int:
-        self._buffers.append(arrays.Buffer(memoryview(data), data, "y"))
-        return len(self._buffers) - 1
+        self._sources.append(arrays.Source("y", len(data), 1, lambda target: _copy(data, target)))
+        return len(self._sources) - 1
 
     def _container(self, value: Any, kind: type, path: str, depth: int) -> Any:
         if depth > DEPTH_MAX:
@@ -124,13 +91,26 @@ class _Encoder:
         return {"d" if kind is dict else "o": pairs}
 
     def _array(self, value: Any, path: str) -> Any:
+        if type(value) is Shard:
+            return self._shard(value, path)
         if tensors.is_tensor(value):
             return {"x": self._storages.add(value, path)}
         if arrays.is_array(value):
-            return {"n": arrays.encode(value, path, self._buffers)}
+            return {"n": arrays.encode(value, path, self._sources)}
         if arrays.is_scalar(value):
             return {"s": arrays.encode_scalar(value, path)}
         raise UnsupportedObjectError(_refusal(value, path))
+
+    def _shard(self, value: Shard, path: str) -> Any:
+        if not (tensors.is_tensor(value.data) or arrays.is_array(value.data)):
+            raise UnsupportedObjectError(f"{path} was refused: a shard is of a torch tensor or a numpy array")
+        check_shard(value, path)
+        of = self._array(value.data, path)
+        return {"h": {"of": of, "offset": [int(n) for n in value.offset], "shape": [int(n) for n in value.shape]}}
+
+
+def _copy(data: bytes, target: arrays.Target) -> None:
+    ctypes.memmove(target.address, data, len(data))
 
 
 def _refusal(value: Any, path: str) -> str:
@@ -161,38 +141,9 @@ def _text(value: str, path: str) -> str:
     return value
 
 
-class Stored:
-    """A layer file read into memory. `value` is called after its hash was compared, never before."""
-
-    def __init__(self, tree: Any, buffers: List[arrays.Buffer]) -> None:
-        self._tree = tree
-        self._buffers = buffers
-
-    def value(self, map_location: Optional[Any] = None) -> Any:
-        """Return the tree; tensors go to `map_location` (a device; CPU when None)."""
-        try:
-            return _Decoder(self._buffers, map_location).decode(self._tree)
-        except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
-            raise CorruptCheckpointError(f"a layer file's tree is malformed: {error!r}") from error
-
-
-def read(file: BinaryIO, observe: Callable[[Any], object]) -> Stored:
-    """Read a layer file, giving every byte to `observe`; arrays are read straight into their final memory."""
-    head = _read_exactly(file, _HEAD.size, observe)
-    magic, length = _HEAD.unpack(head)
-    if magic != MAGIC or length > HEADER_BYTES_MAX:
-        raise CorruptCheckpointError("this is not a layer file: its first bytes are not those of one")
-    header = _parse(_read_exactly(file, length, observe), os.fstat(file.fileno()).st_size)
-    buffers: List[arrays.Buffer] = []
-    position = _HEAD.size + length
-    for entry in header["buffers"]:
-        _skip(file, entry["offset"] - position, observe)
-        buffer = _ALLOCATE[entry["kind"]](entry["bytes"])
-        _fill(file, buffer.view, observe)
-        buffers.append(buffer)
-        position = entry["offset"] + buffer.size
-    _skip(file, header["bytes"] - position, observe)
-    return Stored(header["tree"], buffers)
+def allocate(kind: str, size: int) -> arrays.Buffer:
+    """Return memory for a blob of a tree, as whatever is made of it wants it."""
+    return _ALLOCATE[kind](size)
 
 
 def _plain_buffer(size: int) -> arrays.Buffer:
@@ -207,23 +158,104 @@ _ALLOCATE: Dict[str, Callable[[int], arrays.Buffer]] = {
 }
 
 
-def _parse(data: bytes, file_bytes: int) -> Dict[str, Any]:
+def value(
+    tree: Any,
+    buffers: Mapping[int, arrays.Buffer],
+    map_location: Optional[Any] = None,
+    whole: Sequence[Any] = (),
+) -> Any:
+    """Return what a tree describes; tensors go to `map_location` (a device; CPU when None).
+
+    `whole` is what stands in the place of its shards, in their order. It is called after the bytes in `buffers` were
+    compared with their hashes, never before.
+    """
     try:
-        header = json.loads(data)
-        known = header["format"] == 1 and header["bytes"] == file_bytes and "tree" in header
-        for entry in header["buffers"]:
-            known = known and entry["kind"] in _ALLOCATE and 0 <= entry["bytes"] <= file_bytes
-            known = known and 0 <= entry["offset"] <= file_bytes
-    except (ValueError, KeyError, TypeError) as error:
-        raise CorruptCheckpointError(f"a layer file's header is malformed: {error!r}") from error
-    if not known:
-        raise CorruptCheckpointError("a layer file's header does not fit the file, or its format is not 1")
-    return dict(header)
+        return _Decoder(buffers, map_location, whole).decode(tree)
+    except (KeyError, IndexError, ValueError, TypeError, AttributeError, RecursionError, RuntimeError) as error:
+        raise CorruptCheckpointError(f"a layer's tree is malformed: {error!r}") from error
+
+
+class Leaf(NamedTuple):
+    """A value of a tree that has bytes of its own: its dotted path, its node, and its blob."""
+
+    path: str
+    node: Any
+    blob: int
+
+
+def leaves(tree: Any, path: str = "", depth: int = 0) -> Iterator[Leaf]:
+    """Yield the arrays, tensors and runs of bytes of a tree; raises CorruptCheckpointError for what is none."""
+    if depth > 2 * DEPTH_MAX:
+        raise CorruptCheckpointError(f"a layer's tree is nested more than {DEPTH_MAX} deep")
+    try:
+        for below, node in _children(tree):
+            joined = f"{path}.{below}" if path and below else path or below
+            if isinstance(node, dict) and next(iter(node)) in ("y", "n", "x"):
+                ((tag, body),) = node.items()
+                yield Leaf(joined, node, body if tag == "y" else body["b"])
+            else:
+                yield from leaves(node, joined, depth + 1)
+    except (KeyError, ValueError, TypeError, AttributeError, StopIteration) as error:
+        raise CorruptCheckpointError(f"a layer's tree is malformed: {error!r}") from error
+
+
+def _children(tree: Any) -> Iterator[Tuple[str, Any]]:
+    if isinstance(tree, list):
+        yield from ((str(index), item) for index, item in enumerate(tree))
+    elif isinstance(tree, dict):
+        ((tag, body),) = tree.items()
+        if tag in ("d", "o"):
+            yield from ((str(key), item) for key, item in body)
+        elif tag == "t":
+            yield "", body
+        elif tag == "h":
+            yield "", body["of"]
+        elif tag in ("y", "n", "x"):
+            yield "", tree
+
+
+class Piece(NamedTuple):
+    """A shard in a tree: its dotted path, the node of what it holds, and where that lies in the whole."""
+
+    path: str
+    of: Any
+    offset: Tuple[int, ...]
+    shape: Tuple[int, ...]
+
+
+def pieces(tree: Any, path: str = "", depth: int = 0) -> Iterator[Piece]:
+    """Yield the shards of a tree, in order; raises CorruptCheckpointError for what is none."""
+    if depth > 2 * DEPTH_MAX:
+        raise CorruptCheckpointError(f"a layer's tree is nested more than {DEPTH_MAX} deep")
+    try:
+        if isinstance(tree, dict) and "h" in tree:
+            body = tree["h"]
+            yield Piece(path, body["of"], tuple(body["offset"]), tuple(body["shape"]))
+            return
+        for below, node in _children(tree):
+            if node is not tree:
+                yield from pieces(node, f"{path}.{below}" if path and below else path or below, depth + 1)
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise CorruptCheckpointError(f"a layer's tree is malformed: {error!r}") from error
+
+
+def layout(tree: Any) -> str:
+    """Return the hash of the names, types and shapes of a tree's arrays and tensors."""
+    found = [
+        [leaf.path, tag, body["dtype"], body["shape"]]
+        for leaf in leaves(tree)
+        for tag, body in leaf.node.items()
+        if tag != "y"
+    ]
+    return hashes.sha256(canonical(sorted(found)))
 
 
 class _Decoder:
-    def __init__(self, buffers: List[arrays.Buffer], map_location: Optional[Any]) -> None:
+    def __init__(
+        self, buffers: Mapping[int, arrays.Buffer], map_location: Optional[Any], whole: Sequence[Any] = ()
+    ) -> None:
         self._buffers = buffers
+        self._whole = list(whole)
         self._tensors = tensors.Loader(buffers, map_location)
 
     def decode(self, node: Any) -> Any:
@@ -250,41 +282,5 @@ class _Decoder:
         "n": lambda self, body: arrays.decode(body, self._buffers),
         "s": lambda self, body: arrays.decode_scalar(body),
         "x": lambda self, body: self._tensors.decode(body),
+        "h": lambda self, body: self._whole.pop(0),
     }
-
-
-def _aligned(size: int) -> int:
-    return (size + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
-
-
-def _in_blocks(view: memoryview, sink: Callable[[Any], None]) -> None:
-    for start in range(0, len(view), BLOCK_BYTES):
-        sink(view[start : start + BLOCK_BYTES])
-
-
-def _read_exactly(file: BinaryIO, size: int, observe: Callable[[Any], object]) -> bytes:
-    data = file.read(size)
-    if len(data) != size:
-        raise CorruptCheckpointError("a layer file is shorter than its header says")
-    observe(data)
-    return data
-
-
-def _skip(file: BinaryIO, size: int, observe: Callable[[Any], object]) -> None:
-    if size < 0:
-        raise CorruptCheckpointError("a layer file's buffers overlap")
-    while size:
-        block = min(size, BLOCK_BYTES)
-        _read_exactly(file, block, observe)
-        size -= block
-
-
-def _fill(file: BinaryIO, view: memoryview, observe: Callable[[Any], object]) -> None:
-    filled = 0
-    while filled < len(view):
-        part = view[filled : filled + BLOCK_BYTES]
-        got = file.readinto(part)  # type: ignore[attr-defined]
-        if not got:
-            raise CorruptCheckpointError("a layer file is shorter than its header says")
-        observe(part[:got])
-        filled += got

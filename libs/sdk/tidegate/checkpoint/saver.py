@@ -10,18 +10,27 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Callable, Deque, List, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, List, Optional
 
-from tidegate.checkpoint import root as roots
-from tidegate.checkpoint.commit import Temporary
+from tidegate.checkpoint import grace, sharding
+from tidegate.checkpoint import snapshot as snapshots
+from tidegate.checkpoint.commit import Occasion
+from tidegate.checkpoint.direct import Arenas
+from tidegate.checkpoint.gathering import Meeting
+from tidegate.checkpoint.grace import Budget
 from tidegate.checkpoint.handle import Checkpoint
-from tidegate.checkpoint.layer import Snapshot
-from tidegate.checkpoint.store import CheckpointStore
+from tidegate.checkpoint.root import Stamp
+from tidegate.checkpoint.snapshot import Snapshot
+from tidegate.checkpoint.store import CheckpointStore, Committed
+from tidegate.checkpoint.writing import Kept
 from tidegate.errors import SaveFailedError, TidegateError
 
 SAVES_IN_FLIGHT_MAX = 2
 """One being written and one waiting; a third save waits for the first. Each holds a copy of its layers."""
+MEASURED_BYTES_MIN = 16 << 20
+"""A save of less says how long its fsyncs take, not how fast the disk is."""
+ARENAS_IDLE_MAX = 2
+"""Beside the copy that the next save is compared with: so saves under way never wait for new memory."""
 
 _log = logging.getLogger("tidegate.checkpoint")
 
@@ -30,8 +39,7 @@ _log = logging.getLogger("tidegate.checkpoint")
 class Done:
     """A save that is durable."""
 
-    root: roots.Root
-    directory: Path
+    committed: Committed
     copy_ms: int
     write_ms: int
 
@@ -45,6 +53,16 @@ class PendingSave:
         self._done: Optional[Done] = None
         self._error: Optional[BaseException] = None
         self._raised = False
+        self._lock = threading.Lock()
+        self._stored_bytes = 0
+        self._total_bytes = 0
+
+    @property
+    def progress(self) -> float:
+        """Return which part of it is stored, from 0 to 1; it is durable when `done` says so."""
+        if self._done is not None:
+            return 1.0
+        return self._stored_bytes / self._total_bytes if self._total_bytes else 0.0
 
     @property
     def done(self) -> bool:
@@ -64,7 +82,11 @@ class PendingSave:
             self._raised = True
             raise SaveFailedError(f"the checkpoint at step {self.step} was not written: {self._error}") from self._error
         assert self._done is not None
-        return Checkpoint(self._done.root, self._done.directory)
+        return Checkpoint(self._done.committed)
+
+    def _on_stored(self, size: int) -> None:
+        with self._lock:
+            self._stored_bytes += size
 
     def _end(self, done: Optional[Done], error: Optional[BaseException]) -> None:
         self._done, self._error = done, error
@@ -74,9 +96,11 @@ class PendingSave:
 @dataclass(frozen=True)
 class _Work:
     pending: PendingSave
-    snapshots: Tuple[Snapshot, ...]
-    stamp: roots.Stamp
+    snapshot: Snapshot
+    stamp: Stamp
     copy_ms: int
+    ends_at: Optional[float]
+    meeting: Optional[Meeting]
 
 
 class Saver:
@@ -96,20 +120,54 @@ class Saver:
         self._unfinished: List[PendingSave] = []
         self._failed: List[PendingSave] = []
         self._thread: Optional[threading.Thread] = None
+        self._arenas = Arenas(ARENAS_IDLE_MAX)
+        self._kept: Optional[Kept] = None
+        self._meetings = 0
+        self._bytes_per_second: Optional[float] = None
 
-    def submit(self, step: int, snapshots: Tuple[Snapshot, ...], stamp: roots.Stamp, copy_ms: int) -> PendingSave:
-        """Hand a copied checkpoint to the thread; waits while SAVES_IN_FLIGHT_MAX others are under way."""
+    def save(
+        self,
+        step: int,
+        layers: Dict[str, Any],
+        stamp: Stamp,
+        *,
+        seconds_left: Optional[float] = None,
+        together: bool = False,
+    ) -> PendingSave:
+        """Copy layers by name and hand them to the thread; waits first while SAVES_IN_FLIGHT_MAX are under way.
+
+        Where there are only `seconds_left`, the checkpoint holds the layers that could be stored in time. `together`
+        with every other rank, which saves as well, it is one checkpoint of all.
+        """
+        ends_at = None if seconds_left is None else grace.within(seconds_left).ends_at
         pending = PendingSave(step)
         with self._condition:
             while len(self._unfinished) >= SAVES_IN_FLIGHT_MAX:
                 self._condition.wait()
             self._unfinished.append(pending)
-            self._queue.append(_Work(pending, snapshots, stamp, copy_ms))
+        started = time.monotonic()
+        try:
+            snapshot = snapshots.take(layers, self._arenas)
+        except BaseException:
+            with self._condition:
+                self._unfinished.remove(pending)
+                self._condition.notify_all()
+            raise
+        pending._total_bytes = snapshot.bytes
+        copy_ms = int((time.monotonic() - started) * 1000)
+        meeting = self._meeting(step, stamp) if together else None
+        with self._condition:
+            self._queue.append(_Work(pending, snapshot, stamp, copy_ms, ends_at, meeting))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="tidegate-saver", daemon=True)
                 self._thread.start()
             self._condition.notify_all()
         return pending
+
+    def _meeting(self, step: int, stamp: Stamp) -> Meeting:
+        """Return where this save meets those of the other ranks: each counts its own, and they agree."""
+        self._meetings += 1
+        return Meeting(sharding.key(step, stamp, self._meetings), stamp.rank, stamp.world_size)
 
     def raise_failure(self) -> None:
         """Raise the first failure nobody was told of."""
@@ -133,22 +191,54 @@ class Saver:
                     self._condition.wait()
                 work = self._queue.popleft()
             self._write(work)
-            del work  # the copies of the layers, which are large
             with self._condition:
-                self._unfinished.pop(0)
+                self._unfinished.remove(work.pending)
                 self._condition.notify_all()
 
     def _write(self, work: _Work) -> None:
-        pending = work.pending
+        started = time.monotonic()
         try:
-            done = write(self._store, pending.step, work.snapshots, work.stamp, work.copy_ms)
-            self._on_saved(done)
-            pending._end(done, None)
+            committed = self._committed(work, started)
         except BaseException as error:  # noqa: BLE001 - kept, and raised in the thread that trains
-            with self._condition:
-                self._failed.append(pending)
-            pending._end(None, error)
-            self._tell(pending.step, error)
+            self._arenas.give_back(work.snapshot.arena)
+            self._fail(work.pending, error)
+            return
+        done = Done(committed, work.copy_ms, int((time.monotonic() - started) * 1000))
+        try:
+            if work.meeting is None or work.meeting.rank == 0:  # one of several ranks is one checkpoint, told of once
+                retain(self._store)
+                self._on_saved(done)
+        except BaseException as error:  # noqa: BLE001 - as above
+            self._fail(work.pending, error)
+        else:
+            work.pending._end(done, None)
+
+    def _committed(self, work: _Work, started: float) -> Committed:
+        """Write one save durably, and see to it that the memory of what nobody needs any more is used again."""
+        before = self._kept
+        occasion = Occasion(work.pending.step, work.stamp, before.root_id if before is not None else None)
+        if work.meeting is not None:
+            committed = self._store.save_part(occasion, work.snapshot, work.meeting)
+            self._arenas.give_back(work.snapshot.arena)
+            return committed
+        budget = None if work.ends_at is None else Budget(work.ends_at, self._bytes_per_second)
+        committed, self._kept = self._store.save(occasion, work.snapshot, before, work.pending._on_stored, budget)
+        if before is not None:
+            self._arenas.give_back(before.snapshot.arena)
+        if not committed.root.lost:
+            self._measure(work.snapshot.bytes, time.monotonic() - started)
+        return committed
+
+    def _measure(self, size: int, seconds: float) -> None:
+        """Remember how fast layers become durable: what the next save has time for is judged by it."""
+        if size >= MEASURED_BYTES_MIN:
+            self._bytes_per_second = size / seconds
+
+    def _fail(self, pending: PendingSave, error: BaseException) -> None:
+        with self._condition:
+            self._failed.append(pending)
+        pending._end(None, error)
+        self._tell(pending.step, error)
 
     def _tell(self, step: int, error: BaseException) -> None:
         _log.error("the checkpoint at step %d was not written: %s", step, error)
@@ -156,16 +246,6 @@ class Saver:
             self._on_failed(step, f"{type(error).__name__}: {error}")
         except TidegateError as unreachable:
             _log.warning("the agent could not be told: %s", unreachable)
-
-
-def write(store: CheckpointStore, step: int, snapshots: Tuple[Snapshot, ...], stamp: roots.Stamp, copy_ms: int) -> Done:
-    """Write and commit one checkpoint, then drop the oldest ones."""
-    started = time.monotonic()
-    with Temporary(store.directory, step) as temporary:
-        layers = tuple(temporary.write_layer(snapshot) for snapshot in snapshots)
-        root, directory = temporary.commit(stamp, layers)
-    retain(store)
-    return Done(root, directory, copy_ms, int((time.monotonic() - started) * 1000))
 
 
 def retain(store: CheckpointStore) -> None:

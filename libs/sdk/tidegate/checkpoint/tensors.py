@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from tidegate.checkpoint.arrays import Buffer
+from tidegate.checkpoint.arrays import Buffer, Source, Target
 from tidegate.errors import UnsupportedObjectError, UsageError
 
 _SLACK = 2
@@ -26,22 +26,22 @@ def is_tensor(value: Any) -> bool:
 
 
 class Storages:
-    """Collects the tensors of a layer by storage, then copies each storage's used range once."""
+    """Collects the tensors of a layer by storage, so that each storage's used range is copied once."""
 
-    def __init__(self, buffers: List[Buffer]) -> None:
-        self._buffers = buffers
+    def __init__(self, sources: List[Source]) -> None:
+        self._sources = sources
         self._groups: Dict[Any, Tuple[int, List[Tuple[Any, Dict[str, Any]]]]] = {}
 
     def add(self, value: Any, path: str) -> Dict[str, Any]:
-        """Return the tensor's place in the tree; it is complete only after `copy`."""
+        """Return the tensor's place in the tree; it is complete only after `finish`."""
         tensor = _plain(value, path)
         storage = tensor.untyped_storage()
         key: Any = (str(tensor.device), storage.data_ptr(), storage.nbytes())
         if tensor.numel() == 0:
-            key = len(self._buffers)
+            key = len(self._sources)
         if key not in self._groups:
-            self._buffers.append(Buffer(memoryview(b""), None, "x"))
-            self._groups[key] = (len(self._buffers) - 1, [])
+            self._sources.append(_NOTHING)
+            self._groups[key] = (len(self._sources) - 1, [])
         index, members = self._groups[key]
         body = {
             "b": index,
@@ -58,11 +58,14 @@ class Storages:
         members.append((tensor, body))
         return body
 
-    def copy(self) -> None:
-        """Copy every storage into memory of the layer's own."""
+    def finish(self) -> None:
+        """Say which bytes of every storage are to be copied."""
         for index, members in self._groups.values():
-            self._buffers[index] = _copy(members)
+            self._sources[index] = _source(members)
         self._groups.clear()
+
+
+_NOTHING = Source("x", 0, 1, lambda target: None)
 
 
 def _plain(value: Any, path: str) -> Any:
@@ -84,7 +87,7 @@ def _plain(value: Any, path: str) -> Any:
     return value.detach().resolve_conj().resolve_neg()
 
 
-def _copy(members: List[Tuple[Any, Dict[str, Any]]]) -> Buffer:
+def _source(members: List[Tuple[Any, Dict[str, Any]]]) -> Source:
     spans = [_span(tensor) for tensor, _ in members]
     low = min(span[0] for span in spans) // _ALIGNMENT * _ALIGNMENT
     high = max(span[1] for span in spans)
@@ -94,10 +97,10 @@ def _copy(members: List[Tuple[Any, Dict[str, Any]]]) -> Buffer:
         compact = first.contiguous()
         body["stride"], body["offset"] = list(compact.stride()), 0
         low = compact.storage_offset() * compact.element_size()
-        return _bytes_of(compact, low, needed)
+        return _source_of(compact, low, needed)
     for index, (tensor, description) in enumerate(members):
         description["offset"] = (spans[index][0] - low) // tensor.element_size()
-    return _bytes_of(first, low, high - low)
+    return _source_of(first, low, high - low)
 
 
 def _span(tensor: Any) -> Tuple[int, int]:
@@ -110,11 +113,21 @@ def _span(tensor: Any) -> Tuple[int, int]:
     return start * item, (last + 1) * item if tensor.numel() else start * item
 
 
-def _bytes_of(tensor: Any, low: int, size: int) -> Buffer:
+def _source_of(tensor: Any, low: int, size: int) -> Source:
+    item = tensor.element_size() // 2 if tensor.is_complex() else tensor.element_size()
+    return Source("x", size, item, lambda target: _copy(tensor, low, size, target))
+
+
+def _copy(tensor: Any, low: int, size: int, target: Target) -> None:
+    if size == 0:
+        return
     torch: Any = sys.modules["torch"]
     raw = torch.empty(0, dtype=torch.uint8, device=tensor.device)
     raw = raw.set_(tensor.untyped_storage(), low, (size,), (1,))
-    return _buffer(raw.to("cpu", copy=True))
+    if raw.device.type == "cpu":
+        ctypes.memmove(target.address, raw.data_ptr(), size)
+    else:
+        torch.frombuffer(target.view, dtype=torch.uint8).copy_(raw)
 
 
 def _buffer(raw: Any) -> Buffer:
@@ -132,7 +145,7 @@ def allocate(size: int) -> Buffer:
 class Loader:
     """Makes tensors over the buffers of a layer; tensors of one storage share it, on the asked device too."""
 
-    def __init__(self, buffers: List[Buffer], map_location: Optional[Any]) -> None:
+    def __init__(self, buffers: Mapping[int, Buffer], map_location: Optional[Any]) -> None:
         self._buffers = buffers
         self._device = "cpu" if map_location is None else map_location
         self._bases: Dict[int, Any] = {}

@@ -22,6 +22,8 @@ from tidegate.cli.commands import (
     queue,
     status,
     submit,
+    tier_upkeep,
+    tiers,
     top,
     trace,
 )
@@ -77,6 +79,14 @@ app.command("suspend", rich_help_panel=_JOBS)(acts.suspend)
 app.command("resume", rich_help_panel=_JOBS)(acts.resume)
 app.command("requeue", rich_help_panel=_JOBS)(acts.requeue)
 app.command("events", rich_help_panel=_HISTORY)(events.events)
+checkpoint.app.command("show")(tiers.show)
+checkpoint.app.command("verify")(tiers.verify)
+checkpoint.app.command("diff")(tiers.diff)
+checkpoint.app.command("export")(tiers.export)
+checkpoint.app.command("pin")(tier_upkeep.pin)
+checkpoint.app.command("gc")(tier_upkeep.gc)
+checkpoint.app.command("scrub")(tier_upkeep.scrub)
+checkpoint.app.command("repair")(tier_upkeep.repair)
 app.add_typer(checkpoint.app, name="checkpoint", rich_help_panel=_JOBS)
 app.add_typer(queue.app, name="queue", rich_help_panel=_CLUSTER)
 app.add_typer(node.app, name="node", rich_help_panel=_CLUSTER)

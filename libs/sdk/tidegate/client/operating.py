@@ -25,7 +25,7 @@ KEPT = Kept()
 
 
 def ask_job(job_id: str, act: str, reason: str = "", **fields: Any) -> Flow[Document]:
-    """Ask for `act` (hold, release, suspend, resume, requeue, priority, limit) of a job."""
+    """Ask for `act` (hold, release, suspend, resume, requeue, priority, limit, rollback) of a job."""
     return (yield from _ask(f"/v1/jobs/{_quoted(job_id)}/{act}", reason, fields))
 
 

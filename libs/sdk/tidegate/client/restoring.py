@@ -1,34 +1,36 @@
-"""Carry out a plan to restore: copy the files of the planned layers out of a tier that this machine can read.
+"""Carry out a plan to restore: copy the planned layers out of a tier that this machine can read.
 
-Every byte is compared with the hash that the checkpoint's id vouches for, and the target appears whole or not at all.
+Layers of files become files. Layers of values become a store of their own, which `tidegate.checkpoint` reads. Each byte
+is compared with the hash that the checkpoint's id vouches for, and the target appears whole or not at all.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import tempfile
 from pathlib import Path, PurePosixPath
-from typing import Any, Callable, List, Mapping
+from typing import TYPE_CHECKING, Any, List, Mapping, Sequence, Tuple
 
+from tidegate.checkpoint import copying, files, places, reader, store, trees
 from tidegate.checkpoint import root as roots
-from tidegate.checkpoint.root import FileEntry, LayerEntry, Root
-from tidegate.client.endpoint import stack_home
+from tidegate.checkpoint.copying import OnCopied
+from tidegate.checkpoint.crew import SHARED
+from tidegate.checkpoint.manifest import FILES
+from tidegate.checkpoint.pack import Index
+from tidegate.checkpoint.places import Places
+from tidegate.checkpoint.root import LayerEntry, Root
+from tidegate.checkpoint.shelf import Shelf
 from tidegate.client.errors import ClientError
 from tidegate.errors import CorruptCheckpointError
+from tidegate.tiers import reading as tier_reading
 
-OnCopied = Callable[[int], None]
-"""Told how many bytes more were copied."""
+if TYPE_CHECKING:
+    from tidegate.tiers.tiers import Tiers
 
 
 class RestoreError(ClientError):
     """The planned checkpoint cannot be read here, or the target cannot be written."""
-
-
-def tier_directory(plan: Mapping[str, Any]) -> Path:
-    """Return where the local stack keeps the plan's tier: `hot` below its data directory."""
-    return stack_home() / str(plan["tier"])
 
 
 def carry_out(
@@ -38,11 +40,29 @@ def carry_out(
 
     Raises RestoreError for what cannot be read or written, CorruptCheckpointError for bytes that were not saved so.
     """
-    source = _source(plan, tier)
-    root = roots.read_root(source)
-    if root.id != plan["checkpoint_id"]:
-        raise CorruptCheckpointError(f"{source} holds checkpoint {root.id[:12]}, not {plan['checkpoint_id'][:12]}")
-    layers = [_layer(root, str(planned["name"])) for planned in plan["layers"]]
+    return copy_out(plan, _source(plan, tier), target, on_copied)
+
+
+def from_tiers(plan: Mapping[str, Any], tiers: Tiers, target: Path, on_copied: OnCopied) -> List[Path]:
+    """Carry a plan out from the nearest of a cluster's tiers that has the layers whole. Raises as `carry_out`."""
+    tenant, job = _store_parts(plan)
+    with tiers.holdings(tenant, job) as held:
+        found = [each.root for each in tier_reading.known(held) if each.root.id == plan["checkpoint_id"]]
+    if not found:
+        message = f"No tier that can be read here ({', '.join(tiers.names())}) has the planned checkpoint whole."
+        raise RestoreError(message, "Run this where a tier that has it is mounted, and name it (--tier-dir).")
+    target = target.expanduser().absolute()
+    names = [str(layer["name"]) for layer in plan["layers"]]
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        wanted = tier_reading.Wanted(tenant, job, found[0], names, target.parent)
+        return tier_reading.read_from(tiers, wanted, lambda store: copy_out(plan, store, target, on_copied))
+    except OSError as error:
+        raise RestoreError(f"{target} cannot be made: {error.strerror}.", "Name a directory you may write.") from error
+
+
+def copy_out(plan: Mapping[str, Any], source: Path, target: Path, on_copied: OnCopied) -> List[Path]:
+    """Carry a plan out from the store in `source`. Raises as `carry_out`."""
     target = target.expanduser().absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise RestoreError(f"{target} is not empty.", "Accepted is a directory that is empty or not there yet.")
@@ -52,8 +72,9 @@ def carry_out(
     except OSError as error:
         raise RestoreError(f"{target} cannot be made: {error.strerror}.", "Name a directory you may write.") from error
     try:
-        (partial / roots.ROOT_FILE).write_bytes(roots.encode(root))
-        written = [_copy(source, entry, partial, on_copied) for layer in layers for entry in layer.files]
+        with places.opened(source) as held:
+            _restore(held, _planned_root(held, plan), plan, partial, on_copied)
+        written = sorted(path.relative_to(partial) for path in partial.rglob("*") if path.is_file())
         partial.chmod(0o755)
         partial.rename(target)
     except OSError as error:
@@ -65,11 +86,52 @@ def carry_out(
     return [target / name for name in written]
 
 
+def _planned_root(held: Places, plan: Mapping[str, Any]) -> Root:
+    root = roots.read(held.roots, str(plan["root"]))
+    if root.id != plan["checkpoint_id"]:
+        raise CorruptCheckpointError(f"{root.name} is checkpoint {root.id[:12]}, not {plan['checkpoint_id'][:12]}")
+    return root
+
+
+def _restore(held: Places, root: Root, plan: Mapping[str, Any], partial: Path, on_copied: OnCopied) -> None:
+    layers = [_layer(root, str(planned["name"])) for planned in plan["layers"]]
+    index = Shelf().refresh(held)
+    values = [entry for entry in layers if entry.kind != FILES]
+    if values:
+        with places.opened(partial, create=True) as target:
+            copying.copy_layers(held, target, index, values, on_copied)
+            copying.copy_root(target, root)
+            with reader.reading(target, Shelf().refresh(target), SHARED) as reading:
+                for entry in values:
+                    for manifest in store.layer_manifests(target, entry):
+                        reader.verify(reading, entry.name, manifest)
+    _restore_trees(held, index, [entry for entry in layers if entry.kind == FILES], partial, on_copied)
+
+
+def _restore_trees(
+    held: Places, index: Index, layers: Sequence[LayerEntry], partial: Path, on_copied: OnCopied
+) -> None:
+    with reader.reading(held, index, SHARED) as reading:
+        for entry in layers:
+            below = partial / entry.name
+            below.mkdir()
+            target = os.open(below, files.DIRECTORY_FLAGS)
+            try:
+                (manifest,) = store.layer_manifests(held, entry)
+                trees.put_tree(reading, manifest, entry.name, target, on_copied)
+            finally:
+                os.close(target)
+
+
+def _store_parts(plan: Mapping[str, Any]) -> Tuple[str, str]:
+    parts = PurePosixPath(str(plan["store"])).parts
+    if len(parts) != 2 or ".." in parts or parts[0] == "/":
+        raise RestoreError(f"The plan names the store {plan['store']!r}.", "Accepted is TENANT/JOB.")
+    return parts[0], parts[1]
+
+
 def _source(plan: Mapping[str, Any], tier: Path) -> Path:
-    parts = PurePosixPath(str(plan["directory"])).parts
-    if len(parts) != 3 or ".." in parts or parts[0] == "/":
-        raise RestoreError(f"The plan names the directory {plan['directory']!r}.", "Accepted is TENANT/JOB/CHECKPOINT.")
-    source = tier.joinpath(*parts)
+    source = tier.joinpath(*_store_parts(plan))
     if not source.is_dir():
         message = f"The {plan['tier']} tier of node {plan['node']} cannot be read here: there is no {source}."
         raise RestoreError(message, "Run this where that tier is mounted, and name it (--tier-dir).")
@@ -81,20 +143,3 @@ def _layer(root: Root, name: str) -> LayerEntry:
     if layer is None:
         raise CorruptCheckpointError(f"checkpoint {root.id[:12]} was planned with a layer {name!r} that it lacks")
     return layer
-
-
-def _copy(source: Path, entry: FileEntry, partial: Path, on_copied: OnCopied) -> PurePosixPath:
-    """Copy one file; its path was checked when the root was read."""
-    path = partial / entry.path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    hashing = hashlib.sha256()
-    with roots.open_inside(source, entry.path) as reading, path.open("xb") as writing:
-        roots.check_size(source, entry, reading)
-        while block := reading.read(roots.BLOCK_BYTES):
-            hashing.update(block)
-            writing.write(block)
-            on_copied(len(block))
-        writing.flush()
-        os.fsync(writing.fileno())
-    roots.check_digest(source, entry, hashing.hexdigest())
-    return PurePosixPath(entry.path)

@@ -239,6 +239,14 @@ class Client:
         found: List[Document] = self._run(core.document("/v1/checkpoints", {"job": job_id}))["checkpoints"]
         return found
 
+    def rollback(self, job_id: str, layers: Sequence[str], checkpoint_id: str, reason: str = "") -> Document:
+        """Have the job resume with these layers as they were in an older checkpoint; return the new one.
+
+        Raises NotFound where they are not there, Unavailable while no shared tier holds both checkpoints.
+        """
+        fields = {"layers": list(layers), "checkpoint_id": checkpoint_id}
+        return self._run(operating.ask_job(job_id, "rollback", reason, **fields))
+
     def restore(self, job_id: str, layers: Sequence[str], checkpoint_id: Optional[str] = None) -> Document:
         """Return the plan to restore `layers` of the newest (or the named) checkpoint."""
         return self._run(core.restore(job_id, layers, checkpoint_id))

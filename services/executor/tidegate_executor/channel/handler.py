@@ -91,7 +91,7 @@ class ChannelHandler(Protocol):
         """An event of the user's own."""
 
     async def on_saved(self, origin: Origin, message: messages.Saved) -> None:
-        """A checkpoint is durable in the hot directory (the agent may check its root.json)."""
+        """A checkpoint is durable in the hot directory (the agent may check its root)."""
 
     async def on_save_failed(self, origin: Origin, message: messages.SaveFailed) -> None:
         """A save failed; the job knows."""

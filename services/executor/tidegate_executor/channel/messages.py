@@ -76,7 +76,7 @@ class Publish(Control, frozen=True, tag="publish"):
 
 
 class SavedLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One layer of a saved checkpoint; `sha256` as in root.json."""
+    """One layer of a saved checkpoint; `sha256` is that of its manifest."""
 
     name: LayerName
     bytes: Count
@@ -84,7 +84,7 @@ class SavedLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class Saved(Control, frozen=True, tag="saved"):
-    """A checkpoint is durable in the hot directory under `directory`; `id` is that of its root.json."""
+    """A checkpoint is durable in the hot directory, its root under the name `directory`; `id` is the root's."""
 
     id: Digest
     directory: CheckpointName

@@ -49,6 +49,7 @@ ROUTES = (
     Route("/v1/jobs/{job_id}/explain", jobs.explain, methods=["GET"]),
     Route("/v1/jobs/{job_id}/logs", nodes.logs, methods=["GET"]),
     Route("/v1/jobs/{job_id}/restore", nodes.restore, methods=["POST"]),
+    Route("/v1/jobs/{job_id}/rollback", nodes.rollback, methods=["POST"]),
     Route("/v1/checkpoints", jobs.checkpoints, methods=["GET"]),
     Route("/v1/blobs/{digest}", blobs.put, methods=["PUT"]),
     Route("/v1/blobs/{digest}", blobs.get, methods=["GET"]),

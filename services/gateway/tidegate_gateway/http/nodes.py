@@ -15,6 +15,7 @@ from tidegate_gateway.asks.base import (
     BadAnswerError,
     NobodyAnsweredError,
 )
+from tidegate_gateway.http.asking import permit_for_tenant, read_asked
 from tidegate_gateway.http.bodies import read_body
 from tidegate_gateway.http.errors import ApiError, ProblemsError, json_response
 from tidegate_gateway.http.params import Parameters
@@ -31,12 +32,17 @@ LAYERS_MAX = 16
 RESTORE_BODY_BYTES_MAX = 16 * 1024
 ERROR_CHARS_MAX = 1000
 RESTORE_SUBJECT = "tg.ask.checkpoint.restore"
+ROLLBACK_SUBJECT = "tg.ask.checkpoint.rollback"
 
 _LAYER = text(64, pattern=bounds.NAME, accepted="the name of a layer, such as model")
 _RESTORE = {
     "layers": Field(sequence(_LAYER, LAYERS_MAX, count_min=1, of="layers")),
     "layer": Field(_LAYER),
     "checkpoint_id": Field(text(128, pattern=bounds.CODE_DIGEST, accepted="the id of a checkpoint")),
+}
+_ROLLBACK = {
+    "layers": Field(sequence(_LAYER, LAYERS_MAX, count_min=1, of="layers"), required=True),
+    "checkpoint_id": Field(text(128, pattern=bounds.CODE_DIGEST, accepted="the id of a checkpoint"), required=True),
 }
 
 
@@ -148,15 +154,32 @@ async def restore(request: Request) -> Response:
     question = {"job": job.id, "layers": [read["layer"]] if "layer" in read else list(read.get("layers", ()))}
     if "checkpoint_id" in read:
         question["checkpoint_id"] = read["checkpoint_id"]
+    plan = await _ask_checkpoint(gateway, RESTORE_SUBJECT, question, "cannot_restore")
+    return json_response(plan, headers=trace_headers(job.id))
+
+
+async def rollback(request: Request) -> Response:
+    """POST /v1/jobs/{job_id}/rollback."""
+    gateway = gateway_of(request)
+    asked, given = await read_asked(request, _ROLLBACK)
+    await fresh(gateway)
+    job = await find_job(gateway, request.path_params["job_id"])
+    permit_for_tenant(gateway, asked.actor, job.tenant)
+    question = {"job": job.id, "layers": list(given["layers"]), "checkpoint_id": given["checkpoint_id"]}
+    made = await _ask_checkpoint(gateway, ROLLBACK_SUBJECT, question, "cannot_roll_back")
+    return json_response(made, 202, trace_headers(job.id))
+
+
+async def _ask_checkpoint(gateway: Gateway, subject: str, question: dict[str, Any], code: str) -> dict[str, Any]:
     try:
-        plan = await gateway.asker.ask(RESTORE_SUBJECT, question, CHECKPOINT_SECONDS_MAX)
+        answer = await gateway.asker.ask(subject, question, CHECKPOINT_SECONDS_MAX)
     except NobodyAnsweredError as error:
         raise ApiError(
             503, "checkpoint_away", "the checkpoint service did not answer", "the same again later"
         ) from error
-    if error_text := plan.get("error"):
-        reason = str(plan.get("code", ""))
-        status = 503 if reason == "TierUnavailable" else 404
-        accepted = plan.get("accepted") or "a checkpoint and layers that are there"
-        raise ApiError(status, "cannot_restore", str(error_text)[:ERROR_CHARS_MAX], str(accepted), reason=reason)
-    return json_response(plan, headers=trace_headers(job.id))
+    if error_text := answer.get("error"):
+        reason = str(answer.get("code", ""))
+        status = 503 if reason in ("TierUnavailable", "NotPromoted") else 404
+        accepted = answer.get("accepted") or "a checkpoint and layers that are there"
+        raise ApiError(status, code, str(error_text)[:ERROR_CHARS_MAX], str(accepted), reason=reason)
+    return answer

@@ -46,7 +46,8 @@ def restore(  # noqa: PLR0917
     checkpoint: Annotated[str | None, typer.Option(help="Of this checkpoint (its id) instead of the newest.")] = None,
     to: Annotated[Path | None, typer.Option(help="Copy the files here; without it, only the plan is shown.")] = None,
     tier_dir: Annotated[
-        Path | None, typer.Option(help="Where the tier is mounted; default: in the local stack's directory.")
+        Path | None,
+        typer.Option(help="Read only this directory of <tenant>/<job>. Default: the nearest tier."),
     ] = None,
     as_json: output.JsonFlag = False,
 ) -> None:
@@ -67,8 +68,35 @@ def restore(  # noqa: PLR0917
         print("\n".join(files) if files is not None else "Copy the files with --to DIR.")
 
 
+@app.command("rollback")
+def rollback(
+    job: JobArgument,
+    layer: Annotated[list[str], typer.Option(help="This layer goes back; may be given repeatedly.")],
+    to: Annotated[str, typer.Option(help="To what it was in this checkpoint (its id).")],
+    reason: Annotated[str, typer.Option("--reason", help="Why.")] = "",
+    as_json: output.JsonFlag = False,
+) -> None:
+    """Have a job resume with some layers as they were, and the others as they are: a new checkpoint, nothing is lost.
+
+    A job that runs goes on as it is until it resumes, and what it saves meanwhile is newer: suspend it first.
+
+    \b
+    Examples:
+      tidegate checkpoint rollback j-4k2mz7q5x3w6y2ab --layer model --to 4f1c09d27e6b...
+    """
+    with connect() as client, output.Progress(f"Rolling {', '.join(layer)} of {job} back"):
+        made = client.rollback(job, layer, to, reason)
+    if as_json:
+        output.print_document(made)
+    else:
+        print(
+            f"checkpoint {short(made['checkpoint_id'])} at step {made['step']} has {', '.join(layer)} of {short(to)}."
+        )
+
+
 def _carry_out(plan: dict[str, Any], tier_dir: Path | None, to: Path, progress: output.Progress) -> list[Path]:
-    from tidegate.client.restoring import carry_out, tier_directory  # noqa: PLC0415
+    from tidegate.cli.commands.tiers import here  # noqa: PLC0415
+    from tidegate.client.restoring import carry_out, from_tiers  # noqa: PLC0415
 
     copied = 0
 
@@ -77,7 +105,9 @@ def _carry_out(plan: dict[str, Any], tier_dir: Path | None, to: Path, progress: 
         copied += count
         progress.update(f"Copying: {text.size(copied)} of {text.size(plan['size_bytes'])}")
 
-    return carry_out(plan, tier_dir or tier_directory(plan), to, on_copied)
+    if tier_dir is not None:
+        return carry_out(plan, tier_dir, to, on_copied)
+    return from_tiers(plan, here(), to, on_copied)
 
 
 def _plan(plan: dict[str, Any]) -> Any:
@@ -85,10 +115,10 @@ def _plan(plan: dict[str, Any]) -> Any:
 
     title = f"checkpoint {short(plan['checkpoint_id'])} of {plan['job_id']}, step {plan['step']}, {plan['status']}"
     table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left", title_style="")
-    for name in ("LAYER", "SIZE", "FILES", "DIGEST"):
-        table.add_column(name, justify="right" if name in ("SIZE", "FILES") else "left")
+    for name in ("LAYER", "SIZE", "PACKS", "DIGEST"):
+        table.add_column(name, justify="right" if name in ("SIZE", "PACKS") else "left")
     for one in plan["layers"]:
-        table.add_row(one["name"], text.size(one["size_bytes"]), str(one["file_count"]), short(one["digest"]))
+        table.add_row(one["name"], text.size(one["size_bytes"]), str(one["pack_count"]), short(one["digest"]))
     return table
 
 

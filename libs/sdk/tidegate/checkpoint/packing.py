@@ -1,0 +1,212 @@
+"""Writes the chunks of a save into new packs, each chunk once, those that the store has already not at all."""
+
+from __future__ import annotations
+
+import os
+import threading
+from types import TracebackType
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type
+
+from tidegate.checkpoint import codec, files, hashes
+from tidegate.checkpoint.crew import Crew
+from tidegate.checkpoint.direct import DIRECT, Arena
+from tidegate.checkpoint.pack import (
+    CHUNK_BYTES,
+    DEPTH_MAX,
+    PACK_BYTES_MAX,
+    SUFFIX,
+    Entry,
+    Index,
+    aligned,
+    encode_index,
+    read_index,
+)
+from tidegate.checkpoint.places import Places
+from tidegate.errors import CorruptCheckpointError
+
+OnStored = Callable[[int], None]
+"""Told how many bytes more are stored, from whichever thread stored them."""
+
+
+class Base(NamedTuple):
+    """What a blob was in the save before: its bytes, still in memory, and its chunks."""
+
+    view: memoryview
+    chunks: Tuple[bytes, ...]
+
+
+class Blob(NamedTuple):
+    """A run of bytes in an arena, to be stored as chunks; `item` is the size of the numbers in it, 1 for no numbers."""
+
+    arena: Arena
+    offset: int
+    size: int
+    item: int
+    base: Optional[Base] = None
+
+    @property
+    def view(self) -> memoryview:
+        """Return its bytes."""
+        return self.arena.view[self.offset : self.offset + self.size]
+
+
+class _Part(NamedTuple):
+    blob: Blob
+    number: int
+
+    @property
+    def plain(self) -> memoryview:
+        start = self.number * CHUNK_BYTES
+        return self.blob.view[start : start + CHUNK_BYTES]
+
+    @property
+    def padded(self) -> memoryview:
+        """Return its bytes up to the end of their last block: zeros stand there, see Arena.take."""
+        start = self.blob.offset + self.number * CHUNK_BYTES
+        return self.blob.arena.view[start : start + aligned(len(self.plain))]
+
+
+class _OpenPack:
+    def __init__(self, places: Places) -> None:
+        self.temporary = files.Temporary(places.staging, DIRECT)
+        self.end = 0
+        self.entries: List[Entry] = []
+
+
+class Packer:
+    """The packs of one save. Leaving the `with` block removes what was not sealed."""
+
+    hash_name = hashes.BEST
+
+    def __init__(self, places: Places, index: Index, crew: Crew, on_stored: OnStored = lambda size: None) -> None:
+        self.places = places
+        self.index = index
+        self._crew = crew
+        self._on_stored = on_stored
+        self.refresh: Callable[[], None] = lambda: None
+        self.check_time: Callable[[], None] = lambda: None
+        self._hash = hashes.named(self.hash_name)
+        self._lock = threading.Lock()
+        self._packs: List[_OpenPack] = []
+        self._claimed: Dict[bytes, None] = {}
+        self._scratch = threading.local()
+
+    def __enter__(self) -> "Packer":
+        return self
+
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        trace: Optional[TracebackType],
+    ) -> None:
+        for pack in self._packs:
+            pack.temporary.__exit__(kind, error, trace)
+        self._packs.clear()
+
+    def put(self, blobs: Sequence[Blob]) -> List[Tuple[bytes, ...]]:
+        """Store blobs; return the ids of the chunks of each. Nothing is durable before `seal`."""
+        parts = [_Part(blob, number) for blob in blobs for number in range(-(-blob.size // CHUNK_BYTES))]
+        ids = iter(self._crew.map(self._store, parts))
+        return [tuple(next(ids) for _ in range(-(-blob.size // CHUNK_BYTES))) for blob in blobs]
+
+    def _store(self, part: _Part) -> bytes:
+        self.check_time()
+        chunk = self._store_once(part)
+        self._on_stored(len(part.plain))
+        return chunk
+
+    def _store_once(self, part: _Part) -> bytes:
+        chunk = self._hash(part.plain)
+        with self._lock:
+            if chunk in self._claimed:
+                return chunk
+            self._claimed[chunk] = None
+        if self._depth_of(chunk) is not None:
+            return chunk
+        base, base_view = self._base(part)
+        encoded = codec.encode(part.plain, part.blob.item, base_view)
+        depth = 0
+        if encoded.is_delta and base is not None:
+            depth = (self._depth_of(base) or 0) + 1
+        is_raw = encoded.compressor == codec.RAW
+        entry = Entry(
+            id=chunk,
+            stored_hash=chunk if is_raw else self._hash(encoded.data),
+            base=base if encoded.is_delta else None,
+            offset=0,
+            stored_bytes=len(encoded.data),
+            plain_bytes=len(part.plain),
+            compressor=encoded.compressor,
+            item=encoded.item,
+            depth=depth,
+        )
+        self._write(entry, part.padded if is_raw else self._padded(encoded.data))
+        return chunk
+
+    def _depth_of(self, chunk: bytes) -> Optional[int]:
+        """Return the depth at which the store holds a chunk; None where it lacks it, or a base below it."""
+        try:
+            return self.index.chain(self.hash_name, chunk)[0].entry.depth
+        except CorruptCheckpointError:
+            return None
+
+    def _base(self, part: _Part) -> "Tuple[Optional[bytes], Optional[memoryview]]":
+        before = part.blob.base
+        if before is None or part.number >= len(before.chunks):
+            return None, None
+        chunk = before.chunks[part.number]
+        start = part.number * CHUNK_BYTES
+        view = before.view[start : start + CHUNK_BYTES]
+        depth = self._depth_of(chunk)
+        if depth is None or depth >= DEPTH_MAX or len(view) != len(part.plain):
+            return None, None
+        return chunk, view
+
+    def _padded(self, data: Any) -> memoryview:
+        """Return compressed bytes in memory of this thread that can be written around the cache."""
+        if not hasattr(self._scratch, "arena"):
+            self._scratch.arena = Arena(CHUNK_BYTES)
+        arena: Arena = self._scratch.arena
+        arena.reset()
+        _, view = arena.take(len(data))
+        view[:] = data
+        return arena.view[: arena.used]
+
+    def _write(self, entry: Entry, padded: memoryview) -> None:
+        with self._lock:
+            if not self._packs or self._packs[-1].end + len(padded) > PACK_BYTES_MAX:
+                self._packs.append(_OpenPack(self.places))
+            pack = self._packs[-1]
+            offset, pack.end = pack.end, pack.end + len(padded)
+            pack.entries.append(entry._replace(offset=offset))
+        _write_at(pack.temporary.descriptor, padded, offset)
+
+    def seal(self) -> List[str]:
+        """Make every pack durable under its name; return their ids. The index has them from then on."""
+        sealed = [self._seal(pack) for pack in self._packs]
+        # Also where nothing was written: a chunk that is not written again may be in a pack that another process has
+        # named and not made durable under its name yet.
+        os.fsync(self.places.packs)
+        self.places.sync_staging()
+        for name in sealed:
+            self.index.add(read_index(self.places.packs, name + SUFFIX))
+        self._packs.clear()
+        return sealed
+
+    def _seal(self, pack: _OpenPack) -> str:
+        name, tail = encode_index(self.hash_name, pack.entries, pack.end)
+        arena = Arena(len(tail))
+        _, view = arena.take(len(tail))
+        view[:] = tail
+        descriptor = pack.temporary.descriptor
+        _write_at(descriptor, arena.view[: len(tail)], pack.end)
+        files.seal(descriptor)
+        pack.temporary.name_as(self.places.packs, name + SUFFIX)
+        return name
+
+
+def _write_at(descriptor: int, data: memoryview, offset: int) -> None:
+    while data:
+        written = os.pwrite(descriptor, data, offset)
+        data, offset = data[written:], offset + written

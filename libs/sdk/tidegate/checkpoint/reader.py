@@ -1,0 +1,211 @@
+"""Reads layers back out of packs. Every byte is compared with its hash before anybody sees it."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from typing import Any, BinaryIO, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+from tidegate.checkpoint import codec, files, hashes, layer
+from tidegate.checkpoint.arrays import Buffer
+from tidegate.checkpoint.crew import Crew
+from tidegate.checkpoint.manifest import BlobEntry, Manifest
+from tidegate.checkpoint.pack import CHUNK_BYTES, Index, Located
+from tidegate.checkpoint.places import Places
+from tidegate.errors import CorruptCheckpointError, UnknownLayerError
+
+
+class DamagedChunkError(CorruptCheckpointError):
+    """A chunk's stored bytes are not those of its hash; `located` says which."""
+
+    def __init__(self, message: str, located: Located) -> None:
+        super().__init__(message)
+        self.located = located
+
+
+class Want(NamedTuple):
+    """One chunk to read: what it belongs to in words, and the memory it goes to."""
+
+    what: str
+    hash_name: str
+    chunk: bytes
+    target: memoryview
+
+
+class Reader:
+    """Reads out of one store; keeps the packs that it opened until it is closed."""
+
+    def __init__(self, places: Places, index: Index, crew: Crew) -> None:
+        self._places = places
+        self._index = index
+        self._crew = crew
+        self._open: Dict[str, BinaryIO] = {}
+        self._scratch: Dict[int, bytearray] = {}
+        self.batch = crew.size
+
+    def scratch(self, number: int) -> memoryview:
+        """Return memory of one chunk, for what is only compared: the same each time, `batch` different ones."""
+        if number not in self._scratch:
+            self._scratch[number] = bytearray(CHUNK_BYTES)
+        return memoryview(self._scratch[number])
+
+    def close(self) -> None:
+        """Close the packs."""
+        for file in self._open.values():
+            file.close()
+        self._open.clear()
+
+    def read(self, wants: Sequence[Want]) -> None:
+        """Fill the memory of every want. Raises CorruptCheckpointError, and what was filled is not to be used then."""
+        for want in wants:
+            for located in self._chain(want):
+                self._file(located)
+        self._crew.map(self._fill, sorted(wants, key=self._place_of))
+
+    def _place_of(self, want: Want) -> Tuple[str, int]:
+        located = self._chain(want)[0]
+        return located.pack.id, located.entry.offset
+
+    def _chain(self, want: Want) -> List[Located]:
+        try:
+            return self._index.chain(want.hash_name, want.chunk)
+        except CorruptCheckpointError as error:
+            raise CorruptCheckpointError(f"{want.what}: {error}") from error
+
+    def _file(self, located: Located) -> BinaryIO:
+        pack = located.pack.id
+        if pack not in self._open:
+            try:
+                self._open[pack] = files.open_inside(self._places.packs, located.pack.name)
+            except OSError as error:
+                raise CorruptCheckpointError(f"pack {pack[:12]} cannot be read: {error.strerror or error}") from error
+        return self._open[pack]
+
+    def _fill(self, want: Want) -> None:
+        chain = self._chain(want)
+        head = chain[0]
+        if head.entry.plain_bytes != len(want.target):
+            raise self._damaged(want, head, f"has {head.entry.plain_bytes} bytes, not {len(want.target)}")
+        if head.entry.compressor == codec.RAW and not head.entry.item and head.entry.base is None:
+            self._read_into(want, head, want.target)
+        else:
+            want.target[:] = memoryview(self._decoded(want, chain)).cast("B")
+        if hashes.named(want.hash_name)(want.target) != want.chunk:
+            raise self._damaged(want, self._culprit(want, chain), "is damaged: its hash is another")
+
+    def _decoded(self, want: Want, chain: List[Located]) -> Any:
+        plain: Any = None
+        for located in reversed(chain):
+            entry = located.entry
+            stored = memoryview(bytearray(entry.stored_bytes))
+            self._read_into(want, located, stored)
+            try:
+                data = codec.decompress(entry.compressor, stored, entry.plain_bytes)
+                data = codec.join(data, entry.item) if entry.item else data
+                plain = data if entry.base is None else codec.xor(data, plain)
+            except CorruptCheckpointError as error:
+                raise self._damaged(want, located, f"is damaged: {error}") from error
+        return plain
+
+    def _read_into(self, want: Want, located: Located, target: memoryview) -> None:
+        offset, left = located.entry.offset, target
+        descriptor = self._file(located).fileno()
+        try:
+            while left:
+                count = os.preadv(descriptor, [left], offset)
+                if count == 0:
+                    raise self._damaged(want, located, "is cut off")
+                left, offset = left[count:], offset + count
+        except OSError as error:
+            raise self._damaged(want, located, f"cannot be read: {error.strerror}") from error
+
+    def _culprit(self, want: Want, chain: List[Located]) -> Located:
+        """Return the part of a chain whose stored bytes are wrong; the chunk itself where each of them is right."""
+        hash_of = hashes.named(want.hash_name)
+        for located in reversed(chain):
+            stored = memoryview(bytearray(located.entry.stored_bytes))
+            self._read_into(want, located, stored)
+            if hash_of(stored) != located.entry.stored_hash:
+                return located
+        return chain[0]
+
+    def _damaged(self, want: Want, located: Located, how: str) -> DamagedChunkError:
+        entry = located.entry
+        where = f"chunk {entry.id.hex()[:12]} in pack {located.pack.id[:12]} at offset {entry.offset}"
+        return DamagedChunkError(f"{want.what}: {where} {how}", located)
+
+
+@contextmanager
+def reading(places: Places, index: Index, crew: Crew) -> Iterator[Reader]:
+    """Yield a reader that is closed at the end."""
+    reader = Reader(places, index, crew)
+    try:
+        yield reader
+    finally:
+        reader.close()
+
+
+def wants_of(what: str, hash_name: str, blob: BlobEntry, memory: memoryview) -> List[Want]:
+    """Return the chunks of a blob, to be read into `memory`, which is as large as the blob."""
+    return [
+        Want(what, hash_name, chunk, memory[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES])
+        for number, chunk in enumerate(blob.chunks)
+    ]
+
+
+def load(
+    reader: Reader,
+    name: str,
+    manifest: Manifest,
+    map_location: Optional[Any] = None,
+    tensors: Optional[Sequence[str]] = None,
+) -> Any:
+    """Return the value of layer `name`; with `tensors` (names, or patterns with *) a dict of those by their names."""
+    leaves = list(layer.leaves(manifest.tree))
+    names = {leaf.blob: leaf.path for leaf in reversed(leaves)}
+    if tensors is not None:
+        leaves = _chosen(name, leaves, tensors)
+    needed = dict.fromkeys(leaf.blob for leaf in leaves)
+    buffers: Dict[int, Buffer] = {}
+    wants: List[Want] = []
+    for number in needed:
+        if type(number) is not int or not 0 <= number < len(manifest.blobs):
+            raise CorruptCheckpointError(f"layer {name} refers to a blob that it lacks")
+        blob = manifest.blobs[number]
+        buffer = buffers[number] = layer.allocate(blob.kind, blob.size)
+        if blob.inline:
+            buffer.view[:] = blob.inline
+        else:
+            wants += wants_of(f"layer {name}, {names[number]}", manifest.hash_name, blob, buffer.view)
+    reader.read(wants)
+    if tensors is None:
+        return layer.value(manifest.tree, buffers, map_location)
+    return layer.value({"d": [[leaf.path, leaf.node] for leaf in leaves]}, buffers, map_location)
+
+
+def _chosen(name: str, leaves: List[layer.Leaf], patterns: Sequence[str]) -> List[layer.Leaf]:
+    for pattern in patterns:
+        if not any(fnmatchcase(leaf.path, pattern) for leaf in leaves):
+            known = ", ".join(leaf.path for leaf in leaves[:10])
+            raise UnknownLayerError(f"layer {name} holds nothing named {pattern!r}: it begins with {known}")
+    return [leaf for leaf in leaves if any(fnmatchcase(leaf.path, pattern) for pattern in patterns)]
+
+
+def verify(reader: Reader, name: str, manifest: Manifest, on_read: Callable[[int], None] = lambda size: None) -> None:
+    """Read a whole layer back and compare every hash, each chunk once, in memory of one chunk for each thread."""
+    distinct: Dict[bytes, Tuple[str, int]] = {}
+    for number, blob in enumerate(manifest.blobs):
+        what = f"layer {name}, {blob.path or f'blob {number}'}"
+        for at, chunk in enumerate(blob.chunks):
+            size = min(CHUNK_BYTES, blob.size - at * CHUNK_BYTES)
+            if distinct.setdefault(chunk, (what, size))[1] != size:
+                raise CorruptCheckpointError(f"{what}: chunk {chunk.hex()[:12]} is said to have two sizes")
+    pending = list(distinct.items())
+    for start in range(0, len(pending), reader.batch):
+        batch = [
+            Want(what, manifest.hash_name, chunk, reader.scratch(index)[:size])
+            for index, (chunk, (what, size)) in enumerate(pending[start : start + reader.batch])
+        ]
+        reader.read(batch)
+        on_read(sum(len(want.target) for want in batch))

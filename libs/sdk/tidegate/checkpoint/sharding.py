@@ -1,0 +1,96 @@
+"""Saves what several ranks hold together as one checkpoint: a manifest for each rank, and one root over all."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional, Tuple
+
+from tidegate.checkpoint import gathering, hashes, layer
+from tidegate.checkpoint import manifest as manifests
+from tidegate.checkpoint import root as roots
+from tidegate.checkpoint.commit import Occasion, packs_of, publish_layers, write_manifests
+from tidegate.checkpoint.gathering import Meeting
+from tidegate.checkpoint.manifest import SHARDED, Manifest, canonical
+from tidegate.checkpoint.packing import Packer
+from tidegate.checkpoint.places import Places
+from tidegate.checkpoint.snapshot import Snapshot
+from tidegate.checkpoint.writing import stored_layers
+from tidegate.errors import SaveFailedError
+
+
+def key(step: int, stamp: roots.Stamp, number: int) -> str:
+    """Return what names the occasion on every rank: the `number`-th such save of the attempt."""
+    group = hashes.sha256(f"{stamp.component}/{stamp.replica}".encode())[:8]
+    return f"{step:012d}-{stamp.attempt}-{group}-{number}"
+
+
+def store_part(packer: Packer, snapshot: Snapshot) -> Dict[str, Any]:
+    """Store what this rank holds, durably; return what it says about it, or that it failed. Raises nothing but that
+    the process ends."""
+    try:
+        drafts = stored_layers(packer, snapshot)
+        packer.seal()
+        ids = write_manifests(packer.places, [draft.manifest for draft in drafts])
+    except Exception as error:  # noqa: BLE001 - said to the other ranks, and raised here after that
+        return {"failed": f"{type(error).__name__}: {error}"[: gathering.REASON_CHARS_MAX]}
+    return {"layers": {draft.name: manifest_id for draft, manifest_id in zip(drafts, ids)}}  # noqa: B905
+
+
+def save(packer: Packer, occasion: Occasion, snapshot: Snapshot, meeting: Meeting) -> roots.Root:
+    """Store this rank's part and wait for the others, with the store's shared lock held.
+
+    Returns the root, the same on every rank. Raises SaveFailedError on every rank when one failed or did not come.
+    """
+    part = store_part(packer, snapshot)
+    with gathering.announced(packer.places, meeting, part) as gathered:
+        if meeting.rank == 0:
+            name = gathered.lead(lambda parts: _make_root(packer, occasion, parts).name)
+        else:
+            name = gathered.follow()
+    return roots.read(packer.places.roots, name)
+
+
+def _make_root(packer: Packer, occasion: Occasion, parts: List[Dict[str, Any]]) -> roots.Root:
+    names = sorted(parts[0]["layers"])
+    if any(sorted(part["layers"]) != names for part in parts):
+        raise SaveFailedError("the ranks stored different layers: each saves the same ones, empty where it has nothing")
+    packer.refresh()
+    entries = [_entry(packer, name, [str(part["layers"][name]) for part in parts]) for name in names]
+    return publish_layers(packer.places, occasion, _with_requirements(entries))
+
+
+def _entry(packer: Packer, name: str, ids: List[str]) -> roots.LayerEntry:
+    places: Places = packer.places
+    parts = [manifests.read(places.manifests, part) for part in ids]
+    (manifest_id,) = write_manifests(places, [Manifest(SHARDED, parts=tuple(ids))])
+    return roots.LayerEntry(
+        name=name,
+        kind=SHARDED,
+        manifest=manifest_id,
+        bytes=sum(part.size for part in parts),
+        packs=packs_of(packer.index, parts),
+        layout=_layout(parts),
+    )
+
+
+def _layout(parts: List[Manifest]) -> str:
+    """Return the hash of names, types and whole shapes: the same however many ranks saved it."""
+    found: Dict[str, Tuple[Optional[str], List[int]]] = {}
+    for part in parts:
+        for piece in layer.pieces(part.tree):
+            ((_, body),) = piece.of.items()
+            found[piece.path] = (body["dtype"], list(piece.shape))
+    for leaf in layer.leaves(parts[0].tree):
+        ((tag, body),) = leaf.node.items()
+        if tag != "y":
+            found.setdefault(leaf.path, (body["dtype"], body["shape"]))
+    return hashes.sha256(canonical(sorted(found.items())))
+
+
+def _with_requirements(entries: List[roots.LayerEntry]) -> List[roots.LayerEntry]:
+    model = next((entry.layout for entry in entries if entry.name == "model"), None)
+    if model is None:
+        return entries
+    return [
+        roots.LayerEntry(**{**vars(entry), "requires": (("model", model),)}) if entry.name == "optimizer" else entry
+        for entry in entries
+    ]

@@ -1,0 +1,79 @@
+"""Layers copied in memory: the one thing that a training loop waits for. No copy aliases the caller's data."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Dict, NamedTuple, Optional, Tuple
+
+from tidegate.checkpoint import layer
+from tidegate.checkpoint.arrays import Source, Target
+from tidegate.checkpoint.direct import Arena, Arenas
+from tidegate.checkpoint.manifest import INLINE_BYTES_MAX
+from tidegate.checkpoint.pack import aligned
+
+
+class Copied(NamedTuple):
+    """One blob of a layer: in the arena at `offset`, or in `inline` where it is small."""
+
+    kind: str
+    size: int
+    item: int
+    offset: int
+    inline: Optional[bytes]
+
+
+class LayerCopy(NamedTuple):
+    """One copied layer. `names` maps the number of a blob to the path of what is in it."""
+
+    name: str
+    tree: Any
+    layout: str
+    blobs: Tuple[Copied, ...]
+    names: Dict[int, str]
+
+
+class Snapshot(NamedTuple):
+    """Copied layers; their large blobs are in `arena`."""
+
+    layers: Tuple[LayerCopy, ...]
+    arena: Arena
+
+    @property
+    def bytes(self) -> int:
+        """Return how many bytes were copied."""
+        return sum(blob.size for each in self.layers for blob in each.blobs)
+
+
+def take(given: Dict[str, Any], arenas: Arenas) -> Snapshot:
+    """Copy layers by name; raises UnsupportedObjectError, which names the path of what is refused, before it copies."""
+    described = {name: layer.describe(name, value) for name, value in given.items()}
+    room = sum(
+        aligned(source.size) for each in described.values() for source in each.sources if source.size > INLINE_BYTES_MAX
+    )
+    arena = arenas.take(room)
+    copied = [_copy(name, each, arena) for name, each in described.items()]
+    return Snapshot(tuple(copied), arena)
+
+
+def _copy(name: str, described: layer.Described, arena: Arena) -> LayerCopy:
+    blobs = tuple(_blob(source, arena) for source in described.sources)
+    names: Dict[int, str] = {}
+    for leaf in layer.leaves(described.tree):
+        names.setdefault(leaf.blob, leaf.path)
+    return LayerCopy(name, described.tree, layer.layout(described.tree), blobs, names)
+
+
+def _blob(source: Source, arena: Arena) -> Copied:
+    if source.size <= INLINE_BYTES_MAX:
+        return Copied(source.kind, source.size, source.item, 0, _small(source))
+    offset, view = arena.take(source.size)
+    source.copy(Target(view, arena.address + offset))
+    return Copied(source.kind, source.size, source.item, offset, None)
+
+
+def _small(source: Source) -> bytes:
+    if source.size == 0:
+        return b""
+    memory = (ctypes.c_ubyte * source.size)()
+    source.copy(Target(memoryview(memory).cast("B"), ctypes.addressof(memory)))
+    return bytes(memory)
