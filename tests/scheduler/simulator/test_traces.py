@@ -13,8 +13,8 @@ from tidegate_scheduler.simulator.traces.training import members_of
 
 SECOND = 1_000_000_000
 MURI = """job_id,num_gpu,submit_time,iterations,model_name,batch_size,duration,interval,iteration_time,priority
-1,8,100,5,dqn,128,90500,1,490,0
-0,16,160,5,vgg16,16,4472,1,214,1
+1,8,100500,5,dqn,128,90500,60000,490,0
+0,16,160500,5,vgg16,16,4472,1,214,1
 """
 PHILLY = """job_id,user,num_gpu,submit_time,iterations,duration,best_effort
 0,vc_a,1,50,5049,747,0

@@ -1,4 +1,4 @@
-"""The traces of the Muri study: `num_gpu`, `submit_time` in seconds, `duration` in milliseconds. They know no users."""
+"""The traces of the Muri study: `num_gpu`; `submit_time` and `duration` in milliseconds. They know no users."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def read(path: Path, nodes: tuple[NodeJoined, ...]) -> Workload:
             name=f"muri-{row.whole('job_id'):05}",
             tenant=TENANT,
             gpus=row.whole("num_gpu"),
-            submitted_seconds=row.whole("submit_time"),
+            submitted_ms=row.whole("submit_time"),
             work_ms=row.whole("duration", least=1, most=table.YEARS_10_SECONDS * 1000),
         )
         for row in table.rows(path, COLUMNS)

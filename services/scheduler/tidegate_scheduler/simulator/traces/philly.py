@@ -20,7 +20,7 @@ def read(path: Path, nodes: tuple[NodeJoined, ...]) -> Workload:
             name=f"philly-{row.whole('job_id'):06}",
             tenant=row.text("user") or "unknown",
             gpus=row.whole("num_gpu"),
-            submitted_seconds=row.whole("submit_time"),
+            submitted_ms=row.whole("submit_time") * 1000,
             work_ms=row.whole("duration", least=1, most=table.YEARS_10_SECONDS) * 1000,
         )
         for row in table.rows(path, COLUMNS)

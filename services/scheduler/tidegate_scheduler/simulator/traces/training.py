@@ -10,8 +10,8 @@ from tidegate_events.events import NodeJoined
 from tidegate_events.resources import Resources
 from tidegate_events.spec import DEFAULT_PHASE, Component, JobSpec, ResourceRange
 
-from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.simulator.errors import InputError
+from tidegate_scheduler.simulator.work import MILLI_NS
 from tidegate_scheduler.simulator.workload import Arrival, Span, Truth, Workload
 
 CPU_MILLIS = 1000
@@ -24,7 +24,7 @@ class TrainingJob(msgspec.Struct, frozen=True):
     name: str
     tenant: str
     gpus: int
-    submitted_seconds: int
+    submitted_ms: int
     work_ms: int
 
 
@@ -33,8 +33,8 @@ def workload(name: str, nodes: tuple[NodeJoined, ...], jobs: list[TrainingJob]) 
     per_node = max((len(node.gpus) for node in nodes), default=0)
     if not per_node and any(job.gpus for job in jobs):
         raise InputError(f"the jobs of {name} want GPUs, and no node has any: give nodes as in 8x8")
-    first = min((job.submitted_seconds for job in jobs), default=0)
-    arrivals = [_arrival(job, first, per_node) for job in jobs]
+    first_ms = min((job.submitted_ms for job in jobs), default=0)
+    arrivals = [_arrival(job, first_ms, per_node) for job in jobs]
     return Workload(name, nodes, tuple(sorted(arrivals, key=lambda each: (each.at_ns, each.job))))
 
 
@@ -46,7 +46,7 @@ def members_of(gpus: int, per_node: int) -> tuple[int, int]:
     return gpus // each, each
 
 
-def _arrival(job: TrainingJob, first_seconds: int, per_node: int) -> Arrival:
+def _arrival(job: TrainingJob, first_ms: int, per_node: int) -> Arrival:
     gang_size, gpus = members_of(job.gpus, per_node)
     share = max(1, gpus)
     need = Resources(CPU_MILLIS * share, MEMORY_MIB * share, gpus)
@@ -60,4 +60,4 @@ def _arrival(job: TrainingJob, first_seconds: int, per_node: int) -> Arrival:
         expected_seconds=max(1, -(-job.work_ms // 1000)),
     )
     truth = Truth((Span(DEFAULT_PHASE, job.work_ms // 1000, more_ms=job.work_ms % 1000),))
-    return Arrival((job.submitted_seconds - first_seconds) * SECOND_NS, job.name, spec, truth)
+    return Arrival((job.submitted_ms - first_ms) * MILLI_NS, job.name, spec, truth)
