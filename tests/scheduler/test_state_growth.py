@@ -74,7 +74,7 @@ GROWN: dict[type[msgspec.Struct], dict[str, Any]] = {
         "unavailable": ["torch"],
         "fetches_images": True,
     },
-    Header: {"moved_ns": [1], "grew_ns": 1, "growing_ns": 1},
+    Header: {"moved_ns": [1], "offers_changed_ns": 1, "offers_changing_ns": 1},
 }
 """Every field that came after the first release, at a value that is not its default."""
 

@@ -15,7 +15,7 @@ from tidegate_events.journal.base import Recorded
 from tidegate_events.subjects import DECISION, speaks_for
 
 from tidegate_scheduler import counting, lifecycle, operations
-from tidegate_scheduler.policy.parameters import SECOND_NS, as_parameters
+from tidegate_scheduler.offers import has_less_images, note_change, offers_less
 from tidegate_scheduler.seats import UNSEATED_MAX
 from tidegate_scheduler.state import HINTS_KEPT, Node, State
 from tidegate_scheduler.strict import keep_model, keep_models
@@ -95,25 +95,14 @@ def _on_node_joined(state: State, event: e.NodeJoined, _at: str) -> None:
     state.touch(f"node/{event.node}")
     for job in state.seats.on(event.node):
         keep_model(state, job)
+    if known is None or offers_less(node, known):
+        note_change(state, event.at_ns)
     if known is None:
-        _grew(state, event)
         return
     # An operator's word outlives a restart, and so does what the node is blamed for.
     node.drain_deadline_ns, node.cordoned, node.failures = known.drain_deadline_ns, known.cordoned, known.failures
     for gone in known.zombies:
         state.forget_spec(gone.job)
-
-
-def _grew(state: State, event: e.NodeJoined) -> None:
-    """Note that there is a node more: a job that the cluster cannot hold may fit when the others have joined too."""
-    if state.elastic:
-        header, after_seconds = state.header, as_parameters(state.header.parameters).inadmissible_after_seconds
-        # Its writer's clock may be behind the scheduler's time, in which the bound is counted.
-        at_ns = max(event.at_ns, header.now_ns)
-        if abs(at_ns - header.grew_ns) > after_seconds * SECOND_NS:  # who could be rejected was; or a clock was wrong
-            header.growing_ns = at_ns
-        header.grew_ns = at_ns
-        state.touch("header")
 
 
 def _joined(state: State, event: e.NodeJoined, zombies: list[e.HeldSandbox]) -> Node:
@@ -177,8 +166,9 @@ def _on_node_cordoned(state: State, event: e.NodeCordoned, _at: str) -> None:
 
 def _on_node_forgotten(state: State, event: e.NodeForgotten, _at: str) -> None:
     node = state.nodes.get(event.node)
-    if node is not None and node.incarnation == event.incarnation:
+    if node is not None and node.incarnation == event.incarnation and node.status == "lost":
         state.forget_node(node)
+        note_change(state, event.at_ns)
 
 
 def _on_image_prefetch_hinted(state: State, event: e.ImagePrefetchHinted, _at: str) -> None:
@@ -194,8 +184,11 @@ def _on_node_images_changed(state: State, event: e.NodeImagesChanged, _at: str) 
     node = state.nodes.get(event.node)
     if node is None or node.incarnation != event.incarnation:
         return
+    images, unavailable = node.images, node.unavailable
     node.images = event.images
     node.unavailable = list(event.unavailable[-HINTS_KEPT:])
+    if has_less_images(node, images, unavailable):
+        note_change(state, event.at_ns)
     there = {*event.images, *event.images.values(), *event.unavailable}
     node.hinted = [image for image in node.hinted if image not in there]
     state.touch(f"node/{node.name}")

@@ -248,8 +248,9 @@ class Maintenance(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 class Header(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     """What belongs to no entity.
 
-    `moved_ns` is when jobs were asked to move against fragmentation, in the last hour, and `grew_ns` when a node joined
-    last that was not known, of those that have joined one soon after the other since `growing_ns`.
+    `moved_ns` is when jobs were asked to move against fragmentation, in the last hour, and `offers_changed_ns` when a
+    node last joined that was not known, or one came to offer less or was forgotten; `offers_changing_ns` when the first
+    did of those that each came soon after the one before.
     """
 
     generation: int
@@ -258,8 +259,8 @@ class Header(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     policy: int
     parameters: dict[str, int]
     moved_ns: list[int] = []
-    grew_ns: int = 0
-    growing_ns: int = 0
+    offers_changed_ns: int = 0
+    offers_changing_ns: int = 0
 
 
 class State:

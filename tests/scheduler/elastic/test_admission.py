@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from tidegate_events import events as e
-from tidegate_scheduler.policy.elastic.admission import GROWS_FOR_MAX
+from tidegate_scheduler.offers import CHANGES_FOR_MAX
 
-from tests.scheduler.elastic.lab import HOUR, elastic, of
+from tests.scheduler.elastic.lab import HOUR, elastic, of, run
 from tests.support.cluster import SECOND, Cluster, spec
 
 AFTER = 60
@@ -37,7 +37,7 @@ def seconds_until_rejected(cluster: Cluster, *, joins_every: int = 0) -> int:
 
 @pytest.mark.parametrize(
     ("joins_every", "waits"),
-    [(0, AFTER), (AFTER + 1, AFTER), (AFTER - 10, GROWS_FOR_MAX * AFTER), (1, GROWS_FOR_MAX * AFTER)],
+    [(0, AFTER), (AFTER + 1, AFTER), (AFTER - 10, CHANGES_FOR_MAX * AFTER), (1, CHANGES_FOR_MAX * AFTER)],
 )
 def test_a_job_waits_for_nodes_while_they_join_and_not_for_ever(joins_every: int, waits: int) -> None:
     cluster = one_node()
@@ -92,7 +92,7 @@ def test_an_agent_whose_clock_is_ahead_keeps_nobody_waiting() -> None:
     cluster.submit(spec(1000, **STRANGE), "never again")
     cluster.settle()
     waited = seconds_until_rejected(cluster, joins_every=AFTER - 10)
-    assert GROWS_FOR_MAX * AFTER <= waited <= (GROWS_FOR_MAX + 1) * AFTER, "it counts from when others joined"
+    assert CHANGES_FOR_MAX * AFTER <= waited <= (CHANGES_FOR_MAX + 1) * AFTER, "it counts from when others joined"
 
 
 def test_an_agent_whose_clock_is_behind_is_waited_for_as_any_other() -> None:
@@ -107,3 +107,101 @@ def test_an_agent_whose_clock_is_behind_is_waited_for_as_any_other() -> None:
     cluster.node("behind", 1000)
     cluster.now = now
     assert seconds_until_rejected(cluster) == AFTER
+
+
+FULL: dict[str, Any] = {"cpu": 64_000, "gpus": 8, "levels": ("trusted", "guarded"), "switch": "s1", "cpu_model": "EPYC"}
+ALL: dict[str, Any] = {"memory": 10_000, "gpus": 8, "gpu_memory": 50_000, "isolation": "guarded"}
+"""What the nodes of FULL can hold, and only while they offer all that they do."""
+
+PAIR: dict[str, Any] = {"gang": 2, "communication": "intensive", "determinism": "strict"}
+LESS: list[dict[str, Any]] = [
+    {"cpu": 32_000},
+    {"memory": 8192},
+    {"gpus": 7},
+    {"gpu_memory": 40_000},
+    {"levels": ("trusted",)},
+    {"switch": "s2"},
+    {"cpu_model": "Xeon"},
+]
+
+
+def a_queue_for_all() -> Cluster:
+    """For an hour two members wait for the only nodes that can hold them, which are drained."""
+    cluster = one_node()
+    for name in ("big0", "big1"):
+        cluster.node(name, **FULL)
+        drained = e.NodeDrainRequested(
+            id=f"drain-{name}", at_ns=cluster.now, actor="ada", node=name, deadline_ns=cluster.now
+        )
+        cluster.append("gateway", "g1", drained)
+    cluster.submit(spec(50_000, **ALL, **PAIR), "waits")
+    cluster.advance(HOUR)
+    assert cluster.stage("waits") == "pending"
+    return cluster
+
+
+@pytest.mark.parametrize("less", LESS, ids="-".join)
+def test_what_a_node_offers_no_more_is_waited_for_as_one_that_may_join(less: dict[str, Any]) -> None:
+    cluster = a_queue_for_all()
+    cluster.node("big1", **(FULL | less), incarnation=2)
+    assert cluster.advance(AFTER - 1) == [], "its agent restarts while a device is reset"
+    cluster.node("big1", **FULL, incarnation=3)
+    assert cluster.advance(HOUR) == []
+    cluster.node("big1", **(FULL | less), incarnation=4)
+    cluster.settle()
+    assert seconds_until_rejected(cluster) == AFTER
+
+
+def test_a_node_that_is_forgotten_may_join_again() -> None:
+    cluster = a_queue_for_all()
+    lost = e.NodeLost(id="lost", at_ns=cluster.now, node="big1", incarnation=1)
+    cluster.append("scheduler", cluster.leader, lost)
+    assert cluster.advance(HOUR) == [], "it is remembered"
+    gone = e.NodeForgotten(id="gone", at_ns=cluster.now, node="big1", incarnation=1)
+    cluster.append("scheduler", cluster.leader, gone)
+    cluster.settle()
+    assert seconds_until_rejected(cluster) == AFTER
+
+
+def images(cluster: Cluster, *names: str) -> None:
+    stamp = {"id": f"images-{len(cluster.frames)}", "at_ns": cluster.now}
+    there = {name: f"b3:{name}" for name in names}
+    cluster.append("node", "n0", e.NodeImagesChanged(**stamp, node="n0", incarnation=1, images=there))
+
+
+@pytest.mark.parametrize("image", ["torch", "b3:torch"])
+def test_an_image_that_is_gone_for_a_moment_costs_nobody_its_place(image: str) -> None:
+    cluster = one_node()
+    images(cluster, "host", "torch")
+    cluster.submit(spec(4000, image=image), "waits")
+    cluster.advance(HOUR)
+    images(cluster, "host")
+    cluster.advance(AFTER - 1)
+    assert cluster.stage("waits") == "pending"
+    images(cluster, "host", "torch")
+    cluster.advance(1)
+    images(cluster, "host")
+    cluster.settle()
+    assert seconds_until_rejected(cluster) == AFTER
+
+
+def test_where_nodes_offer_less_all_the_time_nobody_waits_for_ever_and_nobody_in_vain() -> None:
+    """What others lack all the time neither lets a job wait without end nor has one rejected that lost its node."""
+    cluster = one_node()
+    cluster.node("big", 50_000)
+    run(cluster, "runs", spec(50_000))
+    cluster.submit(spec(50_000), "waits")
+    cluster.submit(spec(1000, gpus=9), "never")
+    began = cluster.now
+    for number in range(CHANGES_FOR_MAX * 2):
+        if number == CHANGES_FOR_MAX * 2 - 1:
+            held = [e.HeldSandbox(job="runs", attempt=1, rank=0)]
+            cluster.node("big", 49_000, incarnation=2, held=held)
+        cluster.node(f"new{number}", 1000)
+        rejected = {
+            event.job: (cluster.now - began) // SECOND for event in of(cluster.advance(AFTER - 1), e.JobRejected)
+        }
+        assert "waits" not in rejected
+        if "never" in rejected:
+            assert rejected["never"] <= (CHANGES_FOR_MAX + 1) * AFTER
+    assert cluster.stage("never") == "rejected"

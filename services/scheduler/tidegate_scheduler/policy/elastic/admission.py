@@ -6,15 +6,13 @@ import numpy as np
 from tidegate_events import events as e
 
 from tidegate_scheduler.draft import Draft
+from tidegate_scheduler.offers import CHANGES_FOR_MAX
 from tidegate_scheduler.policy.elastic.fit import could_hold, could_hold_by
 from tidegate_scheduler.policy.elastic.lacking import missing
 from tidegate_scheduler.policy.elastic.queue import Line, Share, amounts
 from tidegate_scheduler.policy.elastic.shapes import Fit, holds_by_size
 from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.state import Job
-
-GROWS_FOR_MAX = 10
-"""Where nodes go on joining, a job waits for so many times as long as it waits for one more, at most."""
 
 
 def ceiling_reached(share: Share, line: Line) -> e.Reason | None:
@@ -30,19 +28,20 @@ def ceiling_reached(share: Share, line: Line) -> e.Reason | None:
 def reject(draft: Draft, job: Job, fit: Fit) -> bool:
     """Reject a job that the cluster cannot hold, once that may not change any more; say whether it was.
 
-    Where nodes join, as they all do when a cluster starts, others may be on their way; else a job that is too large is
-    rejected at once. Images and levels of isolation may come to nodes that are there: from its submission on a job
-    waits for those. A time at which a node joined that lies ahead is the word of a wrong clock: nothing is counted
-    from it.
+    Where nodes join, as they all do when a cluster starts, others may be on their way, and what a node offers no more
+    may come back; else a job that is too large is rejected at once. Images and levels of isolation may come to nodes
+    that are there: from its submission on a job waits for those. A time of a change that lies ahead is the word of a
+    wrong clock: nothing is counted from it.
     """
     if not draft.state.nodes or job.attempt > 0 or could_hold(fit, up_only=False):
         return False
     after_ns, header = draft.parameters.inadmissible_after_seconds * SECOND_NS, draft.state.header
     asked_ns = 0 if _too_large(fit) else job.submitted_ns
     last_ns, first_ns = (
-        max(asked_ns, each if each <= draft.now_ns + after_ns else 0) for each in (header.grew_ns, header.growing_ns)
+        max(asked_ns, each if each <= draft.now_ns + after_ns else 0)
+        for each in (header.offers_changed_ns, header.offers_changing_ns)
     )
-    due_ns = min(last_ns + after_ns, first_ns + GROWS_FOR_MAX * after_ns)
+    due_ns = min(last_ns + after_ns, first_ns + CHANGES_FOR_MAX * after_ns)
     if draft.now_ns < due_ns:
         draft.wake_by(due_ns)
         return False
