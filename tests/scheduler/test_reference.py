@@ -28,6 +28,7 @@ def _said_in_the_code() -> set[str]:
         r'_SHORT = \{True: "\w+", False: "(\w+)"',
         r'^    "(\w+)": "(?:drained|cordoned|away|still)',
         r'^FITS = "(\w+)"',
+        r'^(?:DEFRAGMENTATION|MORE_WORK_LEFT) = "(\w+)"',
     )
     found: set[str] = set()
     for path in sorted(PACKAGE.rglob("*.py")):

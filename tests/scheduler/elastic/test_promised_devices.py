@@ -136,6 +136,8 @@ def test_who_is_placed_now_takes_nothing_that_is_kept(done: list[tuple[str, int,
             there.append((need, table.take(row, need, ())))
             table.occupy(row, *there[-1])
         elif what == "promise" and fit.members(table.later)[row]:
+            if need.gpu_millis and not table.later_on(row)[GPUS]:
+                continue  # a part is kept as a whole device, and there is none that nobody has a part of
             table.promise(row, need)
         elif what == "leave" and there:
             table.leave(row, *there.pop(which % len(there)))
