@@ -95,6 +95,11 @@ RUNNING: dict[str, tuple[str, str]] = {
         "because its limit was raised.",
         "",
     ),
+    "Defragmentation": (
+        "Asked to leave with a checkpoint: it fits elsewhere now, and the gang that is named fits then. What that gains "
+        "and costs in GPU-seconds: `gained_gpu_seconds`, `lost_gpu_seconds`; `moves` jobs move.",
+        "",
+    ),
     "MoreWorkLeft": (
         "Asked to leave for a job of its own priority that has less work left, as far as is known: `steps` of work, "
         "which double, against `for_steps`.",
