@@ -96,8 +96,8 @@ RUNNING: dict[str, tuple[str, str]] = {
         "",
     ),
     "Defragmentation": (
-        "Asked to leave with a checkpoint: it fits elsewhere now, and the gang that is named fits then. What that gains "
-        "and costs in GPU-seconds: `gained_gpu_seconds`, `lost_gpu_seconds`; `moves` jobs move.",
+        "Asked to leave with a checkpoint: it fits elsewhere now, and the gang that is named fits then. What that "
+        "gains and costs in GPU-seconds: `gained_gpu_seconds`, `lost_gpu_seconds`; `moves` jobs move.",
         "",
     ),
     "MoreWorkLeft": (
