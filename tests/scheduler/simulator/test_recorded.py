@@ -134,6 +134,22 @@ async def test_what_the_end_of_the_stretch_cuts_off_is_marked(tmp_path: Path, mo
     assert {each.job: each.censored for each in recording.happened.jobs}["running"]
 
 
+async def test_a_job_that_was_done_at_once_is_taken_to_take_no_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody saw it work, but it completed: that is no reason to take it to run as long as others do."""
+    arrivals = (job("long", 0, 60), job("quick", 1, Truth((Span("default", 0),))), job("cut", 2, 3000))
+    _, source = recorded_run(tmp_path, Workload("quick", (node("n1", 4000),), arrivals), monkeypatch)
+    recording = await reading(source, end=Moment(at_ns=START + 90 * SECOND))
+    assert recording.assumed == ()
+    assert truths(recording)["quick"] == Truth(
+        (Span("default", 0),), leaves_in_ms=truths(recording)["quick"].leaves_in_ms
+    )
+    again = simulate(recording.workload, recorded_rules(recording), recording.costs, begin=recording.begin)
+    assert [each.outcome for each in again.jobs] == ["completed"] * 3
+    assert ends(again)[1] == pytest.approx(ends(recording.happened)[1], abs=1.0)
+
+
 async def test_what_operators_ask_for_happens_again_at_its_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

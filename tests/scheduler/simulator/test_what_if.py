@@ -18,7 +18,7 @@ from tidegate_scheduler.simulator.errors import InputError
 from tidegate_scheduler.simulator.recorded import Recording, read
 from tidegate_scheduler.simulator.rules import Rules, elastic
 from tidegate_scheduler.simulator.what_if import Runs, WhatIf, other_rules, recorded_rules, what_if
-from tidegate_scheduler.simulator.workload import Workload
+from tidegate_scheduler.simulator.workload import Span, Truth, Workload
 
 from tests.scheduler.history.files import a_history, told, write
 from tests.scheduler.simulator.journals import SECOND, START, everything, job, node, recorded_run
@@ -216,6 +216,19 @@ async def test_what_was_cut_off_is_marked_and_not_in_the_sums(tmp_path: Path, mo
     assert {each.job: each.censored for each in answer.jobs} == {"low": True, "high": False}
     assert answer.whole.recorded.jobs == 1
     assert any("cut off" in note for note in answer.notes)
+    assert {each.job: each.off is None for each in answer.jobs} == {"low": True, "high": False}
+
+
+async def test_the_notes_count_who_was_cut_off_and_who_was_assumed_for_themselves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrivals = (job("done", 0, Truth((Span("default", 0),))), job("runs", 5, 60), job("waits", 6, 60))
+    _, source = recorded_run(tmp_path, Workload("notes", (node("n1", 1000, 1),), arrivals), monkeypatch)
+    recording = await read(source, "cut", Moment(), Moment(at_ns=START + 40 * SECOND), told)
+    answer, _ = await what_if(source, recording, Choice("elastic"), told)
+    notes = " ".join(answer.notes)
+    assert "may take longer: 1 job " in f"{notes} "
+    assert "how long it takes is assumed: 1 job " in f"{notes} "
 
 
 async def test_a_model_that_is_off_says_by_how_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ A difference between two simulations that is smaller than this error says nothin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from statistics import median_low
 
@@ -16,6 +16,10 @@ from tidegate_scheduler.simulator import measures
 from tidegate_scheduler.simulator.run import JobRun, Run
 
 PLACES = 3
+PLACES_OFF = 6
+"""Sums are made of these means again."""
+
+Pair = tuple[JobRun, JobRun]
 
 
 class Numbers(msgspec.Struct, frozen=True):
@@ -33,18 +37,32 @@ class Numbers(msgspec.Struct, frozen=True):
     lost_s: float
 
 
+class Off(msgspec.Struct, frozen=True):
+    """By how much the model is off for a job, whichever way: the mean over so many jobs, so that no two cancel."""
+
+    jobs: int
+    completion_s: float
+    waiting_s: float
+    asked_s: float
+    preemptions: float
+    lost_gpu_s: float
+    lost_s: float
+
+
 class Calibration(msgspec.Struct, frozen=True):
     """The same jobs, as they were and as the model has them: those that ran to an end in both, in the same way.
 
-    `completion_off_s` is by how much half of the jobs end earlier or later than they did, and `worst_off_s` of the job
-    that is farthest off, which is `worst`. `otherwise` are jobs that end in another way, or do not. Of the recorded
-    `placements` the first `placements_alike` are placed in the same order on the same nodes.
+    `off` is by how much it is off for each of them on average. `completion_off_s` is by how much half of the jobs end
+    earlier or later than they did, and `worst_off_s` of the job that is farthest off, which is `worst`. `otherwise` are
+    jobs that end in another way, or do not. Of the recorded `placements` the first `placements_alike` are placed in the
+    same order on the same nodes.
     """
 
     happened: Numbers
     simulated: Numbers
     jobs: int
     otherwise: tuple[str, ...]
+    off: Off | None
     completion_off_s: float
     worst_off_s: float
     worst: str
@@ -54,21 +72,52 @@ class Calibration(msgspec.Struct, frozen=True):
 
 def calibrate(happened: Run, simulated: Run) -> Calibration:
     """Compare what happened with the simulation of the same policy."""
+    alike = pairs(happened, simulated)
     modelled = {job.job: job for job in simulated.jobs}
-    pairs = [(job, modelled[job.job]) for job in happened.jobs if job.outcome]
-    alike = [(real, model) for real, model in pairs if real.outcome == model.outcome and real.outcome in measures.RAN]
     off = [(abs((model.ended_ns or 0) - (real.ended_ns or 0)), real.job) for real, model in alike]
     worst_ns, worst = max(off, default=(0, ""))
     return Calibration(
         happened=numbers([real for real, _ in alike]),
         simulated=numbers([model for _, model in alike]),
         jobs=len(alike),
-        otherwise=tuple(real.job for real, model in pairs if real.outcome != model.outcome),
+        otherwise=tuple(
+            real.job for real in happened.jobs if real.outcome and real.outcome != modelled[real.job].outcome
+        ),
+        off=mean_off(alike),
         completion_off_s=_seconds(median_low([each for each, _ in off]) if off else 0),
         worst_off_s=_seconds(worst_ns),
         worst=worst,
         placements=len(_placements(happened)),
         placements_alike=_alike(_placements(happened), _placements(simulated)),
+    )
+
+
+def pairs(happened: Run, simulated: Run) -> list[Pair]:
+    """Return the jobs that ran to an end in both, in the same way: as they were, and as the model has them."""
+    modelled = {job.job: job for job in simulated.jobs}
+    found = [(job, modelled[job.job]) for job in happened.jobs if job.outcome in measures.RAN]
+    return [(real, model) for real, model in found if real.outcome == model.outcome]
+
+
+def mean_off(alike: Sequence[Pair]) -> Off | None:
+    """Return by how much the model is off for these jobs on average, None where there are none to tell it by."""
+    if not alike:
+        return None
+
+    def mean(value: Callable[[JobRun], int], unit: int) -> float:
+        return round(
+            float(Fraction(sum(abs(value(model) - value(real)) for real, model in alike), unit * count)), PLACES_OFF
+        )
+
+    count = len(alike)
+    return Off(
+        jobs=count,
+        completion_s=mean(lambda job: (job.ended_ns or 0) - job.submitted_ns, SECOND_NS),
+        waiting_s=mean(lambda job: job.waited_ns, SECOND_NS),
+        asked_s=mean(lambda job: job.asked_ns, SECOND_NS),
+        preemptions=mean(lambda job: job.preemptions, 1),
+        lost_gpu_s=mean(lambda job: job.lost_gpu_ms, 1000),
+        lost_s=mean(lambda job: job.lost_ms, 1000),
     )
 
 

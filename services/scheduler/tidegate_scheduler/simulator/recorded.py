@@ -230,7 +230,9 @@ class _Reading:
         usual, leaves_in_ms = _usual_seconds(stories), _usual_leave_ms(stories)
         for story in stories:
             truth = _truth(story, leaves_in_ms)
-            if not truth.spans:
+            if not truth.spans and not truth.censored:  # it ended before anybody could see it work
+                truth = msgspec.structs.replace(truth, spans=(Span(DEFAULT_PHASE, 0),))
+            elif not truth.spans:
                 assumed.append(story.arrival.job)
                 seconds = story.arrival.spec.expected_seconds or usual
                 truth = msgspec.structs.replace(truth, spans=(Span(DEFAULT_PHASE, max(1, seconds)),))

@@ -6,7 +6,7 @@ told by the calibration, and a difference that is not larger than its error is m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence, Set
 
 import msgspec
 from tidegate.cli import text
@@ -18,7 +18,16 @@ from tidegate_scheduler.history.source import Source
 from tidegate_scheduler.policy import registry
 from tidegate_scheduler.policy.parameters import SECOND_NS, Parameters, as_parameters, as_values
 from tidegate_scheduler.simulator import held_for_life, measures, report
-from tidegate_scheduler.simulator.calibration import Calibration, Numbers, calibrate, numbers
+from tidegate_scheduler.simulator.calibration import (
+    Calibration,
+    Numbers,
+    Off,
+    Pair,
+    calibrate,
+    mean_off,
+    numbers,
+    pairs,
+)
 from tidegate_scheduler.simulator.choice import Choice, rules_for
 from tidegate_scheduler.simulator.costs import Costs
 from tidegate_scheduler.simulator.divergence import Compared, first_divergence
@@ -40,11 +49,15 @@ NOT_MODELLED = (
 
 
 class Change(msgspec.Struct, frozen=True):
-    """The numbers of a group of jobs by the recorded policy and by the other one, both simulated."""
+    """The numbers of a group of jobs by the recorded policy and by the other one, both simulated.
+
+    `off` is how far the model is from what happened to these very jobs; None: nothing that happened tells.
+    """
 
     name: str
     recorded: Numbers
     other: Numbers
+    off: Off | None
 
 
 class JobChange(msgspec.Struct, frozen=True):
@@ -52,7 +65,8 @@ class JobChange(msgspec.Struct, frozen=True):
 
     `asked_s` is what its members waited to enter phases, in all, while they were placed.
     `censored`: the recording ended before the job did, or somebody cancelled it, so it may take longer. `assumed`: it
-    never worked in the recording, so its work is a guess. `why`: why it did not complete, or waits still.
+    never worked in the recording, so its work is a guess. `why`: why it did not complete, or waits still. `off` is how
+    far the model is from what happened to it; None: it did not run to an end, or in another way.
     """
 
     job: str
@@ -67,6 +81,7 @@ class JobChange(msgspec.Struct, frozen=True):
     censored: bool
     assumed: bool
     why: tuple[str, str]
+    off: Off | None
 
     @property
     def ran(self) -> bool:
@@ -95,6 +110,14 @@ class WhatIf(msgspec.Struct, frozen=True):
     measured: tuple[Cost, ...]
 
 
+class Beside(msgspec.Struct, frozen=True):
+    """The jobs of both simulations, and those that tell how far the model is from what happened."""
+
+    same: tuple[JobRun, ...]
+    other: tuple[JobRun, ...]
+    alike: Sequence[Pair]
+
+
 class Runs(msgspec.Struct, frozen=True):
     """What happened, and what the model makes of it under the recorded policy and under the other one."""
 
@@ -109,7 +132,8 @@ async def what_if(source: Source, recording: Recording, choice: Choice, told: To
     same = _simulated(recording, mine, told)
     other = _simulated(recording, theirs, told)
     compared = await first_divergence(source, recording, theirs, _as_seen(theirs), told)
-    changes = _changes(recording, same, other)
+    alike = pairs(recording.happened, same)
+    changes = _changes(recording, same, other, alike)
     counted = {job.job for job in changes if job.ran and not job.censored}
     answer = WhatIf(
         workload=recording.workload.name,
@@ -121,9 +145,9 @@ async def what_if(source: Source, recording: Recording, choice: Choice, told: To
         other=theirs.name,
         calibration=calibrate(recording.happened, same),
         compared=compared,
-        whole=_change("all", same.jobs, other.jobs, lambda job: job.job in counted),
+        whole=_change("all", Beside(same.jobs, other.jobs, alike), counted),
         tenants=tuple(
-            _change(tenant, same.jobs, other.jobs, lambda job, of=tenant: job.tenant == of and job.job in counted)  # type: ignore[misc]
+            _change(tenant, Beside(same.jobs, other.jobs, alike), counted & _of(tenant, same.jobs))
             for tenant in sorted({job.tenant for job in same.jobs})
         ),
         jobs=changes,
@@ -183,19 +207,29 @@ def _simulated(recording: Recording, rules: Rules, told: Told) -> Run:
     return simulate(workload, rules, recording.costs, begin=recording.begin, told=progress)
 
 
-def _change(name: str, same: Iterable[JobRun], other: Iterable[JobRun], takes: Callable[[JobRun], bool]) -> Change:
-    return Change(name, numbers([job for job in same if takes(job)]), numbers([job for job in other if takes(job)]))
+def _of(tenant: str, jobs: Iterable[JobRun]) -> frozenset[str]:
+    return frozenset(job.job for job in jobs if job.tenant == tenant)
 
 
-def _changes(recording: Recording, same: Run, other: Run) -> tuple[JobChange, ...]:
+def _change(name: str, beside: Beside, takes: Set[str]) -> Change:
+    return Change(
+        name,
+        recorded=numbers([job for job in beside.same if job.job in takes]),
+        other=numbers([job for job in beside.other if job.job in takes]),
+        off=mean_off([pair for pair in beside.alike if pair[0].job in takes]),
+    )
+
+
+def _changes(recording: Recording, same: Run, other: Run, alike: Sequence[Pair]) -> tuple[JobChange, ...]:
     """Return every job, those first that differ most."""
     by_other = {job.job: job for job in other.jobs}
     assumed = set(recording.assumed)
-    found = [_job_change(job, by_other[job.job], job.job in assumed) for job in same.jobs]
+    off = {pair[0].job: mean_off([pair]) for pair in alike}
+    found = [_job_change(job, by_other[job.job], job.job in assumed, off.get(job.job)) for job in same.jobs]
     return tuple(sorted(found, key=lambda job: (-_difference(job), job.job)))
 
 
-def _job_change(one: JobRun, two: JobRun, assumed: bool) -> JobChange:
+def _job_change(one: JobRun, two: JobRun, assumed: bool, off: Off | None) -> JobChange:
     return JobChange(
         job=one.job,
         tenant=one.tenant,
@@ -209,6 +243,7 @@ def _job_change(one: JobRun, two: JobRun, assumed: bool) -> JobChange:
         censored=one.censored,
         assumed=assumed,
         why=(report.why(one), report.why(two)),
+        off=off,
     )
 
 
@@ -232,7 +267,9 @@ def _seconds(time_ns: int) -> float:
 def _notes(recording: Recording, theirs: Rules) -> tuple[str, ...]:
     """Return what is to be known of this recording before its simulation is believed."""
     notes = []
-    cut_off = sum(arrival.truth.censored for arrival in recording.workload.arrivals) - len(recording.assumed)
+    cut_off = sum(
+        arrival.truth.censored and arrival.job not in recording.assumed for arrival in recording.workload.arrivals
+    )
     if cut_off > 0:
         notes.append(
             f"cut off (the recording ended, or somebody cancelled), may take longer: {text.count(cut_off, 'job')}"

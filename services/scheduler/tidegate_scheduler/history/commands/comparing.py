@@ -16,7 +16,7 @@ from tidegate_scheduler.history.errors import NotInHistoryError, UsageError
 from tidegate_scheduler.history.point import Told
 from tidegate_scheduler.history.source import FileSource, Source
 from tidegate_scheduler.simulator import choice, picture, recorded
-from tidegate_scheduler.simulator.calibration import Calibration
+from tidegate_scheduler.simulator.calibration import Calibration, Off
 from tidegate_scheduler.simulator.divergence import Compared
 from tidegate_scheduler.simulator.errors import InputError, SimulationError
 from tidegate_scheduler.simulator.measured import Cost
@@ -26,6 +26,12 @@ JOBS_SHOWN = 10
 NOTHING_TO_SAY = frozenset({"", "0", "0.00", "0.0s"})
 SAME_SECONDS = 0.1
 """Who differs by less is not shown."""
+
+ROUNDED = 0.001
+"""Numbers of both runs are rounded to this, and errors to less."""
+
+UNKNOWN = Off(0, *(6 * (float("inf"),)))
+"""The error where nothing that happened tells: any difference may be the model's."""
 
 
 def what_if_command(  # noqa: PLR0917 - typer calls it by name, one argument for each option
@@ -124,20 +130,21 @@ def _costs(measured: tuple[Cost, ...]) -> str:
 
 
 def _calibrated(found: Calibration) -> list[Any]:
-    if not found.jobs:
+    if found.off is None:
         return [
             plain(
                 "calibration: no job ran to an end in the recording and in the model, so nothing says how good it is",
                 "bold",
             )
         ]
-    real, model = found.happened, found.simulated
+    real, model, off = found.happened, found.simulated, found.off
     lines = [
         "calibration (the recorded policy, simulated, against what happened; "
         f"{text.count(found.jobs, 'job')} that ran to an end)",
         f"  completion  {_error(real.completion_s, model.completion_s)}; half of the jobs within "
         f"{text.span(found.completion_off_s)}, {found.worst} is farthest off: {text.span(found.worst_off_s)}",
-        f"  waiting     {_error(real.waiting_s, model.waiting_s)}"
+        f"  waiting     {_error(real.waiting_s, model.waiting_s)}, a job is off by "
+        f"{text.span(off.waiting_s)} on average"
         + (f"; for phases {_error(real.asked_s, model.asked_s)}" if real.asked_s or model.asked_s else ""),
         f"  preemptions {real.preemptions} real, {model.preemptions} simulated; work lost "
         f"{text.span(real.lost_s)} real, {text.span(model.lost_s)} simulated",
@@ -202,7 +209,7 @@ def _changes(found: WhatIf) -> Any:
     groups = [found.whole, *(found.tenants if len(found.tenants) > 1 else ())]
     return _table(
         ("TENANT", "JOBS", "COMPLETION", "IN THE QUEUE", "FOR PHASES", "PREEMPTIONS", "GPU-H LOST", "WORK LOST"),
-        [_change(group, found.calibration) for group in groups if group.recorded.jobs],
+        [group_row(group) for group in groups if group.recorded.jobs],
         always=7,
     )
 
@@ -217,18 +224,18 @@ def _table(columns: tuple[str, ...], lines: list[tuple[str, ...]], *, always: in
     return rows(tuple(columns[number] for number in kept), (tuple(line[number] for number in kept) for line in lines))
 
 
-def _change(group: Change, calibration: Calibration) -> tuple[str, ...]:
-    one, two = group.recorded, group.other
-    real, model = calibration.happened, calibration.simulated
+def group_row(group: Change) -> tuple[str, ...]:
+    """Return the row of a group; of what is a sum, the model's error is that of all its jobs."""
+    one, two, off = group.recorded, group.other, group.off or UNKNOWN
     return (
         group.name,
         str(one.jobs),
-        _seconds(one.completion_s, two.completion_s, abs(model.completion_s - real.completion_s)),
-        _seconds(one.waiting_s, two.waiting_s, abs(model.waiting_s - real.waiting_s)),
-        _seconds(one.asked_s, two.asked_s, abs(model.asked_s - real.asked_s)),
-        _whole(one.preemptions, two.preemptions),
-        _hours(one.lost_gpu_s, two.lost_gpu_s),
-        _seconds(one.lost_s, two.lost_s, abs(model.lost_s - real.lost_s)),
+        _seconds(one.completion_s, two.completion_s, off.completion_s),
+        _seconds(one.waiting_s, two.waiting_s, off.waiting_s),
+        _seconds(one.asked_s, two.asked_s, off.asked_s),
+        _whole(one.preemptions, two.preemptions, off.preemptions * one.jobs),
+        _hours(one.lost_gpu_s, two.lost_gpu_s, off.lost_gpu_s * one.jobs),
+        _seconds(one.lost_s, two.lost_s, off.lost_s * one.jobs),
     )
 
 
@@ -237,17 +244,20 @@ def _seconds(before: float, after: float, error: float) -> str:
     change = after - before
     if abs(change) < SAME_SECONDS:
         return text.span(after)
-    mark = "~" if abs(change) <= error else ""
-    return f"{text.span(after)} ({mark}{'+' if change > 0 else '-'}{text.span(abs(change))})"
+    return f"{text.span(after)} ({_mark(change, error)}{'+' if change > 0 else '-'}{text.span(abs(change))})"
 
 
-def _whole(before: int, after: int) -> str:
-    return str(after) if before == after else f"{after} ({after - before:+d})"
+def _mark(change: float, error: float) -> str:
+    return "~" if abs(change) <= error + ROUNDED else ""
 
 
-def _hours(before_s: float, after_s: float) -> str:
+def _whole(before: int, after: int, error: float) -> str:
+    return str(after) if before == after else f"{after} ({_mark(after - before, error)}{after - before:+d})"
+
+
+def _hours(before_s: float, after_s: float, error_s: float) -> str:
     after, change = f"{after_s / 3600:.2f}", f"{(after_s - before_s) / 3600:+.2f}"
-    return after if change in ("+0.00", "-0.00") else f"{after} ({change})"
+    return after if change in ("+0.00", "-0.00") else f"{after} ({_mark(after_s - before_s, error_s)}{change})"
 
 
 def _jobs(found: WhatIf) -> list[Any]:
@@ -258,24 +268,26 @@ def _jobs(found: WhatIf) -> list[Any]:
         return [plain(none if ended else "no job could be compared: none ended in both simulations", "bold")]
     shown = _table(
         ("JOB", "COMPLETION", "IN THE QUEUE", "FOR PHASES", "PREEMPTIONS", "GPU-H LOST", "WORK LOST", "", "TENANT"),
-        [
-            (
-                job.job,
-                _ends(job),
-                _seconds(*job.waiting_s, 0.0),
-                _seconds(*job.asked_s, 0.0),
-                _whole(*job.preemptions),
-                _hours(*job.lost_gpu_s),
-                _seconds(*job.lost_s, 0.0),
-                "assumed" if job.assumed else "cut off" if job.censored else "",
-                job.tenant if len(found.tenants) > 1 else "",
-            )
-            for job in differ[:JOBS_SHOWN]
-        ],
+        [(*job_row(job), job.tenant if len(found.tenants) > 1 else "") for job in differ[:JOBS_SHOWN]],
         always=3,
     )
     title = f"jobs that differ most ({len(differ)} of {len(found.jobs)} differ)"
     return [plain(title, "bold"), shown]
+
+
+def job_row(job: JobChange) -> tuple[str, ...]:
+    """Return the row of a job; its own error is what the model made of that very job."""
+    off = job.off or UNKNOWN
+    return (
+        job.job,
+        _ends(job, off.completion_s),
+        _seconds(*job.waiting_s, off.waiting_s),
+        _seconds(*job.asked_s, off.asked_s),
+        _whole(*job.preemptions, off.preemptions),
+        _hours(*job.lost_gpu_s, off.lost_gpu_s),
+        _seconds(*job.lost_s, off.lost_s),
+        "assumed" if job.assumed else "cut off" if job.censored else "",
+    )
 
 
 def _differs(job: JobChange) -> bool:
@@ -285,12 +297,12 @@ def _differs(job: JobChange) -> bool:
     return ended or waited or job.outcomes[0] != job.outcomes[1] or job.preemptions[0] != job.preemptions[1]
 
 
-def _ends(job: JobChange) -> str:
+def _ends(job: JobChange, error: float) -> str:
     """Return when it ends under both; one that was cut off takes at least so long."""
     before, after = job.completion_s
     at_least = ">= " if job.censored else ""
     if job.outcomes[0] == job.outcomes[1] and before is not None and after is not None:
-        return at_least + _seconds(before, after, 0.0)
+        return at_least + _seconds(before, after, error)
     was, would_be = (
         f"{outcome or 'no end'}{'' if seconds is None else f' {text.span(seconds)}'}"
         for outcome, seconds in zip(job.outcomes, job.completion_s, strict=True)
