@@ -189,6 +189,50 @@ async def test_a_node_that_crashed_crashes_again(tmp_path: Path, monkeypatch: py
     assert [each.outcome for each in again.jobs] == [each.outcome for each in run.jobs]
 
 
+@pytest.mark.parametrize("fell_silent", [20, 50, 90])
+async def test_what_a_node_was_not_heard_doing_before_it_died_is_no_work(
+    fell_silent: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was given up a while later, and the job did all of it again elsewhere."""
+    silent = e.NodeUnreachable(id="u", at_ns=START + fell_silent * SECOND, node="n1", incarnation=1)
+    workload = Workload("crash", (node("n1"), node("n2")), (job("a", 0, 100),))
+    run, source = recorded_run(tmp_path, workload, monkeypatch, facts=(silent,))
+    recording = await reading(source)
+    assert [stay.ended for stay in run.stays] == ["lost", "completed"]
+    assert truths(recording)["a"].spans == (Span("default", 100),)
+    assert recording.happened.jobs[0].lost_ms == run.jobs[0].lost_ms == fell_silent * 1000 - 800
+
+
+async def test_what_a_node_did_that_was_not_heard_for_a_while_is_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = e.NodeUnreachable(id="u", at_ns=START + 20 * SECOND, node="n1", incarnation=1)
+    heard = e.NodeReachable(id="r", at_ns=START + 30 * SECOND, node="n1", incarnation=1)
+    workload = Workload("silent", (node("n1"), node("n2")), (job("a", 0, 100),))
+    run, source = recorded_run(tmp_path, workload, monkeypatch, facts=(silent, heard))
+    recording = await reading(source)
+    assert [stay.ended for stay in run.stays] == ["completed"]
+    assert truths(recording)["a"].spans == (Span("default", 100),)
+    cut = await reading(source, end=Moment(at_ns=START + 25 * SECOND))
+    assert truths(cut)["a"].spans == (Span("default", 19, False, 200),)  # nobody knows yet that it goes on
+
+
+async def test_how_often_a_job_saves_is_told_by_the_time_between_two_saves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stretch that begins between two of them does not begin with one."""
+    saves = Truth((Span("default", 75),), saves_every_seconds=20)
+    run, source = recorded_run(tmp_path, Workload("saves", (node("n1"),), (job("a", 0, saves),)), monkeypatch)
+    for begins in (0, 6, 15, 30, 45):
+        recording = await reading(source, Moment(at_ns=START + begins * SECOND) if begins else ALL)
+        found = truths(recording)["a"]
+        if begins < 40:
+            assert found.saves_every_seconds == 20, begins
+            assert found.saves_first_ms == {0: 0, 6: 14_800, 15: 5_800, 30: 10_800}[begins]
+        again = simulate(recording.workload, recorded_rules(recording), recording.costs, begin=recording.begin)
+        assert again.jobs[0].ended_ns == pytest.approx(run.jobs[0].ended_ns, abs=SECOND), begins
+
+
 async def test_an_agent_that_comes_back_without_its_sandboxes_was_away(tmp_path: Path) -> None:
     cluster = Cluster()
     cluster.node("n1")

@@ -80,8 +80,25 @@ def test_what_was_not_saved_is_lost() -> None:
     assert job.done_ns == 0
 
 
+def saves_of(job: Work) -> list[int]:
+    """Return after how many seconds of work it saves by itself."""
+    job.go_on(0, FULL)
+    found = []
+    while (due_ns := job.due_ns()) is not None and due_ns < 100 * SECOND:
+        job.go_on(due_ns, FULL)
+        assert job.saves
+        job.save(str(due_ns))
+        found.append(due_ns // SECOND)
+    return found
+
+
 def test_it_saves_by_itself_after_so_much_work_since_the_last_time() -> None:
     job = work(100, saves_every_seconds=30)
+    assert saves_of(work(100, saves_every_seconds=30)) == [30, 60, 90]
+    assert saves_of(work(100, saves_every_seconds=30, saves_first_ms=12_000)) == [12, 42, 72]
+    resumed = work(100, saves_every_seconds=30, saves_first_ms=12_000)
+    resumed.go_back("")
+    assert saves_of(resumed) == [30, 60, 90]
     job.go_on(0, FULL)
     assert job.due_ns() == 30 * SECOND
     job.stop(30 * SECOND)

@@ -33,14 +33,20 @@ class Pace(msgspec.Struct, frozen=True):
 
 
 class Effort:
-    """The work of one job. It is `position_ns` far, of which `saved_ns` would be there after its newest checkpoint."""
+    """The work of one job. It is `position_ns` far, of which `saved_ns` would be there after its newest checkpoint.
 
-    def __init__(self) -> None:
+    `whole`: it is seen from its first attempt on.
+    """
+
+    def __init__(self, *, whole: bool = True) -> None:
+        self.whole = whole
         self.position_ns = 0
         self.saved_ns = 0
         self.own_saves_ns: list[int] = []
         self._pieces: list[Piece] = []
         self._farthest: list[Piece] = []
+        self._believed_ns: int | None = None
+        """How far it was when somebody of it fell silent, or saved last after that."""
         self._saved: dict[str, int] = {}
         self._pace: Pace | None = None
         self._since_ns = 0
@@ -66,8 +72,26 @@ class Effort:
     def save(self, checkpoint: str, *, asked: bool) -> None:
         """Keep what is done until now under the name of a checkpoint; `asked`: it was written to leave with."""
         self._saved[checkpoint] = self.saved_ns = self.position_ns
+        if self._believed_ns is not None:
+            self._believed_ns = self.position_ns
         if not asked:
             self.own_saves_ns.append(self.position_ns)
+
+    def doubt(self, now_ns: int) -> None:
+        """Count on, but remember how far it is: somebody of it is not heard any more."""
+        if self._believed_ns is None:
+            self.works(self._pace, now_ns)
+            self._believed_ns = self.position_ns
+
+    def believe(self) -> None:
+        """Take it that all was done that was counted: who was not heard is there again, with what it did."""
+        self._believed_ns = None
+
+    def died(self) -> None:
+        """Count nothing of what it was taken to have done since somebody of it fell silent."""
+        if self._believed_ns is not None:
+            self._pieces = _cut(self._pieces, self._believed_ns)
+            self.position_ns, self._believed_ns = self._believed_ns, None
 
     def go_back(self, checkpoint: str) -> None:
         """Begin an attempt from a checkpoint (empty: from nothing); one that is not known is where recording began."""
@@ -76,21 +100,33 @@ class Effort:
         target_ns = min(self._saved.get(checkpoint, 0), self.position_ns)
         self._pieces = _cut(self._pieces, target_ns)
         self.position_ns = self.saved_ns = target_ns
-        self._pace = None
+        self._pace = self._believed_ns = None
 
     @property
     def saves_every_seconds(self) -> int:
-        """Return how much work lies between two of the checkpoints that it wrote by itself; 0: it wrote none."""
-        if not self.own_saves_ns:
-            return 0
-        marks = [0, *sorted(set(self.own_saves_ns))]
+        """Return how much work lies between two of the checkpoints that it wrote by itself; 0: it wrote none.
+
+        Where it is known to have begun with nothing, its first one tells, too; of one that went on from before the
+        stretch that tells only if it is all that there is.
+        """
+        marks = sorted(set(self.own_saves_ns))
+        if marks and (self.whole or len(marks) == 1):
+            marks = [0, *marks]
         gaps = [later - earlier for earlier, later in pairwise(marks) if later > earlier]
         return max(1, round(median_low(gaps) / SECOND_NS)) if gaps else 0
 
-    def spans(self) -> tuple[Span, ...]:
-        """Return all that is known to be its work, in order: of the attempt that got farthest, if the last did not."""
+    @property
+    def saves_first_ms(self) -> int:
+        """Return after how much work the first of them came, where it went on from before the stretch; else 0."""
+        return 0 if self.whole or not self.own_saves_ns else self.own_saves_ns[0] // MILLI_NS
+
+    def spans(self, *, completed: bool) -> tuple[Span, ...]:
+        """Return all that is known to be its work, in order: of the attempt that got farthest, if the last did not.
+
+        One that completed did all there is in its last attempt, whatever others were taken to have done.
+        """
         reached_ns = sum(piece.work_ns for piece in self._farthest)
-        return _spans(self._pieces if self.position_ns >= reached_ns else self._farthest)
+        return _spans(self._pieces if completed or self.position_ns >= reached_ns else self._farthest)
 
 
 def pace_of(spec: JobSpec, phase: str, quotas: list[tuple[Quota, ...]]) -> Pace:

@@ -243,7 +243,7 @@ class _Reading:
 
 def _truth(story: Story, usual_leave_ms: int | None) -> Truth:
     """Return what the job did, as far as it was recorded. One that ran into its time limit would have gone on."""
-    spans, ended_by = story.effort.spans(), story.ended_by
+    spans, ended_by = story.effort.spans(completed=story.ended_by == "JobCompleted"), story.ended_by
     fails_after_seconds = None
     if ended_by == "JobFailed" and OWN_FAULTS & story.codes:
         fails_after_seconds = _seconds(spans)
@@ -257,6 +257,7 @@ def _truth(story: Story, usual_leave_ms: int | None) -> Truth:
         censored=ended_by != "JobCompleted" and fails_after_seconds is None,
         leaves_in_ms=_leaves_in_ms(story, usual_leave_ms),
         stumbles_ms=tuple(story.stumbles_ms),
+        saves_first_ms=story.effort.saves_first_ms,
     )
 
 

@@ -74,8 +74,10 @@ class Witness:
         for job in state.jobs.values():
             arrival = Arrival(job.submitted_ns, job.id, state.specs[job.id], whole(0))
             story = self._meet(arrival, job.submitted_ns, begin_ns)
+            story.effort.whole = not any(member.status == "started" for member in job.members)
             story.fails_already = any(member.status == "failed" for member in job.members)
             self._look(story, begin_ns)
+            self._doubt_or_believe(story)
         self.tally.sample(begin_ns)
 
     def saw(self, event: e.AnyEvent) -> None:
@@ -87,6 +89,7 @@ class Witness:
             self._count_gpus(event.node)
             for story in [each for each in self.stories.values() if each.seats]:
                 self._look(story, event.at_ns)
+                self._doubt_or_believe(story)
         self._note_decision(event)
 
     def frame_over(self) -> None:
@@ -97,6 +100,7 @@ class Witness:
         """Count what goes on still."""
         for story in self.stories.values():
             story.effort.works(story.pace, max(story.now_ns, self.now_ns))
+            story.effort.died()
             for phase, since_ns in story.asked.values():
                 self.tally.asked(story.arrival.job, phase, max(0, self.now_ns - since_ns))
         self.tally.close(self.now_ns)
@@ -183,6 +187,7 @@ class Witness:
         """Count what came to nothing: work after the newest checkpoint, and the time in which it saved to leave."""
         name = story.arrival.job
         if story.stage != "ended" or story.ended_by != "JobCompleted":
+            story.effort.died()
             for phase, lost_ns in story.effort.lost_in():
                 self.tally.lost(name, lost_ns, phase)
         if story.left_ns and story.left_pace is not None:
@@ -204,6 +209,8 @@ class Witness:
             if fresh or member is None or not member.active:
                 outcome = member.status if member is not None and not fresh else "lost"
                 self.tally.left(name, rank, now_ns, outcome)
+                if outcome == "lost":
+                    story.effort.died()
                 story.gone_ns = now_ns
                 del story.seats[rank]
         for rank, member in members.items():
@@ -240,6 +247,14 @@ class Witness:
             need = phase_need(spec, pace.phase)
             busy_millis = (need.gpus * WHOLE_MILLIS + need.gpu_millis) * len(members)
             self.tally.works(name, now_ns, pace.phase, busy_millis)
+
+    def _doubt_or_believe(self, story: Story) -> None:
+        """Note whether somebody of it is not heard: if nobody hears of it again, it did nothing from then on."""
+        nodes = [self._state.nodes.get(seat[0]) for seat in story.seats.values()]
+        if any(node is None or node.status != "up" for node in nodes):
+            story.effort.doubt(story.now_ns)
+        elif nodes:
+            story.effort.believe()
 
     def _count_gpus(self, name: str) -> None:
         """Note whether a node is there: one that is not heard may be, with what its jobs do, until it is given up."""

@@ -27,6 +27,7 @@ class Work:
         self.done_ns = 0
         self._ends = tuple(accumulate(span.work_ms * MILLI_NS for span in truth.spans))
         self._base_step = base_step
+        self._first_save_ns = truth.saves_first_ms * MILLI_NS
         self._saved: dict[str, int] = {}
         self.saved_ns = 0
         """Where it would go on from its newest checkpoint."""
@@ -101,6 +102,7 @@ class Work:
     def save(self, checkpoint: str) -> None:
         """Keep what is done under the name of a checkpoint."""
         self._saved[checkpoint] = self.saved_ns = self.done_ns
+        self._first_save_ns = 0
 
     def drop(self) -> None:
         """Be where the newest checkpoint is: what came after it is lost."""
@@ -119,6 +121,7 @@ class Work:
         """Begin from a checkpoint (empty: from nothing); one of before the simulation is where that began."""
         self.done_ns = self.saved_ns = self._saved.get(checkpoint, 0)
         self._since_ns = None
+        self._first_save_ns = 0
         while self._stumbles_ns and self._stumbles_ns[-1] <= self.done_ns:
             self._stumbles_ns.pop()
 
@@ -129,7 +132,9 @@ class Work:
     @property
     def _next_save_ns(self) -> int:
         every_ns = self.truth.saves_every_seconds * SECOND_NS
-        return self.saved_ns + every_ns if every_ns else self._ends[-1] + 1
+        if not every_ns:
+            return self._ends[-1] + 1
+        return self._first_save_ns or self.saved_ns + every_ns
 
     @property
     def _next_ns(self) -> int:

@@ -34,8 +34,9 @@ class Truth(msgspec.Struct, frozen=True, gc=False):
     """What a job does, whoever schedules it: its phases, one after another, until it is done or fails.
 
     `saves_every_seconds`: how much work lies between two checkpoints that it writes by itself (0: it writes none but
-    when it is asked to leave). `fails_after_seconds`: after so much work it ends as failed by its own fault, each time;
-    `stumbles_ms` are where it fails once before that, in turn, and gets by the next time.
+    when it is asked to leave); the first comes after `saves_first_ms` where that is not 0. `fails_after_seconds`: after
+    so much work it ends as failed by its own fault, each time; `stumbles_ms` are where it fails once before that, in
+    turn, and gets by the next time.
     `censored`: the recording ended before the job did, so it may have taken longer. `leaves_in_ms`: when it is asked to
     leave it saves nothing, and is gone after so long; None: it saves, and that takes what the costs say.
     """
@@ -46,6 +47,7 @@ class Truth(msgspec.Struct, frozen=True, gc=False):
     censored: bool = False
     leaves_in_ms: int | None = None
     stumbles_ms: tuple[int, ...] = ()
+    saves_first_ms: int = 0
 
     @property
     def work_seconds(self) -> int:
