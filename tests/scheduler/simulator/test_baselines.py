@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -25,7 +26,7 @@ from tidegate_scheduler.simulator.rules import Rules
 from tidegate_scheduler.simulator.run import Run, encode
 from tidegate_scheduler.simulator.workload import Arrival, Workload
 
-from tests.scheduler.simulator.small import arrival, by_name, ends, node, phased, run, seconds, stays, workload
+from tests.scheduler.simulator.small import SECOND, arrival, by_name, ends, node, phased, run, seconds, stays, workload
 from tests.support.cluster import spec
 
 COSTS = Costs(start_ms=0, image_pull_seconds=0, checkpoint_seconds=10, restart_seconds=20)
@@ -233,3 +234,20 @@ def test_who_asks_for_phases_holds_its_peak_for_life(name: str) -> None:
     assert ends(result) == {"a": 31, "b": 62}
     assert {each.kind for each in result.decided} == {"JobPlaced", "JobStarted", "JobCompleted"}
     assert max(sample.gpus_held_millis for sample in result.samples if seconds(sample.at_ns) == 0) == 1000
+
+
+@pytest.mark.parametrize("name", BASELINES)
+@pytest.mark.parametrize("large", [gpus(8, gang=2), spec(9000), spec(image="other")])
+def test_nobody_waits_for_ever_behind_a_job_that_no_empty_cluster_could_hold(name: str, large: JobSpec) -> None:
+    work = workload([node("n1"), node("n2")], arrival("large", 0, large, 30), arrival("b", 1, gpus(4), 30))
+    found = by_name(run(work, COSTS, rules=rules_for(Choice(name), work)))
+    assert (found["large"].outcome, found["large"].reasons[0].code) == ("rejected", "Inadmissible")
+    assert seconds(found["large"].ended_ns) == 60
+    assert (found["b"].outcome, seconds(found["b"].ended_ns)) == ("completed", 31)
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_who_is_too_large_waits_for_a_node_that_is_on_its_way(name: str) -> None:
+    later = msgspec.structs.replace(node("n2", 9000), at_ns=50 * SECOND)
+    work = workload([node("n1")], arrival("large", 0, spec(9000), 30), facts=(later,))
+    assert ends(run(work, COSTS, rules=rules_for(Choice(name), work))) == {"large": 80}

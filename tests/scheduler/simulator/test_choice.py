@@ -111,7 +111,7 @@ def test_a_queue_of_somebody_who_is_not_there_is_refused() -> None:
 
 
 def test_what_baselines_are_said_to_read_is_what_they_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No more and no less, whatever happens to jobs: nodes and jobs fail, one takes too long, and one starts never."""
+    """No more and no less, whatever happens to jobs: nodes and jobs fail, one takes too long, one fits nowhere."""
     read: set[str] = set()
 
     class Noted(Parameters, frozen=True):
@@ -126,6 +126,7 @@ def test_what_baselines_are_said_to_read_is_what_they_read(monkeypatch: pytest.M
         *(arrival(f"j{number}", number, spec(gpus=2, attempts=2), 4000) for number in range(6)),
         arrival("fails", 3, spec(gpus=1, attempts=2), Truth((Span("default", 50),), fails_after_seconds=20)),
         arrival("overruns", 4, spec(gpus=1, time_limit_seconds=30), 600),
+        arrival("large", 5, spec(gpus=16), 60),
     )
     costs = Costs(node_failures_per_day_millis=24_000, node_repair_seconds=90)
     for name in choice.BASELINES:

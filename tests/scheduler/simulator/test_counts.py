@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 from tidegate_events import events as e
-from tidegate_scheduler.simulator import choice, measures
+from tidegate_events.resources import Resources
+from tidegate_scheduler.simulator import choice
 from tidegate_scheduler.simulator.costs import Costs
 from tidegate_scheduler.simulator.workload import Span, Truth
 
@@ -33,20 +34,18 @@ def test_what_is_held_there_counts_again_when_the_node_is_back() -> None:
 
 
 def test_who_is_never_placed_has_waited_until_the_end_and_why_is_said() -> None:
-    """FIFO refuses nobody: the first is larger than the node, so nobody behind it is placed either."""
-    work = workload([node("n1", 8000)], arrival("large", 0, spec(9000), 10), arrival("behind", 5, spec(1000), 10))
-    rules = choice.rules_for(choice.Choice("fifo"), work)
-    result = run(work, rules=rules)
-    large, behind = (by_name(result)[name] for name in ("large", "behind"))
-    assert (large.outcome, behind.outcome) == ("", "")
-    assert large.waited_ns == 5 * SECOND  # nothing happens after the second has come
-    assert measures.of(result).waiting.p99_s == 5.0
-    assert (large.reasons[0].code, large.reasons[0].detail) == (
-        "Inadmissible",
-        "no node could hold a member, even if it were empty",
-    )
-    assert (large.reasons[0].numbers["cpu_millis_needed"], large.reasons[0].numbers["cpu_millis_free"]) == (9000, 8000)
-    assert behind.reasons[0].code == "Queued"
+    """It ran once on a node that was larger before, so nobody refuses it, and it is never placed again."""
+    small = node("n1", 8000)
+    shrunk = msgspec.structs.replace(small, id="again", at_ns=20 * SECOND, incarnation=2, capacity=Resources(8000, 64))
+    work = workload([small], arrival("a", 0, spec(1000), 100), arrival("b", 30, spec(1000, memory=32), 10))
+    away = e.NodeUnreachable(id="away", at_ns=10 * SECOND, node="n1", incarnation=1)
+    work = msgspec.structs.replace(work, facts=(away, shrunk))
+    found = by_name(run(work, rules=choice.rules_for(choice.Choice("fifo"), work)))
+    assert (found["a"].outcome, found["b"].outcome) == ("", "completed")
+    assert found["a"].reasons[0].code == "Inadmissible"
+    assert found["a"].reasons[0].detail == "no node could hold a member, even if it were empty"
+    assert found["a"].reasons[0].numbers["memory_mib_free"] == 64
+    assert found["a"].waited_ns > 10 * SECOND
 
 
 def test_what_of_a_job_no_node_has_is_said() -> None:

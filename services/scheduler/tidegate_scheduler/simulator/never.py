@@ -1,13 +1,27 @@
-"""Why a job was never placed by rules that do not say it: what of it no node could hold, even an empty one."""
+"""Why a job is never placed, whoever decides: what of it no node could hold, even an empty one."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tidegate_events.events import Reason
+from tidegate_events.resources import Resources
+from tidegate_events.spec import JobSpec
 
 from tidegate_scheduler.simulator.baselines.room import Room
 from tidegate_scheduler.state import State
 
 NEVER, QUEUED = "Inadmissible", "Queued"
+
+
+def could_hold(rooms: Iterable[Room], spec: JobSpec, need: Resources) -> bool:
+    """Say whether these rooms hold all members of a job."""
+    missing = spec.gang_size
+    for room in rooms:
+        missing -= room.members(need, spec.gpu_models) if room.fits(need, spec.gpu_models) else 0
+        if missing <= 0:
+            return True
+    return False
 
 
 def why_never(state: State, job: str) -> Reason:

@@ -46,6 +46,9 @@ class Cluster:
         self.later: dict[str, Room] = {}
         """What nobody holds when all who are leaving have left."""
 
+        self.empty: dict[str, Room] = {}
+        """All nodes that are known, as if nothing ran there."""
+
         self.open: list[str] = []
         self.running: dict[str, tuple[Seat, ...]] = {}
         """Who holds room, and is not leaving."""
@@ -55,6 +58,14 @@ class Cluster:
 
         self.fit_nowhere: set[Alike] = set()
         """Kinds of which none fitted, since when nothing has come free."""
+
+        self.hopeless: dict[Alike, int] = {}
+        """Kinds that all nodes together could not hold, were they empty, since when: nobody waits behind those."""
+
+        self.possible: set[Alike] = set()
+        """Kinds that they could."""
+
+        self.nodes_changed = True
 
         self._places: dict[str, tuple[Alike, Standing]] = {}
         self._held: dict[str, tuple[Resources, tuple[Seat, ...], bool]] = {}
@@ -84,12 +95,14 @@ class Cluster:
         self._settle(draft)
 
     def waiting(self, over: Collection[Alike] = ()) -> Iterator[tuple[Alike, Standing]]:
-        """Yield who waits, the first in order first; no more of the kinds that are `over` by then.
+        """Yield who waits and is not hopeless, the first in order first; no more of kinds that are `over` by then.
 
         Many more wait than there are kinds, and where the first of a kind got nothing the others need not be asked.
         """
         heads = []
         for number, (kind, line) in enumerate(self.lines.items()):
+            if kind in self.hopeless:
+                continue
             later = iter(line)
             heads.append((next(later), number, kind, later))
         heapify(heads)
@@ -109,12 +122,18 @@ class Cluster:
 
     def _put_node(self, name: str) -> None:
         self.fit_nowhere.clear()
+        self.possible.clear()
+        self.nodes_changed = True
         node = self.state.nodes.get(name)
+        if node is None:
+            self.empty.pop(name, None)
+        else:
+            self.empty[name] = Room(node)
         if node is None or not _is_open(node):
             self.now.pop(name, None)
             self.later.pop(name, None)
         else:
-            self.now[name], self.later[name] = Room(node), Room(node)
+            self.now[name], self.later[name] = self.empty[name].copy(), self.empty[name].copy()
             for job in self._on_node.get(name, {}):
                 need, seats, leaving = self._held[job]
                 self._occupy(need, [seat for seat in seats if seat.node == name], leaving=leaving, sign=1)
@@ -189,15 +208,6 @@ class Cluster:
                     heappush(self._due, (due_ns, name))
         if self._due:
             draft.wake_by(self._due[0][0])
-
-
-def cluster_of(draft: Draft, rank: Rank) -> Cluster:
-    """Return what is seen of the draft's state, up to date."""
-    found = draft.state.derived
-    if not isinstance(found, Cluster) or found.rank is not rank:
-        found = draft.state.derived = Cluster(draft.state, rank)
-    found.refresh(draft)
-    return found
 
 
 def alike(state: State, job: str) -> Alike:

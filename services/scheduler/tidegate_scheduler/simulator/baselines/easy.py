@@ -15,7 +15,8 @@ import msgspec
 
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.parameters import SECOND_NS
-from tidegate_scheduler.simulator.baselines.cluster import Alike, Cluster, Seat, cluster_of, ran_seconds, rests
+from tidegate_scheduler.simulator.baselines.cluster import Alike, Cluster, Seat, ran_seconds, rests
+from tidegate_scheduler.simulator.baselines.obeying import cluster_of
 from tidegate_scheduler.simulator.baselines.room import Room
 from tidegate_scheduler.simulator.baselines.seating import Rooms, place
 from tidegate_scheduler.simulator.rules import Rules

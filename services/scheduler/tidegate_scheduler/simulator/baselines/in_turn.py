@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tidegate_scheduler.draft import Draft
-from tidegate_scheduler.simulator.baselines.cluster import Alike, Cluster, Rank, cluster_of, rests
+from tidegate_scheduler.simulator.baselines.cluster import Alike, Cluster, Rank, rests
+from tidegate_scheduler.simulator.baselines.obeying import cluster_of
 from tidegate_scheduler.simulator.baselines.seating import Rooms, Tightness, place, tightest
 from tidegate_scheduler.simulator.rules import Fill
 

@@ -14,7 +14,8 @@ from tidegate_events.resources import Resources
 from tidegate_events.spec import JobSpec
 
 from tidegate_scheduler.draft import Draft
-from tidegate_scheduler.simulator.baselines.cluster import Alike, Cluster, Rank, Seat, Standing, cluster_of, rests
+from tidegate_scheduler.simulator.baselines.cluster import Alike, Cluster, Rank, Seat, Standing, rests
+from tidegate_scheduler.simulator.baselines.obeying import cluster_of
 from tidegate_scheduler.simulator.baselines.room import Room
 from tidegate_scheduler.simulator.baselines.seating import Rooms, ask_to_leave, place
 from tidegate_scheduler.simulator.rules import Fill
