@@ -47,7 +47,8 @@ WAITING: dict[str, tuple[str, str]] = {
     ),
     "NoNode": (
         "The open nodes could not hold it even if they were empty; the detail says what none of them has.",
-        "Bring back or add nodes, or ask for what there is. Before its first attempt it is rejected after a while.",
+        "Bring back or add nodes, or ask for what there is. Before its first attempt it is rejected after a while, "
+        "unless nodes are told to get its image.",
     ),
     "NodeDrained": (
         "Nodes that could hold it are drained, or a job leaves for that. First: no other node could.",

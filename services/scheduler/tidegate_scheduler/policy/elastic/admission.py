@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
 from tidegate_events import events as e
 
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.offers import CHANGES_FOR_MAX
-from tidegate_scheduler.policy.elastic.fit import could_hold, could_hold_by
+from tidegate_scheduler.policy.elastic.fit import could_hold
 from tidegate_scheduler.policy.elastic.lacking import missing
+from tidegate_scheduler.policy.elastic.offered import may_come, too_large
 from tidegate_scheduler.policy.elastic.queue import Line, Share, amounts
-from tidegate_scheduler.policy.elastic.shapes import Fit, holds_by_size
+from tidegate_scheduler.policy.elastic.shapes import Fit
 from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.state import Job
 
@@ -30,13 +30,14 @@ def reject(draft: Draft, job: Job, fit: Fit) -> bool:
 
     Where nodes join, as they all do when a cluster starts, others may be on their way, and what a node offers no more
     may come back; else a job that is too large is rejected at once. Images and levels of isolation may come to nodes
-    that are there: from its submission on a job waits for those. A time of a change that lies ahead is the word of a
-    wrong clock: nothing is counted from it.
+    that are there: from its submission on a job waits for those, and for an image as long as nodes may still get it
+    that could hold the job then. A time of a change that lies ahead is the word of a wrong clock: nothing is counted
+    from it.
     """
-    if not draft.state.nodes or job.attempt > 0 or could_hold(fit, up_only=False):
+    if not draft.state.nodes or job.attempt > 0 or could_hold(fit, up_only=False) or may_come(fit):
         return False
     after_ns, header = draft.parameters.inadmissible_after_seconds * SECOND_NS, draft.state.header
-    asked_ns = 0 if _too_large(fit) else job.submitted_ns
+    asked_ns = 0 if too_large(fit) else job.submitted_ns
     last_ns, first_ns = (
         max(asked_ns, each if each <= draft.now_ns + after_ns else 0)
         for each in (header.offers_changed_ns, header.offers_changing_ns)
@@ -56,10 +57,3 @@ def reject(draft: Draft, job: Job, fit: Fit) -> bool:
     lacks = missing(fit)
     draft.add(e.JobRejected, job, e.Reason(code="Inadmissible", detail=lacks.detail, numbers=numbers | lacks.numbers))
     return True
-
-
-def _too_large(fit: Fit) -> bool:
-    """Say whether all nodes together, or those that may hold one gang, are too small, whatever else they offer."""
-    table = fit.table
-    sizes = np.array([holds_by_size(fit.shape, kind) for kind in table.kind_list()], np.int64)
-    return not could_hold_by(fit, sizes[table.kind[: len(table)]])

@@ -14,6 +14,7 @@ from tidegate_scheduler.policy.elastic.domains import narrowest
 from tidegate_scheduler.policy.elastic.fit import could_hold
 from tidegate_scheduler.policy.elastic.forecast import forecast
 from tidegate_scheduler.policy.elastic.lacking import missing
+from tidegate_scheduler.policy.elastic.offered import may_come
 from tidegate_scheduler.policy.elastic.order import Order
 from tidegate_scheduler.policy.elastic.pipeline import index_of
 from tidegate_scheduler.policy.elastic.queue import Line, LineKey, Share, amounts
@@ -141,9 +142,10 @@ class ElasticOutlook:
         share = self._index.share(job.tenant)
         if not Share().within(amounts(key.shape.need, key.shape.gang_size), share.ceiling):
             return Reason(code="QuotaReached", detail=f"larger than the ceiling of {job.tenant}")
-        if not self._state.nodes or could_hold(self._index.fit(key.shape), up_only=False):
+        fit = self._index.fit(key.shape)
+        if not self._state.nodes or could_hold(fit, up_only=False) or may_come(fit):
             return None
-        return missing(self._index.fit(key.shape))
+        return missing(fit)
 
     def verdicts(self, job: Job) -> tuple[Verdict, ...]:
         """Return what every node means for the job, by name."""

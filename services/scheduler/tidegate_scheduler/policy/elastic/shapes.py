@@ -30,7 +30,8 @@ class Shape(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
 
     An `intensive` gang stays below one switch; where it is `rack_wide`, in one rack. `alike`: a strict gang that has no
     CPU model yet, all of whose members go to nodes of one, whichever that is. `phases` are the needs of a borrower
-    beside that of its default phase: a node must have each of them, though they are not held.
+    beside that of its default phase: a node must have each of them, though they are not held. With `any_image` it asks
+    what nodes could hold that had the image.
     """
 
     isolation: str
@@ -43,6 +44,7 @@ class Shape(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
     alike: bool = False
     rack_wide: bool = False
     phases: tuple[Resources, ...] = ()
+    any_image: bool = False
 
 
 class Fit:
@@ -82,6 +84,9 @@ class Fit:
 
         self.holds_gang: dict[bool, tuple[int, bool]] = {}
         """Whether the gang would fit on empty nodes (those that are open: True, or all), and which nodes that was."""
+
+        self.fetched_holds_gang: dict[bool, tuple[int, bool]] = {}
+        """The same, if all nodes that may get its image had it."""
 
     # ---- what nodes of a kind can hold when empty ----
 
@@ -360,20 +365,24 @@ def _whole_of(kind: Kind) -> peaks.Peak:
 
 def _holds_of_kind(shape: Shape, kind: Kind) -> int:
     """Return how many members an empty node of the kind holds, in any of their phases; no more than the gang has."""
-    known = {name for name, _ in kind.images} | {digest for _, digest in kind.images}
-    if shape.isolation not in kind.levels or shape.image not in known:
+    if shape.isolation not in kind.levels or not (shape.any_image or has_image(kind, shape.image)):
         return 0
     if shape.cpu_model and kind.cpu_model != shape.cpu_model:
         return 0
     return holds_by_size(shape, kind)
 
 
+def has_image(kind: Kind, image: str) -> bool:
+    """Say whether a node of the kind has the image, by its name or its digest."""
+    return any(image in pair for pair in kind.images)
+
+
 def holds_by_size(shape: Shape, kind: Kind) -> int:
     """Return how many members an empty node of the kind has room for, whether or not it offers what else they need."""
-    return min(_holds_needs(shape, kind, need) for need in (shape.need, *shape.phases))
+    return min(holds_need(shape, kind, need) for need in (shape.need, *shape.phases))
 
 
-def _holds_needs(shape: Shape, kind: Kind, need: Resources) -> int:
+def holds_need(shape: Shape, kind: Kind, need: Resources) -> int:
     """Return how many members that need so much the kind has room for."""
     fits = [shape.gang_size]
     if need.cpu_millis:
