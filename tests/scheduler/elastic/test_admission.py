@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 from tidegate_events import events as e
+from tidegate_events.resources import Resources
+from tidegate_events.spec import JobSpec
 from tidegate_scheduler.offers import CHANGES_FOR_MAX
 
 from tests.scheduler.elastic.lab import HOUR, elastic, of, run
+from tests.scheduler.elastic.lent import borrower
 from tests.support.cluster import SECOND, Cluster, spec
 
 AFTER = 60
@@ -205,3 +208,47 @@ def test_where_nodes_offer_less_all_the_time_nobody_waits_for_ever_and_nobody_in
         if "never" in rejected:
             assert rejected["never"] <= (CHANGES_FOR_MAX + 1) * AFTER
     assert cluster.stage("never") == "rejected"
+
+
+def rejected(job: JobSpec) -> e.Reason:
+    """Return why a job is rejected by two nodes that have been there for long, of which one has a device."""
+    cluster = elastic()
+    cluster.node("n1", 4000, gpus=1)
+    cluster.node("n2", 2000, memory=32_768)
+    cluster.advance(HOUR)
+    cluster.submit(job, "never")
+    (event,) = of(cluster.advance(AFTER), e.JobRejected)
+    return event.reasons[0]
+
+
+def test_a_rejection_says_what_is_too_large_and_not_what_may_come() -> None:
+    reason = rejected(spec(9000, **STRANGE))
+    assert reason.detail == "no node is large enough for a member"
+    assert (reason.numbers["cpu_millis_needed"], reason.numbers["cpu_millis_most"]) == (9000, 4000)
+    gang = rejected(spec(1000, gang=7, **STRANGE))
+    assert gang.detail == "all nodes together are too small for the gang"
+    assert (gang.numbers["members_needed"], gang.numbers["members_most"]) == (7, 6)
+    assert "that no node has" in rejected(spec(1000, **STRANGE)).detail
+
+
+@pytest.mark.parametrize(
+    ("high", "detail", "numbers"),
+    [
+        (Resources(9000, 60), "no node is large enough for a member", ("cpu_millis", 9000, 4000)),
+        (Resources(100, 40_000), "no node is large enough for a member", ("memory_mib", 40_000, 32_768)),
+        (Resources(100, 60, 2), "no node has the GPUs that a member needs", ("gpus", 2, 1)),
+        (Resources(3000, 20_000), "no node has all at once that a member needs", ("memory_mib", 20_000, 32_768)),
+    ],
+)
+def test_a_rejection_speaks_of_the_phase_that_no_node_could_hold(
+    high: Resources, detail: str, numbers: tuple[str, int, int]
+) -> None:
+    reason = rejected(borrower(low=Resources(100, 50), high=high))
+    assert reason.detail == detail
+    name, needed, most = numbers
+    assert (reason.numbers[f"{name}_needed"], reason.numbers[f"{name}_most"]) == (needed, most)
+
+
+def test_a_rejection_says_where_each_phase_has_a_node_and_no_node_has_both() -> None:
+    reason = rejected(borrower(low=Resources(100, 20_000), high=Resources(4000, 60)))
+    assert reason.detail == "no node is large enough for a member in each of its phases"
