@@ -59,10 +59,33 @@ def test_it_waits_at_its_place_in_line_with_the_earliest_start(cluster: Cluster)
 
 
 def test_what_no_node_could_hold_never_starts(cluster: Cluster) -> None:
+    cluster.advance(60)  # where a node joined just now others may be on their way
     found = dry_run(cluster.state, spec(cpu=1001), cluster.now)
     assert (found.verdict, found.nodes, found.starts_at_ns) == ("never", (), None)
     assert found.reasons[0].code in ("NoNode", "Inadmissible")
     assert dry_run(Cluster().state, spec(), cluster.now).verdict == "waits", "nodes may still join"
+
+
+def test_where_what_nodes_offer_changed_just_now_it_waits_as_the_job_itself_would() -> None:
+    cluster = Cluster()
+    cluster.node("n1", cpu=1000, gpus=1)
+
+    def verdicts() -> list[str]:
+        jobs = [spec(cpu=1001), spec(image="strange"), spec(gpus=1)]
+        return [dry_run(cluster.state, each, cluster.now).verdict for each in jobs]
+
+    assert verdicts() == ["waits", "waits", "starts_now"]
+    found = dry_run(cluster.state, spec(cpu=1001), cluster.now)
+    assert (found.reasons[0].code, found.reasons[0].detail) == ("NoNode", "no node is large enough for a member")
+    cluster.submit(spec(cpu=1001), "real")
+    cluster.advance(59)
+    assert (verdicts()[0], cluster.stage("real")) == ("waits", "pending")
+    cluster.advance(1)
+    assert (verdicts(), cluster.stage("real")) == (["never", "never", "starts_now"], "rejected")
+    cluster.node("n1", cpu=1000, incarnation=2)
+    assert verdicts() == ["waits", "waits", "waits"]
+    cluster.advance(60)
+    assert verdicts() == ["never", "never", "never"]
 
 
 def test_a_job_above_the_ceiling_of_its_tenant_never_starts() -> None:
@@ -72,6 +95,10 @@ def test_a_job_above_the_ceiling_of_its_tenant_never_starts() -> None:
     cluster.append("gateway", "g1", ceiling)
     found = dry_run(cluster.state, spec(cpu=3000), cluster.now)
     assert (found.verdict, found.reasons[0].code) == ("never", "QuotaReached")
+    assert found.reasons[0].numbers == {"cpu_millis_needed": 3000, "cpu_millis_ceiling": 2000}
+    cluster.advance(60)
+    larger = dry_run(cluster.state, spec(cpu=5000), cluster.now)
+    assert (larger.verdict, larger.reasons[0].code) == ("never", "NoNode"), "no ceiling would help"
     assert dry_run(cluster.state, spec(cpu=2000), cluster.now).verdict == "starts_now"
 
 

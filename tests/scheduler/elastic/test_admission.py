@@ -252,3 +252,64 @@ def test_a_rejection_speaks_of_the_phase_that_no_node_could_hold(
 def test_a_rejection_says_where_each_phase_has_a_node_and_no_node_has_both() -> None:
     reason = rejected(borrower(low=Resources(100, 20_000), high=Resources(4000, 60)))
     assert reason.detail == "no node is large enough for a member in each of its phases"
+
+
+def a_bounded_tenant(**queue: Any) -> Cluster:
+    """One node, and the queue of tenant `a`, which holds half of the node."""
+    cluster = elastic()
+    cluster.node("n1", 4000)
+    cluster.advance(HOUR)
+    run(cluster, "runs", spec(2000, tenant="a"))
+    changed = e.QueueChanged(id="queue", at_ns=cluster.now, tenant="a", actor="olga", **queue)
+    cluster.append("gateway", "g1", changed)
+    return cluster
+
+
+QUEUES: list[dict[str, Any]] = [{"ceiling": Resources(2000, 1 << 20, 4)}, {"stopped": True}]
+
+
+@pytest.mark.parametrize("queue", QUEUES, ids=["ceiling", "stopped"])
+def test_what_no_node_could_hold_does_not_wait_for_its_queue_either(queue: dict[str, Any]) -> None:
+    cluster = a_bounded_tenant(**queue)
+    for number in range(3):
+        cluster.submit(spec(9000, tenant="a"), f"giant{number}")
+    cluster.submit(spec(500, tenant="a", **STRANGE), "strange")
+    cluster.submit(spec(500, tenant="a"), "waits")
+    refused = [event.job for event in of(cluster.settle(), e.JobRejected)]
+    assert refused == ["giant0", "giant1", "giant2"]
+    assert (cluster.stage("strange"), cluster.stage("waits")) == ("pending", "pending")
+    assert [event.job for event in of(cluster.advance(AFTER), e.JobRejected)] == ["strange"]
+    assert not of(cluster.advance(HOUR), e.JobRejected)
+
+
+def test_a_job_that_is_cancelled_in_a_stopped_queue_is_not_rejected_as_well() -> None:
+    cluster = a_bounded_tenant(stopped=True)
+    for name in ("cancelled", "giant"):
+        cluster.submit(spec(9000, tenant="a"), name)
+    cluster.cancel("cancelled")
+    decided = cluster.settle()
+    assert [(type(event).__name__, event.job) for event in decided if isinstance(event, e.JobEvent)] == [
+        ("JobCancelled", "cancelled"),
+        ("JobRejected", "giant"),
+    ]
+
+
+def test_a_job_larger_than_its_ceiling_says_so_and_starts_when_that_is_raised() -> None:
+    cluster = a_bounded_tenant(ceiling=Resources(2500, 1 << 20, 4))
+    cluster.submit(spec(1000, tenant="a"), "later")
+    cluster.submit(spec(3000, gpus=0, tenant="a"), "larger")
+    cluster.advance(HOUR)
+    at_ceiling, larger = cluster.waiting["later"], cluster.waiting["larger"]
+    assert at_ceiling.code == larger.code == "QuotaReached"
+    assert larger.numbers == {"cpu_millis_needed": 3000, "cpu_millis_ceiling": 2500}
+    assert "3000 cpu_millis of 2500" in larger.detail
+    assert "never" in larger.detail
+    assert "never" not in at_ceiling.detail
+    raised = e.QueueChanged(
+        id="raised", at_ns=cluster.now, tenant="a", actor="olga", ceiling=Resources(4000, 1 << 20, 4)
+    )
+    cluster.append("gateway", "g1", raised)
+    cluster.exit("runs", "completed")
+    cluster.cancel("later")
+    cluster.settle()
+    assert cluster.stage("larger") == "placed"

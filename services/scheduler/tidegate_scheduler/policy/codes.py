@@ -36,7 +36,8 @@ WAITING: dict[str, tuple[str, str]] = {
         "Wait; `tidegate job suspend` asks one to leave all the same.",
     ),
     "QuotaReached": (
-        "Its tenant would hold more than the ceiling of its queue.",
+        "Its tenant would hold more than the ceiling of its queue. `*_needed`: the job alone needs more than that, and "
+        "can never run under this ceiling; it waits, as an operator may raise it.",
         "Wait until jobs of the tenant end; an operator can raise the ceiling with `tidegate queue set`.",
     ),
     "QueueStopped": ("An operator stopped the queue of its tenant.", "An operator sets the queue going again."),

@@ -9,15 +9,14 @@ import msgspec
 from tidegate_events.events import Reason
 
 from tidegate_scheduler.draft import Draft
+from tidegate_scheduler.policy.elastic.admission import larger_than_ceiling, may_change_until_ns, may_hold
 from tidegate_scheduler.policy.elastic.causes import SHORT, Causes, queue_stopped
 from tidegate_scheduler.policy.elastic.domains import narrowest
-from tidegate_scheduler.policy.elastic.fit import could_hold
 from tidegate_scheduler.policy.elastic.forecast import forecast
 from tidegate_scheduler.policy.elastic.lacking import missing
-from tidegate_scheduler.policy.elastic.offered import may_come
 from tidegate_scheduler.policy.elastic.order import Order
 from tidegate_scheduler.policy.elastic.pipeline import index_of
-from tidegate_scheduler.policy.elastic.queue import Line, LineKey, Share, amounts
+from tidegate_scheduler.policy.elastic.queue import Line, LineKey, amounts
 from tidegate_scheduler.policy.elastic.reasons import HELD, Waiting
 from tidegate_scheduler.policy.elastic.verdicts import verdicts
 from tidegate_scheduler.policy.outlook import NOT_CONSIDERED, Counts, Start, Verdict
@@ -137,15 +136,16 @@ class ElasticOutlook:
         return Start(max(job.reserved_start_ns, self._now_ns), "limit") if job.reserved_start_ns else None
 
     def never(self, job: Job) -> Reason | None:
-        """Return that the job is larger than its tenant's ceiling, or that no nodes could hold it."""
+        """Return that no nodes could hold the job and none may come, or that it is larger than its tenant's ceiling.
+
+        What has it wait after its submission alone, as an image might be put on a node, is no sign that it starts.
+        """
         key = self._index.line_key(job)
+        fit, draft = self._index.fit(key.shape), Draft(self._state, self._now_ns)
+        if self._state.nodes and not may_hold(fit) and self._now_ns >= may_change_until_ns(draft):
+            return missing(fit)
         share = self._index.share(job.tenant)
-        if not Share().within(amounts(key.shape.need, key.shape.gang_size), share.ceiling):
-            return Reason(code="QuotaReached", detail=f"larger than the ceiling of {job.tenant}")
-        fit = self._index.fit(key.shape)
-        if not self._state.nodes or could_hold(fit, up_only=False) or may_come(fit):
-            return None
-        return missing(fit)
+        return larger_than_ceiling(share, job.tenant, amounts(key.shape.need, key.shape.gang_size))
 
     def verdicts(self, job: Job) -> tuple[Verdict, ...]:
         """Return what every node means for the job, by name."""

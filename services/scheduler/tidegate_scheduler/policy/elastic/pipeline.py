@@ -160,10 +160,20 @@ class _Pass:
         rebalance(self._draft, self._trial, self.victims, self._barred.unwanted)
 
     def _stop(self, line: Line) -> None:
-        """Let the jobs of a stopped queue wait, with nothing kept for them."""
+        """Let the jobs of a stopped queue wait, with nothing kept for them; reject those that no node could hold."""
         self._waiting.of_line(line, e.Reason(code="QueueStopped", detail=f"the queue of {line.key.tenant}"))
-        if line.key.alone and self._trial.withdraw(job := self._draft.state.jobs[line.key.alone]):
-            self._keeping.release(job, "QueueStopped")
+        reserved = line.key.alone and self._trial.withdraw(self._draft.state.jobs[line.key.alone])
+        first = self._first_not_rejected(line)
+        if reserved and first is not None:
+            self._keeping.release(first, "QueueStopped")
+
+    def _first_not_rejected(self, line: Line) -> Job | None:
+        draft = self._draft
+        for waiter in line.waiters:
+            job = draft.state.jobs[waiter.job]
+            if job.id not in draft.leaving and (draft.full or not admission.reject(draft, job, line.fit)):
+                return job
+        return None
 
     def _ask(self, job: Job, turn: Turn) -> bool:
         """Place the job or let it wait; say whether the next one of its line is asked too."""
@@ -172,9 +182,8 @@ class _Pass:
             return True
         self._yielding.asked.add(job.id)
         reserved = self._trial.withdraw(job)
-        if turn.share.ceiling is not None and not self._within_ceiling(turn):
-            self._keeping.release(job, "QuotaReached")
-            return False
+        if turn.share.ceiling is not None and (reached := admission.ceiling_reached(turn.share, line)) is not None:
+            return self._stay_below_ceiling(job, line, reached)
         if not reserved and self._nowhere.rules_out(line.key.shape, lambda: self._right(turn)):
             self._waiting.of_line(line, None)
             return False
@@ -281,9 +290,10 @@ class _Pass:
             self._plans.move(job, moves)
         return moves is not None
 
-    def _within_ceiling(self, turn: Turn) -> bool:
-        """Say whether the tenant may hold the job too; where not, its line waits for that."""
-        reached = admission.ceiling_reached(turn.share, turn.line)
-        if reached is not None:
-            self._waiting.of_line(turn.line, reached)
-        return reached is None
+    def _stay_below_ceiling(self, job: Job, line: Line, reached: e.Reason) -> bool:
+        """Let a line wait for its tenant to hold less; reject what no node could hold, were there no ceiling."""
+        if admission.reject(self._draft, job, line.fit):
+            return True
+        self._waiting.of_line(line, reached)
+        self._keeping.release(job, "QuotaReached")
+        return False
