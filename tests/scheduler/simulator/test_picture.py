@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import util
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,8 +51,19 @@ def test_the_same_runs_give_the_same_picture(tmp_path: Path, suffix: str) -> Non
         assert one.read_bytes().startswith(PNG)
     else:
         text = one.read_text()
-        for shown in ("elastic", "fifo", "seed 0", "n2", "GPUs", "suspended at its end", "since the beginning"):
+        for shown in ("elastic", "fifo", "n2", "GPUs", "suspended at its end", "since the beginning"):
             assert shown in text, shown
+        assert "seed" not in text  # no node fails by chance
+
+
+def test_it_says_the_rules_in_full_and_the_seed_where_chance_has_a_part(tmp_path: Path) -> None:
+    stated = "elastic, ageing_seconds 0, preemptions_max 0, queue lab-a weight 2 ceiling 64 gpus, queue lab-b weight 3"
+    costs = Costs(node_failures_per_day_millis=1)
+    drawn = msgspec.structs.replace(some_run(), stated=stated, costs=costs, seed=7)
+    picture.draw([drawn], tmp_path / "stated.svg")
+    text = (tmp_path / "stated.svg").read_text()
+    for shown in ("elastic, ageing_seconds 0", "lab-b weight 3", "seed 7"):
+        assert shown in text, shown
 
 
 def test_what_a_name_holds_is_shown_as_it_is(tmp_path: Path) -> None:
@@ -83,8 +95,12 @@ def test_what_cannot_be_drawn_is_refused_with_what_can(tmp_path: Path, monkeypat
         picture.check(tmp_path / "nowhere" / "run.png")
     assert found.value.exit_code == USAGE
     (tmp_path / "taken.png").mkdir()
-    with pytest.raises(CommandError, match="cannot be written") as found:
-        picture.draw([some_run()], tmp_path / "taken.png")
+    with pytest.raises(CommandError, match="cannot be written: it is a directory") as found:
+        picture.check(tmp_path / "taken.png")
+    assert found.value.exit_code == USAGE
+    (tmp_path / "nowhere.png").symlink_to(tmp_path / "none" / "run.png")
+    with pytest.raises(CommandError, match="cannot be written: No such file") as found:
+        picture.draw([some_run()], tmp_path / "nowhere.png")
     assert found.value.exit_code == REFUSED
     monkeypatch.setattr(picture, "find_spec", lambda _name: None)
     with pytest.raises(CommandError, match="matplotlib, which is not installed") as found:

@@ -12,7 +12,7 @@ from io import FileIO
 from pathlib import Path
 
 import pytest
-from tidegate.cli import output
+from tidegate.cli import exits, output
 
 TRACE = """job_id,user,num_gpu,submit_time,duration
 0,a,8,0,100
@@ -70,24 +70,51 @@ def test_costs_and_a_policy_come_from_files(trace: str, tmp_path: Path) -> None:
     assert found["jobs"][0]["ended_ns"] == 130 * 10**9
 
 
+def test_a_result_says_which_policy_it_is_of_and_on_which_nodes(trace: str, tmp_path: Path) -> None:
+    queue = {"tenant": "a", "weight": 2, "ceiling": {"gpus": 8}}
+    chosen = {"rules": "elastic", "parameters": {"ageing_seconds": 0}, "queues": [queue]}
+    (tmp_path / "policy.json").write_text(json.dumps(chosen))
+    picture = tmp_path / "run.svg"
+    asked = ("--trace", trace, "--nodes", "2x8", "--policy", str(tmp_path / "policy.json"), "--picture", str(picture))
+    table = tidegate(*asked)
+    assert "small, 3 jobs on 2 nodes (2x8)" in table.stdout
+    stated = "elastic, ageing_seconds 0, queue a weight 2 ceiling 8 gpus"
+    assert stated in " ".join(table.stdout.split())
+    assert stated in picture.read_text()
+    found = json.loads(tidegate(*asked, "--json").stdout)
+    assert (found["nodes"], found["nodes_as"], found["knows_durations"]) == (2, "2x8", False)
+    assert found["parameters"]["ageing_seconds"] == 0
+    assert found["parameters"]["preemptions_max"] > 0
+    assert [(each["tenant"], each["weight"]) for each in found["queues"]] == [("a", 2)]
+
+
+def test_the_result_is_told_although_it_cannot_be_drawn(trace: str, tmp_path: Path) -> None:
+    (tmp_path / "run.svg").symlink_to(tmp_path / "none" / "run.svg")
+    ran = tidegate("--trace", trace, "--nodes", "2x8", "--picture", str(tmp_path / "run.svg"))
+    assert ran.returncode == exits.REFUSED
+    assert "3 completed" in ran.stdout
+    assert "cannot be written" in ran.stderr
+
+
 @pytest.mark.parametrize(
     ("policy", "told"),
     [
         ("elastic", "rejected             1  philly-000002  Inadmissible: "),
         (
             "fifo",
-            "not ended            1  philly-000002  Inadmissible: all nodes together could hold 1 of its 2 members",
+            "rejected             1  philly-000002  Inadmissible: all nodes together could hold 1 of its 2 members",
         ),
     ],
 )
 def test_why_a_job_did_not_complete_is_in_the_table_and_in_the_document(trace: str, policy: str, told: str) -> None:
     ran = tidegate("--trace", trace, "--nodes", "1x8", "--policy", policy)
     assert told in ran.stdout
-    assert "small, 3 jobs on 1 node " in ran.stdout
+    assert "small, 3 jobs on 1 node (1x8)" in ran.stdout
     found = json.loads(tidegate("--trace", trace, "--nodes", "1x8", "--policy", policy, "--json").stdout)
     by_name = {job["job"]: job for job in found["jobs"]}
     assert by_name["philly-000002"]["reasons"][0]["code"] == "Inadmissible"
     assert by_name["philly-000000"]["reasons"] == []
+    assert by_name["philly-000002"]["outcome"] == ("rejected" if "rejected" in told else None)
 
 
 def test_a_picture_is_drawn_where_it_is_asked_for(trace: str, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import msgspec
 from tidegate_events.events import QueueChanged
 from tidegate_events.resources import Resources
 
-from tidegate_scheduler.policy.parameters import Parameters, as_parameters
+from tidegate_scheduler.policy.parameters import Parameters, as_parameters, as_values
 from tidegate_scheduler.simulator.costs import Costs
 from tidegate_scheduler.simulator.errors import InputError
 from tidegate_scheduler.simulator.rules import Rules, elastic
@@ -140,6 +140,23 @@ def rules_for(choice: Choice, workload: Workload, tenants: Iterable[str] = ()) -
     if choice.queues:
         changes["queues"] = (*rules.queues, *(_changed(queue) for queue in choice.queues))
     return msgspec.structs.replace(rules, **changes) if changes else rules
+
+
+def stated(rules: Rules) -> str:
+    """Return in words who decides: the name of the rules, the parameters that are not usual, and their queues."""
+    usual = as_values(Parameters())
+    differ = (f"{name} {value}" for name, value in as_values(rules.parameters).items() if value != usual[name])
+    return ", ".join((rules.name, *differ, *map(_queue_stated, rules.queues)))
+
+
+def _queue_stated(queue: QueueChanged) -> str:
+    bounds = (("guaranteed", queue.guaranteed), ("ceiling", queue.ceiling))
+    said = [f"{name} {_resources_stated(amount)}" for name, amount in bounds if amount is not None]
+    return " ".join((f"queue {queue.tenant} weight {queue.weight}", *said, *(("stopped",) if queue.stopped else ())))
+
+
+def _resources_stated(amount: Resources) -> str:
+    return "+".join(f"{value} {name}" for name, value in msgspec.structs.asdict(amount).items() if value) or "nothing"
 
 
 def costs_in(path: Path) -> Costs:

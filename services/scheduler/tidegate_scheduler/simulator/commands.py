@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 from tidegate.cli import exits, output
 from tidegate.cli.exits import CommandError
 
+from tidegate_scheduler.policy.parameters import as_values
 from tidegate_scheduler.simulator import choice, picture, report
 from tidegate_scheduler.simulator.costs import Costs
 from tidegate_scheduler.simulator.engine import simulate as make_run
@@ -49,19 +51,19 @@ def simulate(  # noqa: PLR0917 - typer calls it by name, one argument for each o
       tidegate simulate --trace philly.csv --nodes 64x8 --policy tiresias --json
       tidegate simulate --trace pods.csv --nodes node_list.csv --policy elastic.json --picture run.png
     """
-    run, count = _run(trace, nodes, policy, seed, costs, picture_file)
+    run, asked = _run(trace, nodes, policy, seed, costs, picture_file)
+    if as_json:
+        output.print_document(report.document(run, asked))
+    else:
+        output.show(*report.lines(run, asked))
     if picture_file is not None:
         picture.draw([run], picture_file)
-    if as_json:
-        output.print_document(report.document(run, count))
-    else:
-        output.show(*report.lines(run, count))
 
 
 def _run(  # noqa: PLR0917 - the options of the command
     trace: Path, nodes: str, policy: str, seed: int, costs: Path | None, picture_file: Path | None
-) -> tuple[Run, int]:
-    """Return the run, and on how many nodes it was. Raises CommandError for an input that cannot be used."""
+) -> tuple[Run, report.Asked]:
+    """Return the run, and what it was asked for with. Raises CommandError for an input that cannot be used."""
     try:
         if picture_file is not None:
             picture.check(picture_file)
@@ -75,9 +77,11 @@ def _run(  # noqa: PLR0917 - the options of the command
                 progress.update(report.progress(workload.name), done, jobs)
 
             told(0, len(workload.arrivals))
-            run = make_run(workload, choice.rules_for(chosen, workload), stated, seed=seed, told=told)
+            rules = choice.rules_for(chosen, workload)
+            run = make_run(workload, rules, stated, seed=seed, told=told)
     except InputError as error:
         raise CommandError(f"{error}.", exit_code=exits.USAGE) from error
     except SimulationError as error:
         raise CommandError(f"{error}.", exit_code=exits.FAILED) from error
-    return run, len(cluster)
+    run = msgspec.structs.replace(run, stated=choice.stated(rules))
+    return run, report.Asked(len(cluster), nodes, as_values(rules.parameters), rules.knows_durations, rules.queues)

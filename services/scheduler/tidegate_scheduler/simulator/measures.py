@@ -32,7 +32,7 @@ class Measures(msgspec.Struct, frozen=True):
     Completion is from submission to the end, of jobs that ran to an end. Waiting is all time in the queue, of jobs that
     were placed or stood in it: who was never placed waits until the simulation ends. `makespan_s` is from the first
     submission to the last end. Of all the time of all devices until then, `gpu_utilization` is the part in which
-    working phases needed them, `gpu_allocation` the part that members held.
+    working phases needed them (also for work that was lost later), `gpu_allocation` the part that members held.
     """
 
     jobs: int

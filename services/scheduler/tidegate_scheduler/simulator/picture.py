@@ -6,9 +6,11 @@ the same bytes.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -34,6 +36,7 @@ HATCHES = {"suspended": "////", "lost": "xxxx", "failed": "xxxx", "stopped": "..
 LABELLED_BARS_MAX = 80
 LABEL_CHARS_MIN = 3
 CHAR_INCHES = 0.062
+TITLE_CHARS = 72
 LABEL_INCHES_MIN = 0.09
 WIDTH_INCHES, CURVE_INCHES, ROW_INCHES = 11.0, 2.0, 0.28
 DOTS_PER_INCH = 120
@@ -59,6 +62,9 @@ def check(path: Path) -> None:
         raise CommandError(f"{path} is no name for a picture.", f"Accepted are {' and '.join(SUFFIXES)}.", exits.USAGE)
     if not path.parent.is_dir():
         raise CommandError(f"{path} cannot be written: there is no directory {path.parent}.", "", exits.USAGE)
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        why = "it is a directory" if path.is_dir() else "that is not permitted"
+        raise CommandError(f"{path} cannot be written: {why}.", "", exits.USAGE)
     if find_spec("matplotlib") is None:
         remedy = "It comes with the extra `picture`: `pip install 'tidegate-server[picture]'`."
         raise CommandError("A picture needs matplotlib, which is not installed.", remedy, exits.ENVIRONMENT)
@@ -96,7 +102,7 @@ def _fill(figure: Figure, runs: Sequence[Run]) -> None:
     colours = _colours(runs)
     for column, (run, lines) in enumerate(zip(runs, found, strict=True)):
         used, queue, gantt = (grid[row][column] for row in range(3))
-        used.set_title(f"{run.workload}\n{run.rules}, seed {run.seed}", fontweight="bold", loc="left")
+        used.set_title(_title(run), fontweight="bold", loc="left")
         _used(used, run)
         _queue(queue, run)
         _gantt(gantt, run, lines, colours)
@@ -108,6 +114,12 @@ def _fill(figure: Figure, runs: Sequence[Run]) -> None:
         axes.set_xticks(ticks(begin, end), [span(each).replace("d00h", "d") for each in ticks(begin, end)])
         axes.set_xlabel("since the beginning")
     _legend(figure, runs, colours)
+
+
+def _title(run: Run) -> str:
+    """Return what it is of: the workload, the rules in full, and the seed where chance has a part in it."""
+    seed = f", seed {run.seed}" if run.costs.node_failures_per_day_millis else ""
+    return "\n".join((run.workload, *wrap(f"{run.stated or run.rules}{seed}", TITLE_CHARS)))
 
 
 def _used(axes: Axes, run: Run) -> None:

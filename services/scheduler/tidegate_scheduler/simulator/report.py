@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from tidegate.cli import text
+from tidegate_events.events import QueueChanged
 
 from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.simulator import measures
@@ -19,18 +20,28 @@ SLOWEST_SHOWN = 5
 WHYS_SHOWN = 8
 
 
+class Asked(msgspec.Struct, frozen=True):
+    """What a simulation was asked for with, beside its workload: the nodes, how they were said, and the rules."""
+
+    nodes: int
+    nodes_as: str
+    parameters: dict[str, int]
+    knows_durations: bool
+    queues: tuple[QueueChanged, ...] = ()
+
+
 def progress(name: str) -> str:
     """Return what a simulation does; how far it is, is told by the jobs that have ended."""
     return f"Simulating {name}, jobs that have ended"
 
 
-def document(run: Run, nodes: int) -> dict[str, Any]:
+def document(run: Run, asked: Asked) -> dict[str, Any]:
     """Return the run as a document: what it was made of, its measures, and each job."""
     return {
         "workload": run.workload,
         "policy": run.rules,
         "seed": run.seed,
-        "nodes": nodes,
+        **msgspec.to_builtins(asked),
         "costs": msgspec.to_builtins(run.costs),
         "measures": msgspec.to_builtins(measures.of(run)),
         "jobs": [_job(job) for job in run.jobs],
@@ -39,10 +50,10 @@ def document(run: Run, nodes: int) -> dict[str, Any]:
 
 def _job(job: JobRun) -> dict[str, Any]:
     found: dict[str, Any] = msgspec.to_builtins(job)
-    return {name: value for name, value in found.items() if value not in (None, "")}
+    return {**found, "outcome": job.outcome or None}
 
 
-def lines(run: Run, nodes: int) -> list[RenderableType]:
+def lines(run: Run, asked: Asked) -> list[RenderableType]:
     """Return what people read: what was simulated, the measures, and who waited longest."""
     from tidegate.cli.output import table  # noqa: PLC0415 - rich is loaded when something is shown
 
@@ -51,7 +62,7 @@ def lines(run: Run, nodes: int) -> list[RenderableType]:
     for _ in range(2):
         head.add_column()
     head.show_header = False
-    for name, value in {**_inputs(run, nodes), **_outcome(found)}.items():
+    for name, value in {**_inputs(run, asked), **_outcome(found)}.items():
         head.add_row(name, value)
     shown: list[RenderableType] = [head]
     slowest = sorted((job for job in run.jobs if job.waited_ns), key=lambda job: (-job.waited_ns, job.job))
@@ -97,7 +108,7 @@ def why(job: JobRun) -> str:
     return text.reasons([msgspec.to_builtins(reason) for reason in job.reasons])
 
 
-def _inputs(run: Run, nodes: int) -> dict[str, str]:
+def _inputs(run: Run, asked: Asked) -> dict[str, str]:
     costs = run.costs
     stated = (
         f"start {text.span(costs.start_ms / 1000)}, checkpoint {text.span(costs.checkpoint_seconds)}, restart "
@@ -110,8 +121,9 @@ def _inputs(run: Run, nodes: int) -> dict[str, str]:
             f"back after {text.span(costs.node_repair_seconds)}"
         )
     return {
-        "workload": f"{run.workload}, {text.count(len(run.jobs), 'job')} on {text.count(nodes, 'node')}",
-        "policy": f"{run.rules}, seed {run.seed}",
+        "workload": f"{run.workload}, {text.count(len(run.jobs), 'job')} on {text.count(asked.nodes, 'node')} "
+        f"({asked.nodes_as})",
+        "policy": f"{run.stated or run.rules}, seed {run.seed}",
         "costs": stated,
     }
 

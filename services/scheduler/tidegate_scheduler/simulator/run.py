@@ -97,7 +97,8 @@ class Decided(msgspec.Struct, frozen=True, gc=False):
 class Run(msgspec.Struct, frozen=True):
     """A simulation, with what it was made of: the names of its workload and of its rules, the seed and the costs.
 
-    `jobs` stand in the order of their arrivals, `stays` in that of their ends.
+    `jobs` stand in the order of their arrivals, `stays` in that of their ends. `stated` says the rules in full, with
+    their parameters and queues (empty: nobody stated them).
     """
 
     workload: str
@@ -110,6 +111,7 @@ class Run(msgspec.Struct, frozen=True):
     decided: tuple[Decided, ...]
     begin_ns: int
     end_ns: int
+    stated: str = ""
 
 
 def encode(run: Run) -> bytes:

@@ -28,7 +28,7 @@ from tidegate_scheduler.simulator.calibration import (
     numbers,
     pairs,
 )
-from tidegate_scheduler.simulator.choice import Choice, rules_for
+from tidegate_scheduler.simulator.choice import Choice, rules_for, stated
 from tidegate_scheduler.simulator.costs import Costs
 from tidegate_scheduler.simulator.divergence import Compared, first_divergence
 from tidegate_scheduler.simulator.engine import simulate
@@ -90,7 +90,10 @@ class JobChange(msgspec.Struct, frozen=True):
 
 
 class WhatIf(msgspec.Struct, frozen=True):
-    """The whole answer. Numbers of groups are of jobs that ran to an end under both policies and were not cut off."""
+    """The whole answer. Numbers of groups are of jobs that ran to an end under both policies and were not cut off.
+
+    `stated` and `parameters` are those of the recorded policy and of the other one, which sets `queues`.
+    """
 
     workload: str
     from_seq: int
@@ -99,6 +102,9 @@ class WhatIf(msgspec.Struct, frozen=True):
     end_ns: int
     recorded: str
     other: str
+    stated: tuple[str, str]
+    parameters: tuple[dict[str, int], dict[str, int]]
+    queues: tuple[e.QueueChanged, ...]
     calibration: Calibration
     compared: Compared
     whole: Change
@@ -143,6 +149,9 @@ async def what_if(source: Source, recording: Recording, choice: Choice, told: To
         end_ns=recording.happened.end_ns,
         recorded=mine.name,
         other=theirs.name,
+        stated=(stated(mine), stated(theirs)),
+        parameters=(as_values(mine.parameters), as_values(theirs.parameters)),
+        queues=theirs.queues,
         calibration=calibrate(recording.happened, same),
         compared=compared,
         whole=_change("all", Beside(same.jobs, other.jobs, alike), counted),
@@ -204,7 +213,8 @@ def _simulated(recording: Recording, rules: Rules, told: Told) -> Run:
     def progress(done: int, jobs: int) -> None:
         told(report.progress(rules.name), done, jobs)
 
-    return simulate(workload, rules, recording.costs, begin=recording.begin, told=progress)
+    run = simulate(workload, rules, recording.costs, begin=recording.begin, told=progress)
+    return msgspec.structs.replace(run, stated=stated(rules))
 
 
 def _of(tenant: str, jobs: Iterable[JobRun]) -> frozenset[str]:

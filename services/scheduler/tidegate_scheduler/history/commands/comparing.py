@@ -83,12 +83,12 @@ def what_if_command(  # noqa: PLR0917 - typer calls it by name, one argument for
             raise CommandError(f"{error}.", exit_code=exits.FAILED) from error
 
     answer, runs = ask(path or file, home, "Reading what happened", question)
-    if picture_file is not None:
-        picture.draw([runs.happened, runs.recorded, runs.other], picture_file)
     if as_json:
         output.print_document({**msgspec.to_builtins(answer), "not_modelled": list(NOT_MODELLED)})
     else:
         _show(answer)
+    if picture_file is not None:
+        picture.draw([runs.happened, runs.recorded, runs.other], picture_file)
 
 
 def _chosen(policy: str) -> choice.Choice:
@@ -102,7 +102,7 @@ def _chosen(policy: str) -> choice.Choice:
 
 
 def _show(found: WhatIf) -> None:
-    output.show(facts({"stretch": _stretch(found), "recorded": found.recorded, "what if": found.other}))
+    output.show(facts({"stretch": _stretch(found), "recorded": found.stated[0], "what if": found.stated[1]}))
     output.show("", *_calibrated(found.calibration))
     output.show("", plain("first decision that differs", "bold"), *_first(found.compared))
     output.show("", plain("what it comes to", "bold"), *map(plain, _counted(found)), _changes(found))
