@@ -23,7 +23,14 @@ from tidegate_scheduler.policy.elastic.pipeline import index_of
 from tidegate_scheduler.policy.parameters import Parameters, as_parameters, as_values
 from tidegate_scheduler.state import HINTS_KEPT
 
-from tests.scheduler.elastic.world import CheckedCluster, answers, assert_balanced, tables, told_anew
+from tests.scheduler.elastic.world import (
+    CheckedCluster,
+    answers,
+    assert_balanced,
+    assert_few_changes,
+    tables,
+    told_anew,
+)
 from tests.scheduler.test_machine import NODES
 from tests.scheduler.test_snapshot import RestartedMachine
 from tests.support.cluster import SECOND, spec
@@ -226,11 +233,14 @@ class ElasticMachine(RestartedMachine):
             return
         state = told_anew(cluster.frames)
         _, writer_seq = state.writers[f"scheduler/{cluster.leader}"]
+        told: list[e.AnyEvent] = []
         for number in range(1, PASSES_TO_REST_MAX + 1):
             decided = decide(state, cluster.now)
             if not decided.events:
                 assert decided.wake_at_ns is None or decided.wake_at_ns > cluster.now, "it spins"
                 return
+            told += decided.events
+            assert_few_changes(told)
             writer = Writer("scheduler", cluster.leader, cluster.epoch, writer_seq + number)
             evolve(state, Recorded(state.seq + 1, DECISION, Frame(writer, decided.events)))
         raise AssertionError(f"no rest after {PASSES_TO_REST_MAX} passes: {decided.events}")

@@ -17,11 +17,10 @@ from tidegate_scheduler.room_changes import ROOM_CHANGES_MAX, ROOM_RESTS_NS
 from tidegate_scheduler.state import Job
 
 from tests.scheduler.elastic.lab import all_events, elastic, of, run
+from tests.scheduler.elastic.world import assert_few_changes
 from tests.support.cluster import Cluster, spec
 
 STEPS = 40
-CHANGES_AT_ONCE_MAX = 5
-"""How often the room of one job changes without any news from outside; a loop has no such bound."""
 
 
 class Walk:
@@ -42,11 +41,7 @@ class Walk:
         steps = [self.submit, self.wait, self.start, self.exit, self.cancel, self.set_queue, self.node_goes_or_comes]
         (step,) = self.draw.choices(steps, [45, 15, 15, 10, 8, 3, 4])
         step()
-        before = {job.id: job.room_changes for job in self.cluster.state.jobs.values()}
-        self.cluster.settle()
-        for job in self.cluster.state.jobs.values():
-            changes = job.room_changes - before.get(job.id, 0)
-            assert changes <= CHANGES_AT_ONCE_MAX, f"{job.id} changed its room {changes} times"
+        assert_few_changes(self.cluster.settle())
 
     def submit(self) -> None:
         cpu, priority = self.draw.choice([500, 1000, 1500, 2000, 2500, 3000]), self.draw.randint(0, 3)

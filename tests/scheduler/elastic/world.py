@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from copy import copy
 
 import msgspec
@@ -27,6 +29,9 @@ from tidegate_scheduler.state import Job, Member, Node, State
 
 from tests.scheduler.elastic.lab import looked_up
 from tests.support.cluster import SECOND, Cluster
+
+CHANGES_AT_ONCE_MAX = 5
+"""How often the room of one job changes without any news from outside; a loop has no such bound."""
 
 
 class CheckedCluster(Cluster):
@@ -68,6 +73,7 @@ class CheckedCluster(Cluster):
     def settle(self) -> list[e.AnyEvent]:
         """Settle, and hold that room is kept then for who can come, and that nobody keeps what was recalled."""
         decided = super().settle()
+        assert_few_changes(decided)
         for job in self.state.jobs.values():
             late = [each.rank for each in job.members if each.active and 0 < each.hand_back_ns <= self.now]
             assert not late or job.stage not in ("placed", "running"), f"{job.id} kept what was recalled: {late}"
@@ -206,6 +212,13 @@ class CheckedCluster(Cluster):
             for index in member.gpu_indices:
                 assert devices[index].memory_mib >= need.gpu_memory_mib, f"too small a device: {event}"
                 assert not spec.gpu_models or devices[index].model in spec.gpu_models, f"another model: {event}"
+
+
+def assert_few_changes(decided: Iterable[e.AnyEvent]) -> None:
+    """Hold that what passes decided with nothing new from outside changes nobody's room again and again."""
+    changes = Counter(event.job for event in decided if isinstance(event, e.RoomReserved))
+    often = {job: number for job, number in sorted(changes.items()) if number > CHANGES_AT_ONCE_MAX}
+    assert not often, f"room changes without any news: {often}"
 
 
 def _amounts(need: Resources) -> tuple[int, int, int]:

@@ -75,16 +75,19 @@ class Keeping:
 
     def reserve(self, job: Job, line: Line, barred: frozenset[int]) -> None:
         """Keep room for the job where it comes free first, if that many may be kept."""
-        found, may_keep = None, self.may_keep()
-        if may_keep and self._may_plan(job):
-            found = reserve(self._trial, self._draft.now_ns, job, line.fit, barred)
-            found = found or self._after_all(job, line, barred)
+        found, why = None, f"room is kept for {self._draft.parameters.reservations_max} in front of it"
+        if self.may_keep():
+            if self._may_plan(job):
+                found = reserve(self._trial, self._draft.now_ns, job, line.fit, barred)
+                found = found or self._after_all(job, line, barred)
+            elif self.usable(told := self._told(job), barred):
+                found = Reservation(told, job.reserved_start_ns) if told else None  # until it has its turn
+            taker = self._yielding.lost_to.get(job.id)
+            why = "NoNode" if taker is None else f"{taker.id} has it, and is in front of it"
         if found is not None:
             self.keep(job, line, found.rows, found.start_by_ns)
             return
-        if job.reserved_nodes:
-            kept = self._draft.parameters.reservations_max
-            self.release(job, "NoNode" if may_keep else f"room is kept for {kept} in front of it")
+        self.release(job, why)
         self._waiting.of_line(line, None)
 
     def rests(self, job: Job, line: Line, reserved: Rows, barred: frozenset[int]) -> bool:
@@ -141,6 +144,12 @@ class Keeping:
         """Say that nothing is kept for the job any more, where something was."""
         if job.reserved_nodes:
             self._draft.add(e.RoomReserved, job, e.Reason(code="Released", detail=why), nodes=())
+
+    def _told(self, job: Job) -> Rows:
+        """Return the rows of the room that was told to be kept for the job, none where a node of them is gone."""
+        rows = self._table.rows
+        told = tuple(rows[node] for node in job.reserved_nodes if node in rows)
+        return told if len(told) == len(job.reserved_nodes) else ()
 
     def _nodes(self, rows: Rows) -> list[str]:
         return sorted(self._table.names[row] for row in rows)

@@ -3,6 +3,9 @@ of those whose turn comes after its own."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.elastic.fit import Rows, any_roomy
 from tidegate_scheduler.policy.elastic.queue import Turn, aged, amounts
@@ -10,6 +13,8 @@ from tidegate_scheduler.policy.elastic.reserve import NEVER
 from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.state import Job, State
+
+_Found = TypeVar("_Found")
 
 
 class Yielding:
@@ -20,6 +25,8 @@ class Yielding:
         self._trial = trial
         self.asked: set[str] = set()
         self.served: set[str] = set()
+        self.lost_to: dict[str, Job] = {}
+        """By job that lost the room that was kept for it in this pass, who has that."""
 
     def to(self, job: Job, turn: Turn) -> list[Job]:
         """Return those whose room the job may have, wherever that is, whoever loses it first in front."""
@@ -35,6 +42,26 @@ class Yielding:
         need = _whole(self._draft.state, job)
         found = [other for other in may if self._lower(other, job, turn.level) or self._later_in_turn(other, need)]
         return sorted(found, key=_loses)
+
+    def instead(
+        self, others: list[Job], job: Job, find: Callable[[], _Found | None], fits: Callable[[_Found], bool]
+    ) -> _Found | None:
+        """Return what is found for the job while nothing is kept for the others, of whom the first loses it first.
+
+        Whoever has room beside it, as `fits` says, has it back, and so has everybody where nothing is found.
+        """
+        kept = [(other, self._trial.withdraw(other)) for other in others]
+        found = find()
+        for other, promised in reversed(kept):
+            self._trial.promise(other, promised)
+            if found is not None and not fits(found):
+                self.take(other, job)
+        return found
+
+    def take(self, other: Job, job: Job) -> Rows:
+        """Keep nothing for the other one any more, as the job has it; return the rows."""
+        self.lost_to[other.id] = job
+        return self._trial.withdraw(other)
 
     def behind(self, job: Job, reserved: Rows) -> list[Job]:
         """Return those whose room on the same rows comes free after that of the job: theirs is what is left then.
