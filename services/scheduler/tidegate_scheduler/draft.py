@@ -31,11 +31,15 @@ _encoder = msgspec.json.Encoder()
 
 
 class Draft:
-    """Collects decisions on `state` at `now_ns`, why jobs wait, and when to look again at the latest."""
+    """Collects decisions on `state` at `now_ns`, why jobs wait, and when to look again at the latest.
 
-    def __init__(self, state: State, now_ns: int) -> None:
+    `on_trial` is the job of which is asked what would become of it, where nothing of the pass is kept.
+    """
+
+    def __init__(self, state: State, now_ns: int, *, on_trial: str = "") -> None:
         self.state = state
         self.now_ns = now_ns
+        self.on_trial = on_trial
         self.parameters: Parameters = as_parameters(state.header.parameters)
         self.events: list[AnyEvent] = []
         self.waiting: MutableMapping[str, Reason] = {}

@@ -82,7 +82,7 @@ def dry_run(state: State, spec: JobSpec, now_ns: int) -> DryRun:
 
 
 def _pass(state: State, now_ns: int) -> Draft:
-    draft = Draft(state, now_ns)
+    draft = Draft(state, now_ns, on_trial=TRIAL)
     draft.parameters = msgspec.structs.replace(draft.parameters, decisions_per_pass_max=DECISIONS_MAX)
     registry.find(state.header.policy).decide(draft)
     return draft

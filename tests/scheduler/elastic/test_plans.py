@@ -5,28 +5,41 @@ from __future__ import annotations
 import pytest
 from tidegate_events import events as e
 from tidegate_events.resources import Resources
-from tidegate_scheduler.policy.elastic.plans import round_begins_at
+from tidegate_scheduler.dry_run import DryRun, dry_run
+from tidegate_scheduler.policy.elastic.rounds import PLANS_ON_TRIAL_MAX, round_begins_at
 from tidegate_scheduler.policy.parameters import Parameters
 
 from tests.scheduler.elastic.lab import asked_to_leave, elastic, run
 from tests.support.cluster import SECOND, Cluster, spec
 
 EVERY_SECONDS = (1, 2, 5, 10)
-PASSES_PER_LINE = 5
+PASSES_PER_ASKER, MORE_ASKERS = 9, 8
+"""However many lines there are beside those who ask; a few wait as some more would, as parts are small."""
+
+FRONT = 2
+"""Half of the plans are enough for two jobs."""
+
+
+def passes_for(asking: int) -> int:
+    return PASSES_PER_ASKER * (asking + MORE_ASKERS)
 
 
 @pytest.mark.parametrize("every", EVERY_SECONDS)
-@pytest.mark.parametrize("began_seconds", [0, 1_792_000_003])
-def test_the_round_comes_by_every_line_again_and_again(every: int, began_seconds: int) -> None:
-    """By one of them, or the one before: half of the plans are enough for two jobs."""
-    for lines in range(3, 81):
-        passes = range(3 * PASSES_PER_LINE * lines)
-        begins = [round_begins_at((began_seconds + number * every) * SECOND, lines) for number in passes]
-        assert set(begins) <= set(range(lines))
-        for line in range(lines):
-            seen = [number for number, begin in enumerate(begins) if begin in (line - 1, line)]
-            waits = [later - earlier for earlier, later in zip([-1, *seen], [*seen, len(begins)], strict=True)]
-            assert max(waits) <= PASSES_PER_LINE * lines, f"line {line} of {lines}, every {every} s"
+@pytest.mark.parametrize("idle", [0, 200, 1000, 4000])
+def test_the_round_comes_by_all_who_ask_again_and_again(idle: int, every: int) -> None:
+    """By one of them, or the one before."""
+    for began_seconds in (0, 1_792_000_003):
+        for asking in range(3, 81):
+            within = passes_for(asking)
+            seconds = range(began_seconds, began_seconds + every * 2 * within, every)
+            begins = [round_begins_at(second * SECOND, asking + idle) for second in seconds]
+            assert set(begins) <= set(range(asking + idle))
+            last = dict.fromkeys(range(asking - FRONT), -1)
+            for number, begin in enumerate([*begins, None]):
+                for asker in last.keys() & {begin, begin + 1} if begin is not None else last:
+                    wait = number - last[asker]
+                    assert wait <= within, f"{asker} of {asking}, {idle} more, every {every} s"
+                    last[asker] = number
 
 
 def crowded(lines: int, parameters: Parameters) -> Cluster:
@@ -43,13 +56,22 @@ def crowded(lines: int, parameters: Parameters) -> Cluster:
     return cluster
 
 
+def cheap_leaves(slice_steps: int = 0, reservations_max: int = 0) -> Parameters:
+    return Parameters(
+        slice_steps=slice_steps,
+        reservations_max=reservations_max,
+        ageing_seconds=0,
+        overrun_permille=100_000,
+        preemption_cooldown_seconds=0,
+    )
+
+
 @pytest.mark.parametrize("slice_steps", [0, 1])
 @pytest.mark.parametrize("every", EVERY_SECONDS)
 def test_whoever_is_behind_others_whom_no_plan_helps_is_helped(slice_steps: int, every: int) -> None:
-    bounds = {"ageing_seconds": 0, "overrun_permille": 100_000, "preemption_cooldown_seconds": 0}
     for lines in range(3 + every % 9, 81, 9):
-        cluster = crowded(lines, Parameters(slice_steps=slice_steps, reservations_max=lines % 3, **bounds))
-        for _ in range(PASSES_PER_LINE * lines):
+        cluster = crowded(lines, cheap_leaves(slice_steps, reservations_max=lines % 3))
+        for _ in range(passes_for(lines + 1)):
             if left := asked_to_leave(cluster.advance(every)):
                 break
             assert cluster.wake_at is not None
@@ -67,3 +89,42 @@ def test_who_asks_for_no_plan_takes_nobody_s() -> None:
         cluster.submit(spec(3000 + number, priority=5), f"front{number:03}")
     cluster.submit(spec(1000, priority=4, tenant="owner"), "back")
     assert asked_to_leave(cluster.settle()) == {"borrows": "back"}
+
+
+@pytest.mark.parametrize(("idle", "every"), [(200, 5), (1000, 2)])
+def test_lines_that_ask_for_no_plan_hardly_delay_those_who_do(idle: int, every: int) -> None:
+    cluster = crowded(20, cheap_leaves())
+    for number in range(idle):
+        cluster.submit(spec(1001 + number % 900, memory=64 + number // 900), f"idle{number:04}")
+    for _ in range(passes_for(21)):
+        if left := asked_to_leave(cluster.advance(every)):
+            break
+    assert left == {"cheap": "back"}
+
+
+def asked_at_each_of(cluster: Cluster, seconds: int, need: int) -> set[tuple[str, tuple[str, ...]]]:
+    """Return what is said of a job like `back` to whoever asks in any of these seconds."""
+    found: list[DryRun] = [
+        dry_run(cluster.state, spec(need, priority=4), cluster.now + second * SECOND) for second in range(seconds)
+    ]
+    return {(each.verdict, tuple(left.job for left in each.displaces)) for each in found}
+
+
+def test_what_would_become_of_a_job_is_the_same_in_each_second() -> None:
+    cluster = crowded(20, cheap_leaves())
+    cluster.cancel("back")
+    cluster.settle()
+    assert asked_at_each_of(cluster, 30, 1000) == {("displaces", ("cheap",))}
+
+
+def test_also_where_another_one_in_front_wants_the_room() -> None:
+    """Whose turn comes as late, but before that of the job."""
+    cluster = crowded(20, cheap_leaves())
+    assert asked_at_each_of(cluster, 30, 999) == {("waits", ())}
+
+
+def test_also_behind_more_than_a_pass_that_is_tried_works_out() -> None:
+    cluster = crowded(PLANS_ON_TRIAL_MAX + 5, cheap_leaves())
+    cluster.cancel("back")
+    cluster.settle()
+    assert asked_at_each_of(cluster, 30, 1000) == {("displaces", ("cheap",))}

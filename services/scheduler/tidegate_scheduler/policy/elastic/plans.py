@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from tidegate_events import events as e
 
 from tidegate_scheduler.counting import DEFRAGMENTATION
@@ -11,34 +9,15 @@ from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.elastic import leave
 from tidegate_scheduler.policy.elastic.barred import Barred
 from tidegate_scheduler.policy.elastic.defragment import Defragmentation, Moves
-from tidegate_scheduler.policy.elastic.departed import without
-from tidegate_scheduler.policy.elastic.fit import holds_rows
 from tidegate_scheduler.policy.elastic.preempt import Plan, plan_preemption
 from tidegate_scheduler.policy.elastic.queue import Line
+from tidegate_scheduler.policy.elastic.rounds import Round
 from tidegate_scheduler.policy.elastic.slicing import Slicing
 from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.elastic.victims import Victims
 from tidegate_scheduler.policy.elastic.yielding import Yielding
 from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.state import Job
-
-PLANS_MAX = 8
-"""Preemptions and new reservations that one pass works out; who is blocked behind them waits for the next. A job whose
-turn it is has all of its plans worked out, so there may be a few more."""
-
-GOLDEN, GOLDEN_BITS = 0x9E3779B97F4A7C15, 64
-"""The golden ratio's fraction, in so many bits."""
-
-
-def round_begins_at(now_ns: int, lines: int) -> int:
-    """Return from which of so many lines on the plans that go round are given out in a pass at that time.
-
-    A pass that decides nothing leaves nothing behind that could say whose turn it was: it is the time that says. Passes
-    come at any interval, as their leader or an operator has it, and multiples of the golden ratio are spread evenly
-    whichever of them are looked at, every one or every tenth.
-    """
-    second = now_ns // SECOND_NS
-    return (second * GOLDEN % (1 << GOLDEN_BITS)) * lines >> GOLDEN_BITS
 
 
 class Plans:
@@ -54,9 +33,7 @@ class Plans:
         self._yielding = yielding
         self._defragmentation = Defragmentation(draft, trial.index, self._victims, barred.unwanted)
         self._lowest = min(trial.index.held, default=None)
-        self._left = PLANS_MAX
-        self._asks, self._asked, self._its_turn = "", 0, False
-        self._round = round_begins_at(draft.now_ns, len(trial.index.lines))
+        self._round = Round(draft.now_ns, len(trial.index.lines), draft.on_trial)
         self.untried = False
         """Whether no plan was worked out for the job that asked last, though one might have helped."""
 
@@ -71,14 +48,12 @@ class Plans:
         self, asks: tuple[Job, Line], victims: Victims, yielding: list[Job], barred: frozenset[int]
     ) -> Plan | None:
         """Return who has to leave if those who are yielding lose what is kept for them where that is in the way."""
-        job, line = asks
-
-        def fits(plan: Plan) -> bool:
-            with without(self._index, [self._draft.state.jobs[name] for name in plan.victims]) as room:
-                return holds_rows(line.fit, room, plan.rows)
-
-        plan_anew = partial(plan_preemption, self._index, line, job, victims, barred)
-        return self._yielding.instead(yielding, job, plan_anew, fits)
+        kept = [(other, self._trial.withdraw(other)) for other in yielding]
+        plan = plan_preemption(self._index, asks[1], asks[0], victims, barred)
+        for other, promised in kept:
+            if plan is None or not set(promised) & set(plan.rows):
+                self._trial.promise(other, promised)
+        return plan
 
     def slice(self, job: Job, line: Line, barred: frozenset[int]) -> Plan | None:
         """Return who has to leave of those of its priority who have more work left, None where that would not do."""
@@ -91,17 +66,8 @@ class Plans:
         return self._defragmentation.plan(job, line, barred)
 
     def may_plan(self, job: Job) -> bool:
-        """Say whether one more plan may be worked out for the job: as many as it asks for, or none in this pass.
-
-        Half of all are for those who ask first. The other half goes round, so that those whom no plan helps keep nobody
-        behind them from theirs.
-        """
-        if job.id != self._asks:
-            self._asks = job.id
-            self._its_turn = self._left > PLANS_MAX // 2 or (self._left > 0 and self._asked >= self._round)
-            self._asked += 1
-        if self._its_turn:
-            self._left -= 1
+        """Say whether one more plan may be worked out for the job; where not, one is later, by turns."""
+        if self._round.comes_to(job.id):
             return True
         self.untried = True
         self._draft.wake_by((self._draft.now_ns // SECOND_NS + 1) * SECOND_NS)

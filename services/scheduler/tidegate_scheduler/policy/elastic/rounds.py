@@ -1,0 +1,69 @@
+"""Whose turn it is to have plans worked out: so many in one pass, half for those in front, half for all behind them."""
+
+from __future__ import annotations
+
+from tidegate_scheduler.policy.parameters import SECOND_NS
+
+PLANS_MAX = 8
+"""Preemptions and new reservations that one pass works out; who is blocked behind them waits for the next. A job whose
+turn it is has all of its plans worked out, so either half of them may be a few more."""
+
+PLANS_ON_TRIAL_MAX = 80
+"""How many are worked out for others, from the front, where a pass is tried to say what would become of a job."""
+
+FIRST_SCALE = 4
+"""Among how many of those who ask the smallest part of the round is; each next one is twice as large."""
+
+EVEN, EVEN_BITS = 0xD0A6EC179556585E, 64
+"""A fraction, in so many bits, of which the multiples lie evenly, be it each of them or each 2nd, 5th, 10th or 60th."""
+
+
+def round_begins_at(now_ns: int, lines: int) -> int:
+    """Return how many of those who are behind the front, and ask, go without in a pass at that time.
+
+    A pass that decides nothing leaves nothing behind that could say whose turn it was: it is the time that says. Passes
+    come at any interval, as their leader or an operator has it, so it is a fraction of which the multiples lie evenly
+    whichever of them are looked at.
+
+    Nor does a pass know beforehand how many will ask, only that they are no more than there are lines. So the round
+    begins as often among the first four as among the next eight, or the sixteen behind these, up to all lines: who is
+    twice as far behind waits twice as long, and those who do not ask count by the logarithm of their number alone.
+    """
+    parts = ((max(lines, 1) - 1) // FIRST_SCALE + 1).bit_length()
+    place = (now_ns // SECOND_NS * EVEN % (1 << EVEN_BITS)) * parts
+    part, within = place >> EVEN_BITS, place % (1 << EVEN_BITS)
+    begin = FIRST_SCALE * ((1 << part) - 1)
+    size = max(1, min(FIRST_SCALE << part, lines - begin))
+    return begin + (size * within >> EVEN_BITS)
+
+
+class Round:
+    """The turns of one pass.
+
+    A job on trial always has its turn, whatever the second in which it is asked for, and takes none from others. Those
+    in front of it are many and the second says nothing about them, so all their turns are of the front then.
+    """
+
+    def __init__(self, now_ns: int, lines: int, on_trial: str) -> None:
+        self._on_trial = on_trial
+        self._in_front, self._goes_round = (PLANS_ON_TRIAL_MAX, 0) if on_trial else (PLANS_MAX // 2, PLANS_MAX // 2)
+        self._begins = round_begins_at(now_ns, lines)
+        self._asks, self._front, self._its_turn, self._behind = "", False, False, 0
+
+    def comes_to(self, job: str) -> bool:
+        """Say whether one more plan may be worked out for the job: as many as it asks for, or none in this pass.
+
+        Half of all are for those who ask first. The other half goes round, so that those whom no plan helps keep nobody
+        behind them from theirs.
+        """
+        if job == self._on_trial:
+            return True
+        if job != self._asks:
+            self._asks, self._front = job, self._in_front > 0
+            self._its_turn = self._front or (self._goes_round > 0 and self._behind >= self._begins)
+            self._behind += not self._front
+        if self._its_turn and self._front:
+            self._in_front -= 1
+        elif self._its_turn:
+            self._goes_round -= 1
+        return self._its_turn
