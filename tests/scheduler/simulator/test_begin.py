@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from tidegate_events import events as e
 from tidegate_events.resources import Resources
+from tidegate_events.spec import JobSpec
+from tidegate_scheduler.simulator.choice import BASELINES, Choice, rules_for
+from tidegate_scheduler.simulator.costs import Costs
 from tidegate_scheduler.simulator.errors import SimulationError
 from tidegate_scheduler.simulator.run import Run
 from tidegate_scheduler.simulator.workload import Arrival, Workload
@@ -129,3 +133,40 @@ def test_a_job_of_which_nothing_is_known_is_refused() -> None:
 def test_arrivals_that_make_no_sense_are_refused(arrivals: tuple[Arrival, ...], why: str) -> None:
     with pytest.raises(SimulationError, match=why):
         run(Workload("wrong", (node("n1"),), arrivals))
+
+
+def _asking(*, borrows: bool) -> JobSpec:
+    phases = {"default": Resources(1000, 512), "learning": Resources(1000, 512, 2), "sampling": Resources(4000, 512)}
+    return phased(phases, entry="asked", borrows=borrows)
+
+
+def test_who_borrowed_leaves_when_rules_come_that_grant_no_phases() -> None:
+    """Two borrow in turn on a node that holds one of them for life: neither works on what the other one has."""
+    job = _asking(borrows=True)
+    truths = {"a": [("learning", 60), ("sampling", 30)], "b": [("sampling", 60), ("learning", 30)]}
+    arrivals = [arrival(name, 0, job, does) for name, does in truths.items()]
+    small = node("n1", 5200, gpus=2)
+    _, state = midway(workload([small], *arrivals), lambda now: len(now.jobs) == 2 and now.header.now_ns >= 10 * SECOND)
+    assert all(found.stage == "running" for found in state.jobs.values())
+    costs = Costs(start_ms=0)
+    for name in BASELINES:
+        rest = Workload("rest", (small,), tuple(arrivals))
+        rules = rules_for(Choice(name), rest)
+        result = run(msgspec.structs.replace(rest, nodes=()), costs, rules=rules, begin=state)
+        assert {found.outcome for found in result.jobs} == {"completed"}, name
+        assert all(stays(result, each)[0][3] == "suspended" for each in truths), "both have saved and left"
+        assert result.samples[-1].cpu_held_millis == 0
+        assert max(sample.placed for sample in result.samples if sample.at_ns > state.header.now_ns + 11 * SECOND) == 1
+        for sample in result.samples:
+            assert sample.gpus_busy_millis <= sample.gpus_held_millis <= sample.gpus_total_millis
+            assert sample.cpu_held_millis <= 5200
+
+
+def test_who_is_guaranteed_its_peak_stays_where_it_is_and_holds_it() -> None:
+    job = _asking(borrows=False)
+    only = arrival("a", 0, job, [("sampling", 100), ("learning", 30)])
+    _, state = midway(workload([node("n1")], only), at(2))
+    left = Workload("rest", (), (arrival("a", 0, job, [("sampling", 50), ("learning", 30)]),))
+    result = run(left, rules=rules_for(Choice("fifo"), left), begin=state)
+    assert [(each.gpus, each.cpu_millis, each.ended) for each in result.stays] == [(2, 4000, "completed")]
+    assert not any(found.preemptions or found.lost_ms for found in result.jobs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from tidegate_events import events as e
 from tidegate_scheduler.draft import Draft
@@ -12,7 +13,9 @@ from tidegate_scheduler.simulator.costs import Costs
 from tidegate_scheduler.simulator.engine import simulate
 from tidegate_scheduler.simulator.errors import SimulationError
 from tidegate_scheduler.simulator.rules import Rules
+from tidegate_scheduler.simulator.tally import Tally
 from tidegate_scheduler.simulator.workload import Workload
+from tidegate_scheduler.state import Member
 
 from tests.scheduler.simulator.small import SECOND, arrival, by_name, ends, node, run, workload
 from tests.support.cluster import spec
@@ -95,6 +98,57 @@ def test_rules_that_give_away_what_is_not_there_are_refused(name: str, gpu: int,
     work = workload([node("n1")], *(arrival(f"j{number}", 0, spec(gpus=1), 10) for number in range(jobs)))
     with pytest.raises(SimulationError, match=why):
         simulate(work, Rules(name="careless", fill=careless), Costs())
+
+
+def test_rules_that_change_what_jobs_have_to_more_than_there_is_are_refused() -> None:
+    def careless(draft: Draft) -> None:
+        settle(draft)
+        for job in draft.state.jobs.values():
+            quotas = fixed(draft.state.specs[job.id])
+            if job.waiting:
+                place = e.MemberPlacement(rank=0, node="n1", incarnation=1, quotas=quotas, gpu_indices=(0,))
+                draft.add(e.JobPlaced, job, attempt=job.attempt + 1, members=(place,))
+            elif job.members[0].quotas == quotas:
+                more = (msgspec.structs.replace(quotas[0], cpu_millis=8001),)
+                draft.add(e.QuotaChanged, job, attempt=job.attempt, rank=0, quotas=more)
+
+    work = workload([node("n1", 8000)], arrival("a", 0, spec(gpus=1), 10))
+    with pytest.raises(SimulationError, match="what a has on n1, of which they gave away quotas of 8001 of 8000"):
+        simulate(work, Rules(name="careless", fill=careless), Costs())
+
+
+def test_rules_that_let_jobs_work_on_what_they_do_not_have_are_refused() -> None:
+    def careless(draft: Draft) -> None:
+        settle(draft)
+        for job in draft.state.jobs.values():
+            if job.waiting:
+                quotas = fixed(draft.state.specs[job.id])
+                place = e.MemberPlacement(rank=0, node="n1", incarnation=1, quotas=quotas, gpu_indices=(0,))
+                draft.add(e.JobPlaced, job, attempt=job.attempt + 1, members=(place,))
+
+    work = workload([node("n1", 8000)], arrival("a", 0, spec(gpus=2), 10))
+    with pytest.raises(SimulationError, match="a works on 2000 thousandths of GPUs, and holds 1000"):
+        simulate(work, Rules(name="careless", fill=careless), Costs())
+
+
+def test_more_held_on_a_node_than_there_is_names_node_and_job() -> None:
+    tally = Tally()
+    tally.node_there("n1", 1000, 500)
+    for name, cpu_millis, gpus in (("a", 400, 1), ("b", 200, 0)):
+        tally.expect(arrival(name, 0, spec(cpu_millis, gpus=gpus), 10), 0)
+        member = Member(
+            rank=0,
+            node="n1",
+            quotas=(e.Quota(component="main", cpu_millis=cpu_millis, memory_mib=64),),
+            gpu_indices=tuple(range(gpus)),
+            status="started",
+            phase="default",
+            exit=None,
+        )
+        tally.check()
+        tally.seated(name, member, spec(cpu_millis, gpus=gpus), 0)
+    with pytest.raises(SimulationError, match=r"600 thousandths of CPUs are held on n1, which has 500: .* was b"):
+        tally.check()
 
 
 def test_rules_that_ask_for_the_next_pass_at_once_are_refused() -> None:

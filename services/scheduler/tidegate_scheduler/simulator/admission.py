@@ -1,28 +1,49 @@
-"""What a node's agent would say of a placement: what is given away twice could not be had in the service either."""
+"""What a node's agent would say of a decision: what is given away twice could not be had in the service either."""
 
 from __future__ import annotations
 
+from tidegate_events.resources import Resources
+
+from tidegate_scheduler.leasing import share_millis
 from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS
-from tidegate_scheduler.state import Node, State
+from tidegate_scheduler.policy.sharing import quota_millis
+from tidegate_scheduler.state import Member, Node, State
+
+
+def device_millis(floor: Resources, member: Member) -> int:
+    """Return how much a member has of each of its devices."""
+    return share_millis(floor, member) or WHOLE_MILLIS
 
 
 def overfull(state: State, node: Node) -> str:
     """Say what of the node is promised twice or was never there; empty where nothing is."""
     cpu_millis = memory_mib = 0
-    gpu_millis: dict[int, int] = {}
     for job in state.seats.on(node.name):
         floor = state.floors[job.id]
         for member in job.members:
-            if member.node != node.name or not member.active:
-                continue
-            cpu_millis += floor.cpu_millis
-            memory_mib += floor.memory_mib
-            for index in member.gpu_indices:
-                gpu_millis[index] = gpu_millis.get(index, 0) + (floor.gpu_millis or WHOLE_MILLIS)
+            if member.node == node.name and member.active:
+                cpu_millis += floor.cpu_millis
+                memory_mib += floor.memory_mib
     if cpu_millis > node.capacity.cpu_millis:
         return f"{cpu_millis} of {node.capacity.cpu_millis} thousandths of a CPU"
     if memory_mib > node.capacity.memory_mib:
         return f"{memory_mib} of {node.capacity.memory_mib} MiB"
+    return overdrawn(state, node)
+
+
+def overdrawn(state: State, node: Node) -> str:
+    """Say what of the node members may use that others may, too, or that was never there; empty where nothing is."""
+    cpu_millis, gpu_millis = 0, dict[int, int]()
+    for job in state.seats.on(node.name):
+        for member in job.members:
+            if member.node != node.name or not member.active:
+                continue
+            cpu_millis += quota_millis(state.specs[job.id], member.quotas)
+            for index in member.gpu_indices:
+                more = device_millis(state.floors[job.id], member)
+                gpu_millis[index] = gpu_millis.get(index, 0) + more
+    if cpu_millis > node.capacity.cpu_millis:
+        return f"quotas of {cpu_millis} of {node.capacity.cpu_millis} thousandths of a CPU"
     there = {gpu.index for gpu in node.gpus}
     for index, millis in sorted(gpu_millis.items()):
         if index not in there or millis > WHOLE_MILLIS:

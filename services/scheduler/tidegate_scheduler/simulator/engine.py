@@ -68,13 +68,14 @@ class Engine:
         self._costs = costs
         self._seed = seed
         self.state = State() if begin is None else decode_snapshot(encode_snapshot(begin))
-        if not rules.grants_phases:
-            held_for_life.present(self.state)
         self._scribe = Scribe(self.state)
         self._agenda = Agenda()
         self._tally = Tally()
         self._nodes = Nodes(self._scribe, self._agenda, self._tally, costs, seed)
         self._world = World(Ground(self._agenda, self._nodes, self._tally, costs))
+        self._sent_back: dict[str, bool] = {}
+        """Who borrows and leaves as the simulation begins, under rules that grant no phases: whether it is asked to."""
+
         self._decided: list[Decided] = []
         self._now_ns = self._begin_ns = self._end_ns = self.state.header.now_ns
         self._last_round_ns: int | None = None
@@ -84,7 +85,7 @@ class Engine:
     def run(self, told: Told | None = None, watch: Watch | None = None) -> Run:
         """Simulate until every job has ended, or nothing more can happen to any; it ends with what happened last."""
         self._open()
-        self._tally.sample(self._now_ns)
+        self._sample()
         done, jobs, quiet = 0, len(self._tally.records), 0
         while self._tally.open and quiet < QUIET_STEPS_MAX and (at_ns := self._next_ns()) is not None:
             self._now_ns = max(self._now_ns, at_ns)
@@ -93,7 +94,7 @@ class Engine:
             decided = self._round(watch) if self._round_due() else 0
             quiet = 0 if decided or self._agenda.pending else quiet + 1
             self._end_ns = self._now_ns if decided else self._end_ns
-            self._tally.sample(self._now_ns)
+            self._sample()
             if told is not None and jobs - self._tally.open != done:
                 done = jobs - self._tally.open
                 told(done, jobs)
@@ -101,6 +102,10 @@ class Engine:
         self._end_ns = max(self._end_ns, self._agenda.happened_ns)
         self._tally.close(self._end_ns)  # passes and nodes that came to nothing for any job are no part of it
         return self._result()
+
+    def _sample(self) -> None:
+        self._tally.check()
+        self._tally.sample(self._now_ns)
 
     def _say_who_waits(self) -> None:
         """Note why those wait that nobody will place any more: by what the rules said last, else by what there is."""
@@ -143,6 +148,8 @@ class Engine:
             self._nodes.join(event)
         for arrival in self._workload.arrivals:
             self._expect(arrival)
+        if not rules.grants_phases:
+            self._take_over()
         self._adopt()
         for index, fact in enumerate(self._workload.facts):
             self._agenda.at(max(fact.at_ns, now_ns), self._happening(index, fact))
@@ -170,6 +177,20 @@ class Engine:
         )
         self._tally.waits(arrival.job, now_ns)
 
+    def _take_over(self) -> None:
+        """Have those who are there already hold what they need for life, or leave."""
+        asked = {job.id for job in self.state.jobs.values() if job.stage in ("placed", "running")}
+        for _ in range(PASSES_MAX):
+            found = decide_by(held_for_life.take_over, self.state, self._now_ns)
+            if not found.events:
+                break
+            self._scribe.scheduler_says(*found.events)
+        else:
+            raise SimulationError(
+                "what jobs hold as the simulation begins cannot be brought to what they are guaranteed"
+            )
+        self._sent_back = {job: job in asked for job in held_for_life.present(self.state)}
+
     def _adopt(self) -> None:
         """Go on with the jobs that the state holds."""
         unknown = [job for job in self.state.jobs if job not in self._tally.records]
@@ -182,7 +203,7 @@ class Engine:
             if job.waiting:
                 self._tally.waits(job.id, self._now_ns)
             else:
-                self._world.adopt(job, self._now_ns)
+                self._world.adopt(job, self._now_ns, sent_back=self._sent_back.get(job.id, False))
         for name, node in list(self.state.nodes.items()):
             if node.status == "up":
                 self._nodes.bury(name, self._now_ns)
@@ -250,6 +271,9 @@ class Engine:
                 self._decided.append(self._described(event))
                 about_jobs += isinstance(event, e.Decision)
                 self._world.decided(event, self._now_ns)
+                if isinstance(event, e.JobSuspended | e.JobRequeued) and event.job in self._sent_back:
+                    del self._sent_back[event.job]
+                    held_for_life.ask_nothing(self.state, event.job)
         raise SimulationError(f"{self._rules.name} does not come to rest: {PASSES_MAX} passes at {self._now_ns} ns")
 
     def _described(self, event: e.AnyEvent) -> Decided:

@@ -15,13 +15,16 @@ from tidegate_scheduler.simulator.work import MILLI_NS
 class Leaving(Members):
     """An attempt that can end."""
 
-    def leave(self, deadline_ns: int, now_ns: int) -> None:
-        """Save and leave by the deadline; whoever has nothing to save leaves at once, and some never save."""
+    def leave(self, deadline_ns: int, now_ns: int, *, worked: bool = False) -> None:
+        """Save and leave by the deadline; whoever has nothing to save leaves at once, and some never save.
+
+        `worked`: it has something to save, of the time before the simulation began.
+        """
         hangs = self._broken
         self._halt(now_ns)
         saved_ns = now_ns + self._ground.costs.checkpoint_seconds * SECOND_NS
         unsaved_ms = self.work.truth.leaves_in_ms
-        if not hangs and unsaved_ms is None and not self.work.lost_ns:
+        if not hangs and unsaved_ms is None and not self.work.lost_ns and not worked:
             self._plan(now_ns, lambda at_ns: self._exit(self._there(), "suspended", at_ns))
             return
         self._overhead_ns = now_ns

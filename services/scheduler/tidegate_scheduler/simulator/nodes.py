@@ -86,7 +86,8 @@ class Nodes:
             self._fail_next(model, Random(f"{self._seed}/{event.node}"), from_ns, rate)
 
     def _there(self, model: NodeModel) -> None:
-        self._tally.node_there(model.joined.node, len(model.joined.gpus) * WHOLE_MILLIS)
+        gpus_millis, cpu_millis = len(model.joined.gpus) * WHOLE_MILLIS, model.joined.capacity.cpu_millis
+        self._tally.node_there(model.joined.node, gpus_millis, cpu_millis)
 
     def _fail_next(self, model: NodeModel, random: Random, from_ns: int, rate_millis: int) -> None:
         after_ms = int(random.expovariate(rate_millis / (1000 * DAY_MS)))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import msgspec
 from tidegate_events.events import Reason
 from tidegate_events.resources import Resources
-from tidegate_events.spec import JobSpec, phase_need
+from tidegate_events.spec import JobSpec, member_floor, phase_need
 
 from tidegate_scheduler.leasing import asks
 from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS
 from tidegate_scheduler.policy.sharing import quota_millis
+from tidegate_scheduler.simulator.admission import device_millis
+from tidegate_scheduler.simulator.errors import SimulationError
 from tidegate_scheduler.simulator.run import JobRun, PhaseTime, Sample, Stay
 from tidegate_scheduler.simulator.work import MILLI_NS
 from tidegate_scheduler.simulator.workload import Arrival
@@ -68,6 +70,17 @@ class _Seat(msgspec.Struct):
     from_ns: int
     first_gpus: int
     first_cpu_millis: int
+    held_millis: int
+    """Of devices, in thousandths."""
+
+
+class _There(msgspec.Struct):
+    """What a node that is there has, and what of it is held."""
+
+    gpus_millis: int
+    cpu_millis: int | None
+    held_millis: int = 0
+    cpu_held_millis: int = 0
 
 
 class Tally:
@@ -81,9 +94,11 @@ class Tally:
         self.stays: list[Stay] = []
         self.samples: list[Sample] = []
         self.open = 0
-        self._gpus_millis: dict[str, int] = {}
-        """Of the nodes that are there, their devices in thousandths."""
+        self._nodes: dict[str, _There] = {}
+        self._unchecked_nodes: dict[str, str] = {}
+        """Those of which more is held than at the last sample, with the job that came to have more there."""
 
+        self._unchecked_jobs: dict[str, None] = {}
         self._seats: dict[tuple[str, int], _Seat] = {}
         self._waiting = self._placed = self._working = 0
         self._held = self._busy = self._cpu = self._total = 0
@@ -141,6 +156,7 @@ class Tally:
         record.works_since_ns, record.works_in, record.busy_millis = now_ns, phase, busy_millis
         self._working += 1
         self._busy += busy_millis
+        self._unchecked_jobs[job] = None
 
     def rests(self, job: str, now_ns: int) -> None:
         """The job does not work any more; nothing changes where it does not."""
@@ -173,17 +189,24 @@ class Tally:
         share = self.records[job].peak.gpu_millis
         cpu_millis = quota_millis(spec, member.quotas)
         gpus = len(member.gpu_indices)
-        seat = _Seat(member.node, gpus, share, cpu_millis, from_ns, gpus, cpu_millis)
+        held_millis = _held_millis(spec, member)
+        seat = _Seat(member.node, gpus, share, cpu_millis, from_ns, gpus, cpu_millis, held_millis)
         self._seats[(job, member.rank)] = seat
         self._hold(seat, 1)
+        self._unchecked_nodes[seat.node] = job
 
     def changed(self, job: str, member: Member, spec: JobSpec) -> None:
         """A member has other limits or devices."""
         seat = self._seats.get((job, member.rank))
         if seat is not None:
             self._hold(seat, -1)
+            before = seat.held_millis, seat.cpu_millis
             seat.gpus, seat.cpu_millis = len(member.gpu_indices), quota_millis(spec, member.quotas)
+            seat.held_millis = _held_millis(spec, member)
             self._hold(seat, 1)
+            self._unchecked_jobs[job] = None
+            if seat.held_millis > before[0] or seat.cpu_millis > before[1]:
+                self._unchecked_nodes[seat.node] = job
 
     def left(self, job: str, rank: int, now_ns: int, outcome: str) -> None:
         """A member is gone; nothing changes where that was counted."""
@@ -205,24 +228,27 @@ class Tally:
             )
 
     def _hold(self, seat: _Seat, sign: int) -> None:
-        if seat.node in self._gpus_millis:
-            self._held += sign * seat.gpus * (seat.gpu_millis or WHOLE_MILLIS)
+        there = self._nodes.get(seat.node)
+        if there is not None:
+            self._held += sign * seat.held_millis
             self._cpu += sign * seat.cpu_millis
+            there.held_millis += sign * seat.held_millis
+            there.cpu_held_millis += sign * seat.cpu_millis
 
     # ---- the cluster ----
 
-    def node_there(self, node: str, gpus_millis: int) -> None:
-        """A node is there, or is back; whoever has a seat on it holds that from now on."""
+    def node_there(self, node: str, gpus_millis: int, cpu_millis: int | None = None) -> None:
+        """A node is there, or is back; whoever has a seat on it holds that from now on. None: its CPUs do not count."""
         self.node_gone(node)
-        self._gpus_millis[node] = gpus_millis
+        self._nodes[node] = _There(gpus_millis, cpu_millis)
         self._total += gpus_millis
         self._hold_all(node, 1)
 
     def node_gone(self, node: str) -> None:
         """A node is gone, and what is held on it; nothing changes where it was not there."""
-        if node in self._gpus_millis:
+        if node in self._nodes:
             self._hold_all(node, -1)
-            self._total -= self._gpus_millis.pop(node)
+            self._total -= self._nodes.pop(node).gpus_millis
 
     def _hold_all(self, node: str, sign: int) -> None:
         for seat in self._seats.values():
@@ -245,6 +271,35 @@ class Tally:
             self.samples.pop()
         if not self.samples or msgspec.structs.replace(self.samples[-1], at_ns=now_ns) != found:
             self.samples.append(found)
+
+    def check(self) -> None:
+        """Raise SimulationError where somebody works on more than it holds, or came to hold more than there is."""
+        for job in self._unchecked_jobs:
+            record = self.records[job]
+            if record.works_since_ns is None:
+                continue
+            seats = (self._seats.get((job, rank)) for rank in range(record.arrival.spec.gang_size))
+            held_millis = sum(seat.held_millis for seat in seats if seat is not None)
+            if record.busy_millis > held_millis:
+                raise SimulationError(
+                    f"{job} works on {record.busy_millis} thousandths of GPUs, and holds {held_millis}: "
+                    "nobody may work on what is not his"
+                )
+        for name, job in self._unchecked_nodes.items():
+            node = self._nodes.get(name)
+            if node is None:
+                continue
+            for what, held, most in (
+                ("GPUs", node.held_millis, node.gpus_millis),
+                ("CPUs", node.cpu_held_millis, node.cpu_millis),
+            ):
+                if most is not None and held > most:
+                    raise SimulationError(
+                        f"{held} thousandths of {what} are held on {name}, which has {most}: "
+                        f"the last to be given more there was {job}"
+                    )
+        self._unchecked_jobs.clear()
+        self._unchecked_nodes.clear()
 
     def close(self, now_ns: int) -> None:
         """Count what goes on still until now, which is where it ended; what the cluster was like later is left out."""
@@ -286,6 +341,13 @@ def _job_run(record: Record) -> JobRun:
         lost_ms=record.lost_ns // MILLI_NS,
         reasons=record.reasons,
     )
+
+
+def _held_millis(spec: JobSpec, member: Member) -> int:
+    """Return what a member has of devices, in thousandths of one."""
+    if not member.gpu_indices:
+        return 0
+    return len(member.gpu_indices) * device_millis(member_floor(spec), member)
 
 
 def _peak(spec: JobSpec) -> Resources:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tidegate_events import events as e
 
-from tidegate_scheduler.simulator.admission import overfull
+from tidegate_scheduler.simulator.admission import overdrawn, overfull
 from tidegate_scheduler.simulator.attempt import Attempt
 from tidegate_scheduler.simulator.errors import SimulationError
 from tidegate_scheduler.simulator.sandbox import Ground, Sandbox
@@ -107,6 +107,10 @@ class World:
         sandbox = attempt.sandboxes.get(event.rank) if attempt is not None else None
         if attempt is None or sandbox is None or not sandbox.there:
             return
+        if problem := overdrawn(self._state, self._state.nodes[sandbox.node]):
+            raise SimulationError(
+                f"the rules changed what {event.job} has on {sandbox.node}, of which they gave away {problem}"
+            )
         self._ground.tally.changed(event.job, self._member(event.job, event.rank), attempt.spec)
         attempt.limit(sandbox, event.quotas, event.phase, now_ns)
 
@@ -162,8 +166,11 @@ class World:
 
     # ---- what the simulation begins with ----
 
-    def adopt(self, job: Job, now_ns: int) -> None:
-        """Go on with an attempt that there is already; what it really does is what is left to do."""
+    def adopt(self, job: Job, now_ns: int, *, sent_back: bool = False) -> None:
+        """Go on with an attempt that there is already; what it really does is what is left to do.
+
+        `sent_back`: it is leaving since this very moment, so what it did until now is saved first.
+        """
         attempt = self._attempt(job, resumed=False)
         self._ground.tally.placed(job.id, now_ns)
         for member in job.members:
@@ -177,7 +184,8 @@ class World:
         if job.stage == "stopping":
             attempt.stop(now_ns)
         elif job.stage == "preempting":
-            attempt.leave(job.deadline_ns, now_ns)
+            worked = sent_back and any(member.status == "started" for member in job.members)
+            attempt.leave(job.deadline_ns, now_ns, worked=worked)
         else:
             attempt.go_on(job, now_ns)
 

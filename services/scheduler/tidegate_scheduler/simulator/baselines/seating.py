@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable
 
 from tidegate_events import events as e
 from tidegate_events.resources import Resources
-from tidegate_events.spec import JobSpec, component_memory_mib
+from tidegate_events.spec import JobSpec
 
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.simulator.baselines.cluster import Seat
 from tidegate_scheduler.simulator.baselines.room import Room
+from tidegate_scheduler.simulator.held_for_life import quotas
 from tidegate_scheduler.state import Job
 
 Tightness = Callable[[Room, Resources], tuple[int, ...]]
@@ -95,13 +96,13 @@ class Rooms:
 
 def place(draft: Draft, job: Job, seats: Iterable[Seat]) -> None:
     """Decide that the job runs there; every member has the most that it needs at least in any phase, for good."""
-    quotas = peak(draft.state.specs[job.id])
+    has = quotas(draft.state.specs[job.id])
     members = tuple(
         e.MemberPlacement(
             rank=rank,
             node=seat.node,
             incarnation=draft.state.nodes[seat.node].incarnation,
-            quotas=quotas,
+            quotas=has,
             gpu_indices=seat.gpu_indices,
         )
         for rank, seat in enumerate(seats)
@@ -123,15 +124,3 @@ def ask_to_leave(draft: Draft, job: Job, for_job: str) -> None:
         for_job=for_job,
     )
     draft.leaving.add(job.id)
-
-
-def peak(spec: JobSpec) -> tuple[e.Quota, ...]:
-    """Return what a member has that keeps the most which it needs at least in any phase."""
-    return tuple(
-        e.Quota(
-            component=each.name,
-            cpu_millis=max(phase.minimum.cpu_millis for phase in each.resources.values()),
-            memory_mib=component_memory_mib(each),
-        )
-        for each in spec.components
-    )
