@@ -251,3 +251,11 @@ def test_who_is_too_large_waits_for_a_node_that_is_on_its_way(name: str) -> None
     later = msgspec.structs.replace(node("n2", 9000), at_ns=50 * SECOND)
     work = workload([node("n1")], arrival("large", 0, spec(9000), 30), facts=(later,))
     assert ends(run(work, COSTS, rules=rules_for(Choice(name), work))) == {"large": 80}
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_an_image_that_a_node_can_fetch_is_fetched_for_who_is_placed(name: str) -> None:
+    costs = msgspec.structs.replace(COSTS, image_pull_seconds=40)
+    work = workload([node("n1"), node("n2", gpus=5, fetches_images=True)], arrival("a", 0, gpus(1, image="other"), 30))
+    result = run(work, costs, rules=rules_for(Choice(name), work))
+    assert stays(result, "a") == [("n2", 0, 70, "completed")]

@@ -31,7 +31,9 @@ def why_never(state: State, job: str) -> Reason:
         return Reason(code="Held", detail="an operator holds it")
     rooms = [room for room in map(Room, state.nodes.values()) if room.offers(spec)]
     if not rooms:
-        return Reason(code=NEVER, detail=f"no node has the image {spec.image} and isolates by {spec.isolation}")
+        return Reason(
+            code=NEVER, detail=f"no node has the image {spec.image}, or fetches it, and isolates by {spec.isolation}"
+        )
     able = [room for room in rooms if room.fits(need, spec.gpu_models)]
     if not able:
         return Reason(

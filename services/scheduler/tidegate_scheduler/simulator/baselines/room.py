@@ -46,9 +46,12 @@ class Room:
         return self.free[-1] if self.free else 0
 
     def offers(self, spec: JobSpec) -> bool:
-        """Say whether the node is one of those on which the job may run."""
-        node = self.node
-        return spec.isolation in node.levels and (spec.image in node.images or spec.image in node.images.values())
+        """Say whether the node is one of those on which the job may run: it has the image, or fetches it first."""
+        node, image = self.node, spec.image
+        if spec.isolation not in node.levels:
+            return False
+        there = image in node.images or image in node.images.values()
+        return there or (node.fetches_images and image not in node.unavailable)
 
     def fits(self, need: Resources, models: tuple[str, ...] = ()) -> bool:
         """Say whether one member fits."""
