@@ -115,6 +115,39 @@ def test_where_nothing_can_be_compared_nothing_is_said_to_be_the_same(what_if: R
     assert "1 job\n" in out
 
 
+def test_who_is_refused_by_both_is_no_job_that_differs(what_if: Run, tmp_path: Path) -> None:
+    """It is refused a little later in the model: that is nobody's waiting time."""
+    poison = str(JOURNALS / "poison.tgj")
+    code, out, _ = what_if(poison, "--policy", policy(tmp_path))
+    assert code == 0
+    answer = json.loads(what_if(poison, "--policy", policy(tmp_path), "--json")[1])
+    refused = [job["job"] for job in answer["jobs"] if set(job["outcomes"]) == {"rejected"}]
+    assert sorted(refused) == ["j-giant", "j-many"]
+    differ = out[out.index("COMPLETION") :]
+    assert "assumed: 2 jobs" in differ  # in the notes
+    assert not any(job in differ for job in refused)
+
+
+def test_nodes_that_were_away_at_the_end_are_named_beside_who_never_ends(what_if: Run, tmp_path: Path) -> None:
+    cluster = Cluster()
+    cluster.node("n1", 4000)
+    cluster.node("n2", 8000)
+    small = cluster.submit(spec(1000))
+    cluster.settle()
+    cluster.start(small)
+    cluster.silence("n2")
+    cluster.advance(1)
+    cluster.submit(spec(6000), "big")
+    cluster.advance(5)
+    cluster.exit(small, "completed")
+    file = str(write(tmp_path / "away.tgj", cluster.frames))
+    code, out, _ = what_if(file, "--policy", "elastic")
+    assert code == 0
+    assert "REJECTED under elastic: 1 job (big): Inadmissible: no node is large enough" in out
+    assert "may lack nodes, not a policy: 1 node (n2) away when the recording ended" in out
+    assert json.loads(what_if(file, "--policy", "elastic", "--json")[1])["away"] == ["n2"]
+
+
 def test_all_three_runs_are_drawn(what_if: Run, tmp_path: Path) -> None:
     code, _, _ = what_if(STORM, "--policy", "elastic", "--picture", str(tmp_path / "storm.svg"))
     assert code == 0

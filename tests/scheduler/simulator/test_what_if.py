@@ -246,20 +246,37 @@ async def test_a_model_that_is_off_says_by_how_much(tmp_path: Path, monkeypatch:
     assert calibrate(run, msgspec.structs.replace(run, jobs=failed)).otherwise == ("high",)
 
 
-@pytest.mark.parametrize("name", ["gang", "leader-change", "node-loss", "preemption-storm", "resize"])
-async def test_recorded_journals_are_simulated_close_to_what_happened(name: str) -> None:
-    """They were decided by policy 1, on a real bus, with real processes."""
+@pytest.mark.parametrize(
+    ("name", "off_percent", "lost_off_s"),
+    [
+        ("gang", 15, 0.05),
+        ("leader-change", 30, 0.05),  # its jobs take three seconds, and for one of them nobody led
+        ("node-loss", 10, 0.1),
+        ("preemption-storm", 5, 0.15),
+        ("resize", 3, 0.05),
+    ],
+)
+async def test_recorded_journals_are_simulated_close_to_what_happened(
+    name: str, off_percent: int, lost_off_s: float
+) -> None:
+    """They were decided by policy 1, on a real bus, with real processes. Bounds are of a job's mean, whichever way."""
     source = open_file(JOURNALS / f"{name}.tgj")
     answer, _ = await asked(source, Choice("elastic"))
     calibration = answer.calibration
     assert calibration.otherwise == ()
-    assert calibration.worst_off_s < 3.0
+    assert calibration.off is not None
+    assert calibration.off.completion_s * 100 <= calibration.happened.completion_s * off_percent
+    assert calibration.off.lost_s <= lost_off_s
+    assert calibration.placements_alike == calibration.placements > 0
     assert calibration.happened.preemptions == calibration.simulated.preemptions
     assert answer.recorded == "policy 1 as recorded"
 
 
-@pytest.mark.parametrize("name", ["gang", "node-loss", "preemption-storm", "resize"])
-async def test_a_recorded_journal_is_close_to_what_happened_from_wherever_it_begins(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "off_s"), [("gang", 1.2), ("node-loss", 1.8), ("preemption-storm", 0.7), ("resize", 0.8)]
+)
+async def test_a_recorded_journal_is_close_to_what_happened_from_wherever_it_begins(name: str, off_s: float) -> None:
+    """As far as anything ends in it: a job of these takes four seconds, and in two of them ten and twenty."""
     source = open_file(JOURNALS / f"{name}.tgj")
     for seq in range(1, source.end, 4):
         recording = await read(source, name, Moment(seq=seq), Moment(), told)
@@ -267,7 +284,8 @@ async def test_a_recorded_journal_is_close_to_what_happened_from_wherever_it_beg
             continue
         answer, _ = await what_if(source, recording, Choice("elastic"), told)
         assert answer.calibration.otherwise == (), seq
-        assert answer.calibration.worst_off_s < 4.0, seq
+        assert answer.calibration.off is None or answer.calibration.off.completion_s <= off_s, seq
+        assert answer.calibration.off is None or answer.calibration.off.lost_s <= 0.15, seq
 
 
 async def test_a_history_of_commands_and_suspensions(tmp_path: Path) -> None:

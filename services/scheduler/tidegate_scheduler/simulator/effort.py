@@ -53,13 +53,7 @@ class Effort:
 
     def lost_in(self) -> list[tuple[str, int]]:
         """Return how much would have to be done again, and of which phase, piece by piece."""
-        found, begin_ns = [], 0
-        for piece in self._pieces:
-            end_ns = begin_ns + piece.work_ns
-            if (lost_ns := end_ns - max(begin_ns, self.saved_ns)) > 0:
-                found.append((piece.phase, lost_ns))
-            begin_ns = end_ns
-        return found
+        return _after(self._pieces, self.saved_ns)
 
     def works(self, pace: Pace | None, now_ns: int) -> None:
         """Count what was done until now, and work on like this; None: it works no more."""
@@ -87,11 +81,14 @@ class Effort:
         """Take it that all was done that was counted: who was not heard is there again, with what it did."""
         self._believed_ns = None
 
-    def died(self) -> None:
-        """Count nothing of what it was taken to have done since somebody of it fell silent."""
-        if self._believed_ns is not None:
-            self._pieces = _cut(self._pieces, self._believed_ns)
-            self.position_ns, self._believed_ns = self._believed_ns, None
+    def died(self) -> list[tuple[str, int]]:
+        """Count nothing of what it was taken to have done since somebody of it fell silent; return what that is."""
+        if self._believed_ns is None:
+            return []
+        undone = _after(self._pieces, self._believed_ns)
+        self._pieces = _cut(self._pieces, self._believed_ns)
+        self.position_ns, self._believed_ns = self._believed_ns, None
+        return undone
 
     def go_back(self, checkpoint: str) -> None:
         """Begin an attempt from a checkpoint (empty: from nothing); one that is not known is where recording began."""
@@ -144,6 +141,17 @@ def pace_of(spec: JobSpec, phase: str, quotas: list[tuple[Quota, ...]]) -> Pace:
         return Pace(phase, Fraction(1), False)
     has = min(quota_millis(spec, each) for each in quotas)
     return Pace(phase, Fraction(max(0, min(has, most)), most), True)
+
+
+def _after(pieces: list[Piece], from_ns: int) -> list[tuple[str, int]]:
+    """Return how much work of which phase comes after so much of it, piece by piece."""
+    found, begin_ns = [], 0
+    for piece in pieces:
+        end_ns = begin_ns + piece.work_ns
+        if (after_ns := end_ns - max(begin_ns, from_ns)) > 0:
+            found.append((piece.phase, after_ns))
+        begin_ns = end_ns
+    return found
 
 
 def _cut(pieces: list[Piece], target_ns: int) -> list[Piece]:

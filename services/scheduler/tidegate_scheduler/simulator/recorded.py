@@ -47,7 +47,8 @@ class Recording(msgspec.Struct, frozen=True):
 
     `policy` and `parameters` are those that decided most of it, of `policies` different ones. `assumed` are jobs that
     never worked, so that nobody knows for how long they would. `clock_ahead_ns` is by how much a writer's clock was
-    ahead of the scheduler's at most.
+    ahead of the scheduler's at most. `away` are nodes that were not there when it ended: nobody knows whether they come
+    back.
     """
 
     workload: Workload
@@ -62,6 +63,7 @@ class Recording(msgspec.Struct, frozen=True):
     until_seq: int
     assumed: tuple[str, ...] = ()
     clock_ahead_ns: int = 0
+    away: tuple[str, ...] = ()
 
 
 async def read(source: Source, name: str, begin: Moment, end: Moment, told: Told) -> Recording:
@@ -201,6 +203,7 @@ class _Reading:
             until_seq=self._state.seq,
             assumed=assumed,
             clock_ahead_ns=self._clocks.ahead_ns,
+            away=tuple(sorted(name for name, node in self._state.nodes.items() if node.status != "up")),
         )
 
     def _run(self, name: str, costs: Costs) -> Run:

@@ -92,6 +92,7 @@ class JobChange(msgspec.Struct, frozen=True):
 class WhatIf(msgspec.Struct, frozen=True):
     """The whole answer. Numbers of groups are of jobs that ran to an end under both policies and were not cut off.
 
+    `away` are the nodes that were not there when the recording ended: they do not come back in either simulation.
     `stated` and `parameters` are those of the recorded policy and of the other one, which sets `queues`.
     """
 
@@ -111,6 +112,7 @@ class WhatIf(msgspec.Struct, frozen=True):
     tenants: tuple[Change, ...]
     jobs: tuple[JobChange, ...]
     left_out: tuple[str, ...]
+    away: tuple[str, ...]
     notes: tuple[str, ...]
     costs: Costs
     measured: tuple[Cost, ...]
@@ -161,6 +163,7 @@ async def what_if(source: Source, recording: Recording, choice: Choice, told: To
         ),
         jobs=changes,
         left_out=tuple(job.job for job in changes if job.job not in counted),
+        away=recording.away,
         notes=_notes(recording, theirs),
         costs=recording.costs,
         measured=recording.measured,

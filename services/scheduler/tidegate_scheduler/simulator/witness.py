@@ -30,7 +30,8 @@ class Story(msgspec.Struct, kw_only=True):
     `gone_ns` is when the last of them left. `asked` are the members that wait for a phase, since when. `left_ns` is
     when it was asked to leave, `left_pace` how it worked then, and `unsaved_ms` how long it took to be gone each time
     that it saved nothing. `stumbles_ms` is how far it was each time that it failed and was tried again; one that
-    `fails_already` as the stretch begins does so in any simulation. `ended_by` is the decision that ended it, with its
+    `fails_already` as the stretch begins does so in any simulation. `unheard` is an attempt of which nobody heard any
+    more, and what it may have done. `ended_by` is the decision that ended it, with its
     reasons.
     """
 
@@ -53,6 +54,7 @@ class Story(msgspec.Struct, kw_only=True):
     reasons: tuple[e.Reason, ...] = ()
     stumbles_ms: list[int] = []
     fails_already: bool = False
+    unheard: tuple[int, list[tuple[str, int]]] = (0, [])
 
     @property
     def codes(self) -> frozenset[str]:
@@ -90,6 +92,8 @@ class Witness:
             for story in [each for each in self.stories.values() if each.seats]:
                 self._look(story, event.at_ns)
                 self._doubt_or_believe(story)
+            if isinstance(event, e.NodeJoined):
+                self._heard_of_again(event)
         self._note_decision(event)
 
     def frame_over(self) -> None:
@@ -187,7 +191,7 @@ class Witness:
         """Count what came to nothing: work after the newest checkpoint, and the time in which it saved to leave."""
         name = story.arrival.job
         if story.stage != "ended" or story.ended_by != "JobCompleted":
-            story.effort.died()
+            self._died(story)
             for phase, lost_ns in story.effort.lost_in():
                 self.tally.lost(name, lost_ns, phase)
         if story.left_ns and story.left_pace is not None:
@@ -210,7 +214,7 @@ class Witness:
                 outcome = member.status if member is not None and not fresh else "lost"
                 self.tally.left(name, rank, now_ns, outcome)
                 if outcome == "lost":
-                    story.effort.died()
+                    self._died(story)
                 story.gone_ns = now_ns
                 del story.seats[rank]
         for rank, member in members.items():
@@ -255,6 +259,19 @@ class Witness:
             story.effort.doubt(story.now_ns)
         elif nodes:
             story.effort.believe()
+
+    def _died(self, story: Story) -> None:
+        if undone := story.effort.died():
+            story.unheard = (story.attempt, undone)
+
+    def _heard_of_again(self, event: e.NodeJoined) -> None:
+        """Count as lost what was done there by who was given up too early: it went on meanwhile."""
+        for held in event.sandboxes:
+            story = self.stories.get(held.job)
+            if story is not None and held.attempt == story.unheard[0]:
+                for phase, undone_ns in story.unheard[1]:
+                    self.tally.lost(held.job, undone_ns, phase)
+                story.unheard = (0, [])
 
     def _count_gpus(self, name: str) -> None:
         """Note whether a node is there: one that is not heard may be, with what its jobs do, until it is given up."""

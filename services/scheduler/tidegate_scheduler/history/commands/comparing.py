@@ -195,12 +195,17 @@ def _counted(found: WhatIf) -> list[str]:
                 if job.outcomes[which] == end:
                     stuck.setdefault(job.why[which], []).append(job.job)
             lines += [f"{title} under {name}: {_named(jobs)}{why and f': {why}'}" for why, jobs in stuck.items()]
+    if found.away and any({"", "rejected"} & set(job.outcomes) for job in found.jobs):
+        lines.append(
+            "who never ends, or is refused, may lack nodes, not a policy: "
+            f"{_named(list(found.away), 'node')} away when the recording ended, and so in both simulations from then on"
+        )
     return lines
 
 
-def _named(jobs: list[str]) -> str:
-    more = f", and {len(jobs) - JOBS_SHOWN} more" if len(jobs) > JOBS_SHOWN else ""
-    return f"{text.count(len(jobs), 'job')} ({', '.join(jobs[:JOBS_SHOWN])}{more})"
+def _named(names: list[str], one: str = "job") -> str:
+    more = f", and {len(names) - JOBS_SHOWN} more" if len(names) > JOBS_SHOWN else ""
+    return f"{text.count(len(names), one)} ({', '.join(names[:JOBS_SHOWN])}{more})"
 
 
 def _changes(found: WhatIf) -> Any:
@@ -286,11 +291,21 @@ def job_row(job: JobChange) -> tuple[str, ...]:
         _whole(*job.preemptions, off.preemptions),
         _hours(*job.lost_gpu_s, off.lost_gpu_s),
         _seconds(*job.lost_s, off.lost_s),
-        "assumed" if job.assumed else "cut off" if job.censored else "",
+        _marked(job),
     )
 
 
+def _marked(job: JobChange) -> str:
+    """Return what is to be known of its length, where it has one: who is refused under both does not work at all."""
+    if set(job.outcomes) == {"rejected"}:
+        return ""
+    return "assumed" if job.assumed else "cut off" if job.censored else ""
+
+
 def _differs(job: JobChange) -> bool:
+    """Say whether it differs by more than nothing; when somebody is refused, or cancelled, means nothing."""
+    if job.outcomes[0] == job.outcomes[1] and job.outcomes[0] in ("rejected", "cancelled"):
+        return job.preemptions[0] != job.preemptions[1]
     before, after = job.completion_s
     ended = before is not None and after is not None and abs(after - before) >= SAME_SECONDS
     waited = any(abs(after - before) >= SAME_SECONDS for before, after in (job.waiting_s, job.asked_s))
