@@ -52,24 +52,26 @@ class Prefetch:
 
     def hint(self, job: Job, line: Line, barred: frozenset[int], *, kept: bool) -> None:
         """Hint the image of a job that waits, which it does for room that this pass keeps for it, where `kept`."""
-        image = line.key.shape.image
-        if self._hints_left <= 0 or self._soon(job, kept=kept):
+        fit, table = line.fit, self._index.table
+        is_first = not could_hold(fit, up_only=True)
+        if not self._looks_left(is_first=is_first) or self._soon(job, kept=kept):
             return
-        if not (lacking := self._without(image)):
+        if (is_first and not may_come(fit, up_only=True)) or not (lacking := self._without(fit.shape.image)):
             return
-        table = self._index.table
         without = np.isin(table.kind[: len(table)], lacking)
         without[list(barred)] = False
-        if could_hold(line.fit, up_only=True):
-            self._hint_now(line.fit, without)
-        elif may_come(line.fit, up_only=True):
-            self._hint_first(line.fit, without)
+        if is_first:
+            self._first_left -= 1
+            self._hint_first(fit, without)
+        else:
+            self._lines_left -= 1
+            self._hint_now(fit, without)
+
+    def _looks_left(self, *, is_first: bool) -> bool:
+        return self._hints_left > 0 and (self._first_left if is_first else self._lines_left) > 0
 
     def _hint_now(self, fit: Fit, without: Flags) -> None:
         """Hint the image on nodes that would take the job now: as many as are missing, or none."""
-        if self._lines_left <= 0:
-            return
-        self._lines_left -= 1
         now = np.where(without, self._index.fit(with_any_image(fit.shape)).holds_now(), 0)
         missing = fit.shape.gang_size - int(fit.holds_now().sum())
         if int(now.sum()) >= missing:
@@ -77,9 +79,6 @@ class Prefetch:
 
     def _hint_first(self, fit: Fit, without: Flags) -> None:
         """Hint the image in one domain that could hold the job then: where there is room now, else on empty nodes."""
-        if self._first_left <= 0:
-            return
-        self._first_left -= 1
         table, size, alike = fit.table, fit.shape.gang_size, self._index.fit(with_any_image(fit.shape))
         is_open, now = table.open[: len(table)], np.where(without, alike.holds_now(), 0)
         empty = np.where(without & is_open, alike.holds_empty(), 0)
