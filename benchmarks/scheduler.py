@@ -144,7 +144,7 @@ class Core:
         """Let garbage be collected, as a scheduler does between two passes."""
         assert self._heap is not None, "it has begun"
         started = time.process_time()
-        self._heap.tidy()
+        self._heap.tidy(started)
         self.tidying.append(time.process_time() - started)
 
     def let_leave(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from tidegate_scheduler.heap import (
+    FULL_INTERVAL_MAX_SECONDS,
     FULL_INTERVAL_SECONDS,
     MIDDLE_COLLECTIONS,
     MIDDLE_COLLECTIONS_MAX,
@@ -52,6 +53,18 @@ def test_what_is_old_is_looked_at_once_an_hour_in_an_idle_moment() -> None:
     assert not heap.idle(FULL_INTERVAL_SECONDS + 1)
 
 
+def test_and_once_a_day_in_any_where_no_moment_is_idle() -> None:
+    heap = Heap(0.0)
+    kept = Knot()
+    gc.collect(1)
+    del kept
+    heap.tidy(FULL_INTERVAL_MAX_SECONDS - 1)
+    assert Knot.alive == 1, "it has become old"
+    heap.tidy(FULL_INTERVAL_MAX_SECONDS)
+    assert Knot.alive == 0
+    assert not heap.idle(FULL_INTERVAL_MAX_SECONDS + 1), "it was looked at a moment ago"
+
+
 def test_what_was_there_at_the_start_is_set_aside() -> None:
     before = gc.get_freeze_count()
     Heap(0.0)
@@ -65,14 +78,14 @@ def make(count: int) -> list[list[int]]:
 
 def test_what_is_young_is_collected_between_passes_and_not_within() -> None:
     heap = Heap(0.0)
-    heap.tidy()
+    heap.tidy(0.0)
     Knot()
     kept = make(10 * YOUNG_OBJECTS)
     assert Knot.alive == 1, "nothing is collected in the middle of a pass"
-    heap.tidy()
+    heap.tidy(0.0)
     assert Knot.alive == 0
     Knot()
-    heap.tidy()
+    heap.tidy(0.0)
     assert Knot.alive == 1, "it is not worth it for so few"
     del kept
     gc.collect(0)
@@ -84,11 +97,11 @@ def outlive(heap: Heap, collections: int) -> None:
     knot = Knot()
     for _ in range(collections):
         kept = make(2 * YOUNG_OBJECTS)
-        heap.tidy()
+        heap.tidy(0.0)
         del kept
     assert Knot.alive == 1
     del knot
-    heap.tidy()
+    heap.tidy(0.0)
 
 
 def test_what_outlived_some_is_collected_in_an_idle_moment() -> None:

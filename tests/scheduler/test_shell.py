@@ -253,6 +253,23 @@ async def test_a_node_that_is_heard_and_not_known_is_asked_to_join(bench: Bench)
     await asyncio.gather(serving, beating, return_exceptions=True)
 
 
+async def test_who_stands_by_uses_its_idle_moments_to_collect_what_is_old(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = asyncio.create_task(bench.scheduler("s1").run())
+    await bench.event(e.LeaderElected)
+    standby = bench.scheduler("s2")
+    second = asyncio.create_task(standby.run())
+    await until(lambda: standby._heap is not None)
+    idle: list[float] = []
+    monkeypatch.setattr(standby._heap, "idle", idle.append)
+    await until(lambda: len(idle) > 1)
+    assert standby._candidate.term is None, "it does nothing but stand by"
+    first.cancel()
+    second.cancel()
+    await asyncio.gather(first, second, return_exceptions=True)
+
+
 async def test_who_stands_by_has_the_tables_that_it_will_decide_on(bench: Bench) -> None:
     first = asyncio.create_task(bench.scheduler("s1").run())
     beating = asyncio.create_task(bench.heartbeats())

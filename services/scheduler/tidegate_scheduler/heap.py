@@ -3,7 +3,8 @@
 A full collection looks at every object, which takes a large fraction of a second at that size; one of the objects that
 outlived twenty young ones still takes as long as five passes do. So what a scheduler starts from is set aside
 (`gc.freeze`), what is young is collected between two passes and not in the middle of one, and the rest in a moment in
-which nothing is to be decided: what cycles there are come from rare errors.
+which nothing is to be decided: what cycles there are come from rare errors. Where there is no such moment, it is
+collected between two passes all the same, only much later.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ BACKSTOP_OBJECTS = 2_000_000
 
 NEVER = 1 << 30
 FULL_INTERVAL_SECONDS = 3600.0
+FULL_INTERVAL_MAX_SECONDS = 86_400.0
+"""How long ago everything was looked at last when it is again in an idle moment, and when it is in any."""
 
 
 class Heap:
@@ -32,8 +35,11 @@ class Heap:
         gc.set_threshold(BACKSTOP_OBJECTS, NEVER, NEVER)
         self._settle(now_seconds)
 
-    def tidy(self) -> None:
-        """Collect what is young, if there is enough of it: between two passes."""
+    def tidy(self, now_seconds: float) -> None:
+        """Collect what is young if it is enough, and all if no moment was idle for long: between two passes."""
+        if now_seconds - self._settled_seconds >= FULL_INTERVAL_MAX_SECONDS:
+            self._settle(now_seconds)
+            return
         young, collections, _ = gc.get_count()
         if collections >= MIDDLE_COLLECTIONS_MAX:
             gc.collect(1)

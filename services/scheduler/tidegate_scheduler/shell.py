@@ -122,6 +122,7 @@ class Scheduler:
             self._look_at_nodes()
             self._keep_tables()
             self._tidy()
+            self._idle()
             await self._candidate.changed(LIVENESS_TICK_SECONDS)
         return term
 
@@ -183,14 +184,18 @@ class Scheduler:
             async with asyncio.timeout(timeout):
                 await self._fold.changed.wait()
         except TimeoutError:
-            if self._heap is not None and not at_once:
-                self._heap.idle(self._now())
+            if not at_once:
+                self._idle()
         finally:
             self._fold.changed.clear()
 
     def _tidy(self) -> None:
         if self._heap is not None:
-            self._heap.tidy()
+            self._heap.tidy(self._now())
+
+    def _idle(self) -> None:
+        if self._heap is not None:
+            self._heap.idle(self._now())
 
     def _look_at_nodes(self) -> list[NodeUnreachable | NodeReachable]:
         """Return which nodes fell silent or are heard again; nobody is blamed for what was not listened to."""
