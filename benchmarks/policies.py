@@ -92,6 +92,7 @@ POLICIES = (
     Policy("easy-blind", Choice("easy"), JOBS),
     Policy("easy-estimates", Choice("easy", estimates=True), JOBS),
     Policy("tiresias", Choice("tiresias"), JOBS),
+    Policy("tiresias-queues", Choice("tiresias_queues"), JOBS),
     Policy("srtf", Choice("srtf"), JOBS),
     Policy("srsf", Choice("srsf"), JOBS),
     _elastic("elastic-blind", {}, estimates=False),

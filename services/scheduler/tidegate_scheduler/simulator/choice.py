@@ -22,7 +22,7 @@ from tidegate_scheduler.simulator.rules import Rules, elastic
 from tidegate_scheduler.simulator.workload import Workload
 
 ELASTIC = "elastic"
-BASELINES = ("fifo", "static_priority", "srtf", "srsf", "tiresias", "easy", "best_fit", "fgd")
+BASELINES = ("fifo", "static_priority", "srtf", "srsf", "tiresias", "tiresias_queues", "easy", "best_fit", "fgd")
 """The modules below `baselines/`; each makes its rules for a workload, whose truth it may know."""
 
 NAMES = (ELASTIC, *BASELINES)
