@@ -313,3 +313,26 @@ def test_a_job_larger_than_its_ceiling_says_so_and_starts_when_that_is_raised() 
     cluster.cancel("later")
     cluster.settle()
     assert cluster.stage("larger") == "placed"
+
+
+@pytest.mark.parametrize("queue", [{}, *QUEUES], ids=["open", "ceiling", "stopped"])
+def test_one_that_has_begun_and_waits_for_its_node_keeps_none_behind_it_waiting(queue: dict[str, Any]) -> None:
+    cluster = elastic()
+    cluster.node("large", 64_000)
+    cluster.node("small", 4000)
+    alike = spec(9000, tenant="a", attempts=5)
+    run(cluster, "began", alike)
+    if queue:
+        changed = e.QueueChanged(id="queue", at_ns=cluster.now, tenant="a", actor="olga", **queue)
+        cluster.append("gateway", "g1", changed)
+    cluster.node("large", 4000, incarnation=2)
+    cluster.settle()
+    for number in range(2):
+        cluster.submit(alike, f"alike{number}")
+    cluster.advance(10)
+    cluster.advance(AFTER - 11)
+    assert cluster.job("began").not_before_ns < cluster.now, "it stands in front of them"
+    assert [cluster.stage(name) for name in ("began", "alike0", "alike1")] == ["pending"] * 3
+    assert [event.job for event in of(cluster.advance(1), e.JobRejected)] == ["alike0", "alike1"]
+    cluster.advance(HOUR)
+    assert cluster.stage("began") == "pending"

@@ -162,18 +162,24 @@ class _Pass:
     def _stop(self, line: Line) -> None:
         """Let the jobs of a stopped queue wait, with nothing kept for them; reject those that no node could hold."""
         self._waiting.of_line(line, e.Reason(code="QueueStopped", detail=f"the queue of {line.key.tenant}"))
-        reserved = line.key.alone and self._trial.withdraw(self._draft.state.jobs[line.key.alone])
-        first = self._first_not_rejected(line)
-        if reserved and first is not None:
-            self._keeping.release(first, "QueueStopped")
+        alone = self._draft.state.jobs[line.key.alone] if line.key.alone else None
+        reserved = alone is not None and bool(self._trial.withdraw(alone))
+        if not self._reject_stopped(line) and alone is not None and reserved:
+            self._keeping.release(alone, "QueueStopped")
 
-    def _first_not_rejected(self, line: Line) -> Job | None:
-        draft = self._draft
+    def _reject_stopped(self, line: Line) -> bool:
+        """Reject the jobs of a stopped queue that no node could hold, as they stand in line; say whether any was."""
+        draft, rejected = self._draft, False
+        if admission.may_hold(line.fit):
+            return False
         for waiter in line.waiters:
             job = draft.state.jobs[waiter.job]
-            if job.id not in draft.leaving and (draft.full or not admission.reject(draft, job, line.fit)):
-                return job
-        return None
+            if job.attempt > 0 or job.id in draft.leaving:
+                continue
+            if draft.full or not admission.reject(draft, job, line.fit):
+                break
+            rejected = True
+        return rejected
 
     def _ask(self, job: Job, turn: Turn) -> bool:
         """Place the job or let it wait; say whether the next one of its line is asked too."""
@@ -248,7 +254,7 @@ class _Pass:
             self._keeping.release(job, "NoNode")
             reason = e.Reason(code="NoNode", detail="the nodes that are open could not hold it, were they empty")
             self._waiting.of_line(line, reason)
-            return False
+            return self._lets_others_be_rejected(job, line)
         return not self._keeping.rests(job, line, reserved, barred) and self._find_room(job, turn, reserved, barred)
 
     def _find_room(self, job: Job, turn: Turn, reserved: fit.Rows, barred: frozenset[int]) -> bool:
@@ -296,4 +302,9 @@ class _Pass:
             return True
         self._waiting.of_line(line, reached)
         self._keeping.release(job, "QuotaReached")
-        return False
+        return self._lets_others_be_rejected(job, line)
+
+    @staticmethod
+    def _lets_others_be_rejected(job: Job, line: Line) -> bool:
+        """Say whether no node could hold any of the line, and this one waits all the same: it has begun before."""
+        return job.attempt > 0 and not admission.may_hold(line.fit)
