@@ -82,6 +82,10 @@ def compare(scale: Scale, count: int, seed: int) -> dict[str, object]:
     """Return the line of one scaling."""
     jobs = agents.scaled(agents.draw(count, seed), *scale)
     static, elastic = numbers(run_of(jobs, elastic=False)), numbers(run_of(jobs, elastic=True))
+    if not static["jobs_at_once"] or not elastic["jobs_at_once"]:
+        raise SystemExit(
+            f"{count} jobs all work at once all the time, so nothing is compared; accepted are more of them"
+        )
     slower = list(slowdowns(jobs))
     sets = agents.sets_that_fit(jobs)
     return {
@@ -102,17 +106,24 @@ def compare(scale: Scale, count: int, seed: int) -> dict[str, object]:
     }
 
 
-def main() -> None:
+def positive(text: str) -> int:
+    """Return how many jobs are asked for. Raises ArgumentTypeError."""
+    if not (text.isascii() and text.isdigit()) or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is refused; accepted is a whole number from 1 on")
+    return int(text)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     """Compare and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scale", action="append", metavar="SAMPLING,LEARNING", help="thousandths; may be repeated")
-    parser.add_argument("--jobs", type=int, default=agents.JOBS)
+    parser.add_argument("--jobs", type=positive, default=agents.JOBS)
     parser.add_argument("--seed", type=int, default=agents.SEED)
-    arguments = parser.parse_args()
-    scales = [tuple(map(int, each.split(","))) for each in arguments.scale or ()] or list(SCALES)
+    asked = parser.parse_args(arguments)
+    scales = [tuple(map(int, each.split(","))) for each in asked.scale or ()] or list(SCALES)
     for sampling, learning in scales:
         began = time.monotonic()
-        line = compare((sampling, learning), arguments.jobs, arguments.seed)
+        line = compare((sampling, learning), asked.jobs, asked.seed)
         print(json.dumps(line), flush=True)
         print(f"{sampling},{learning}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
 

@@ -112,18 +112,29 @@ POLICIES = (
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the rows that are asked for."""
     asked = _parsed(arguments)
-    for policy in POLICIES:
-        for trace in policy.traces:
-            others = (asked.policy and policy.name not in asked.policy) or (asked.trace and trace not in asked.trace)
-            if others:
-                continue
-            if asked.list:
-                print(trace, policy.name)
-            elif trace == "openb":
-                for row in _openb_rows(policy, asked.traces, asked.seeds):
-                    print(json.dumps(row), flush=True)
-            else:
-                print(json.dumps(_row(policy, trace, asked)), flush=True)
+    chosen = [
+        (policy, trace)
+        for policy in POLICIES
+        for trace in policy.traces
+        if (not asked.policy or policy.name in asked.policy) and (not asked.trace or trace in asked.trace)
+    ]
+    if not chosen:
+        named = f"{', '.join(asked.policy)} for {', '.join(asked.trace)}"
+        raise SystemExit(f"there is no row of {named}; --list says which rows there are")
+    for policy, trace in chosen:
+        if asked.list:
+            print(trace, policy.name)
+        elif trace == "openb":
+            for row in _openb_rows(policy, asked.traces, asked.seeds):
+                print(json.dumps(row), flush=True)
+        else:
+            print(json.dumps(_row(policy, trace, asked)), flush=True)
+
+
+def _positive(text: str) -> int:
+    if not (text.isascii() and text.isdigit()) or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is refused; accepted is a whole number from 1 on")
+    return int(text)
 
 
 def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -131,10 +142,12 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--traces", type=Path, required=True, help="the folder with the trace files")
     parser.add_argument("--trace", action="append", choices=[*TRACES, "openb"], help="only rows of this trace")
     parser.add_argument("--policy", action="append", choices=[each.name for each in POLICIES], help="only this one")
-    parser.add_argument("--jobs", type=int, help="only so many jobs of muri or philly, the first ones")
+    parser.add_argument("--jobs", type=_positive, help="only so many jobs of muri or philly, the first ones")
     parser.add_argument("--nodes", help="other nodes for muri or philly, as in 64x8")
-    parser.add_argument("--seeds", type=int, default=10, help="how often openb is drawn")
-    parser.add_argument("--pass-interval-ms", type=int, help="how far rounds of passes are apart, if not as by itself")
+    parser.add_argument("--seeds", type=_positive, default=10, help="how often openb is drawn")
+    parser.add_argument(
+        "--pass-interval-ms", type=_positive, help="how far rounds of passes are apart, if not as by itself"
+    )
     parser.add_argument("--list", action="store_true", help="say which rows there are, and run none")
     return parser.parse_args(arguments)
 
@@ -176,32 +189,42 @@ def _together(arrival: Arrival) -> Arrival:
 # ---- how much of the GPUs can be given away ----
 
 
+class Drawn(msgspec.Struct, frozen=True):
+    """What one drawing came to: the part of the GPUs that was given away, and what that took."""
+
+    given_percent: Fraction
+    preemptions: int
+    lost_gpu_ms: int
+    took_s: float
+
+
 def _openb_rows(policy: Policy, folder: Path, seeds: int) -> Iterator[dict[str, Any]]:
     """Yield a row for each seed, then their mean."""
-    found: list[Fraction] = []
-    took_s: list[float] = []
+    found: list[Drawn] = []
     for seed in range(OPENB_FIRST_SEED, OPENB_FIRST_SEED + seeds):
         workload = drawn(folder, seed)
         began = time.process_time()
-        rules = rules_for(policy.choice, workload)
-        run = simulate(workload, rules, COSTS)
-        found.append(Fraction(held_millis(run, workload) * 100, _capacity_millis(workload)))
-        took_s.append(time.process_time() - began)
-        yield _openb_row(policy, f"openb, seed {seed}", found[-1:], took_s[-1:])
-    yield _openb_row(policy, f"openb, mean of {seeds} seeds", found, took_s)
+        run = simulate(workload, rules_for(policy.choice, workload), COSTS)
+        given = Fraction(held_millis(run, workload) * 100, _capacity_millis(workload))
+        took_s = time.process_time() - began
+        lost_gpu_ms = sum(job.lost_gpu_ms for job in run.jobs)
+        found.append(Drawn(given, sum(job.preemptions for job in run.jobs), lost_gpu_ms, took_s))
+        yield _openb_row(policy, f"openb, seed {seed}", found[-1:])
+    yield _openb_row(policy, f"openb, mean of {seeds} seeds", found)
 
 
-def _openb_row(policy: Policy, trace: str, found: list[Fraction], took_s: list[float]) -> dict[str, Any]:
+def _openb_row(policy: Policy, trace: str, found: list[Drawn]) -> dict[str, Any]:
     nothing = dict.fromkeys(("avg_jct_s", "p99_jct_s", "makespan_s", "gpu_utilization"))
+    count = len(found)
     return {
         "trace": trace,
         "policy": policy.name,
         "knows_durations": False,
         **nothing,
-        "gpu_allocation_pct": round(float(sum(found) / len(found)), 2),
-        "preemptions": 0,
-        "lost_gpu_s": 0.0,
-        "cpu_s": round(sum(took_s)),
+        "gpu_allocation_pct": round(float(sum(each.given_percent for each in found) / count), 2),
+        "preemptions": round(sum(each.preemptions for each in found) / count, 2),
+        "lost_gpu_s": round(sum(each.lost_gpu_ms for each in found) / count / 1000, 3),
+        "cpu_s": round(sum(each.took_s for each in found)),
         "parameters": policy.choice.parameters,
     }
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
+from tidegate_scheduler.simulator.engine import simulate
+from tidegate_scheduler.simulator.run import Run
 
-from benchmarks import policies
+from benchmarks import elastic, policies
 
 ROW = [
     "trace",
@@ -74,6 +77,50 @@ def test_a_seed_draws_the_same_pods_again(traces: Path) -> None:
     one, same, other = (policies.drawn(traces, seed) for seed in (1, 1, 2))
     assert one == same
     assert [each.spec.name for each in one.arrivals] != [each.spec.name for each in other.arrivals]
+
+
+def test_openb_rows_count_what_was_preempted_and_lost(
+    traces: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the known policies none has anybody leave here: under one that does, rows say so."""
+
+    def preempting(*arguments: object, **more: object) -> Run:
+        run = simulate(*arguments, **more)  # type: ignore[arg-type]
+        first = msgspec.structs.replace(run.jobs[0], preemptions=3, lost_gpu_ms=4500)
+        return msgspec.structs.replace(run, jobs=(first, *run.jobs[1:]))
+
+    monkeypatch.setattr(policies, "simulate", preempting)
+    found = rows(capsys, "--traces", str(traces), "--trace", "openb", "--policy", "best_fit", "--seeds", "2")
+    assert [(row["preemptions"], row["lost_gpu_s"]) for row in found] == [(3, 4.5)] * 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--seeds", "0"), "'0' is refused; accepted is a whole number from 1 on"),
+        (("--jobs", "-5"), "'-5' is refused"),
+        (
+            ("--trace", "openb", "--policy", "srtf"),
+            "there is no row of srtf for openb; --list says which rows there are",
+        ),
+    ],
+)
+def test_what_has_no_rows_is_refused(
+    arguments: tuple[str, ...], told: str, traces: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as found:
+        policies.main(["--traces", str(traces), *arguments])
+    assert found.value.code != 0
+    assert told in f"{found.value.code} {capsys.readouterr().err}"
+
+
+@pytest.mark.parametrize(("jobs", "told"), [("14", "14 jobs all work at once"), ("0", "'0' is refused")])
+def test_elastic_quotas_are_not_compared_where_nobody_waits(
+    jobs: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as found:
+        elastic.main(["--jobs", jobs, "--scale", "100,100"])
+    assert told in f"{found.value.code} {capsys.readouterr().err}"
 
 
 def test_every_row_is_listed(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,8 +23,8 @@ MODEL = "gpu"
 IMAGES = {"host": "host"}
 LIST_COLUMNS = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
 
-_PART = re.compile(r"(\d{1,6})x(?:(\d{1,3})|\(([^()]*)\))\Z")
-_MEMORY = re.compile(r"(\d{1,9})([MG])\Z")
+_PART = re.compile(r"(\d{1,6})x(?:(\d{1,3})|\(([^()]*)\))\Z", re.ASCII)
+_MEMORY = re.compile(r"(\d{1,9})([MG])\Z", re.ASCII)
 ACCEPTED = "COUNTxGPUS as in 8x8, COUNTx(cpu=32,gpus=4,memory=128G,model=A100), several joined by +, or a node list CSV"
 
 
