@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from tidegate_events import events as e
 
 from tidegate_scheduler.draft import Draft
-from tidegate_scheduler.policy.elastic.fit import Rows
+from tidegate_scheduler.policy.elastic.fit import Rows, holds_rows
 from tidegate_scheduler.policy.elastic.queue import Line
 from tidegate_scheduler.policy.elastic.reasons import Waiting, shortage
 from tidegate_scheduler.policy.elastic.reserve import SLIP_NS, Reservation, first_on, reserve, slips
@@ -40,6 +41,7 @@ class Keeping:
     def once_left(self, job: Job, line: Line, reserved: Rows, barred: frozenset[int]) -> Reservation | None:
         """Return where the job fits once the leaving have left, None where it does not or has no use for that.
 
+        Where it finds nothing beside all that is kept, those whom it outranks lose theirs, as few as will do.
         Room that is kept from a time that was told moves only to where it comes free sooner: so no two jobs swap
         theirs for ever, since with each change somebody's start comes closer.
         """
@@ -55,7 +57,16 @@ class Keeping:
                     return Reservation(same, found.start_by_ns)
             return found if 0 < found.start_by_ns < told_ns else None
 
-        return self._seek.later(job, line, reserved, barred, found_on)
+        later = partial(self._seek.later, job, line, reserved, barred, found_on)
+        if (found := later()) is not None or not self._trial.left:
+            return found
+        promises, left = self._trial.promises, self._trial.left
+        others = [other for other in self._yielding.outranked(job) if not left.isdisjoint(promises[other.id])]
+        if not others:
+            return None
+        return self._yielding.instead(
+            others, job, later, lambda found: holds_rows(line.fit, self._table.later, found.rows)
+        )
 
     def stay(self, job: Job, line: Line, reserved: Rows, barred: frozenset[int]) -> None:
         """Keep the room that is kept; if it comes free later than was told, keep other room, or say when it does."""

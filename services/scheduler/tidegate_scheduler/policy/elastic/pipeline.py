@@ -84,7 +84,7 @@ class _Pass:
         self._waiting = draft.waiting = Waiting(trial.index, draft.now_ns)
         self._placements: list[Placement] = []
         self._yielding = Yielding(draft, trial)
-        self._shrinking = Shrinking(draft, trial)
+        self._shrinking = Shrinking(draft, trial, self._yielding)
         self._seek = Seek(draft, trial, self._yielding)
         self.slicing = Slicing(trial.index, draft.now_ns, draft.parameters, draft.leaving)
         self._plans = Plans(draft, trial, (self.victims, self.slicing), self._yielding, self._barred)

@@ -36,9 +36,10 @@ class Seek:
         rows = fit.rows_now(line.fit, barred, locality)
         others = self.yielding.to(job, turn) if rows is None else []
         if others and fit.any_roomy(line.fit, [self._trial.promises[other.id] for other in others]):
-            rows = self._without(others, lambda: fit.rows_now(line.fit, barred, locality))
+            rows = self._without(job, others, lambda: fit.rows_now(line.fit, barred, locality))
         if rows is None and reserved and (behind := self.yielding.behind(job, reserved)):
             rows = self._without(
+                job,
                 behind,
                 lambda: fit.rows_in(line.fit, self._table.now, barred, among=set(reserved), locality=locality),
             )
@@ -114,7 +115,7 @@ class Seek:
         self._draft.wake_by(until_ns)
         return level
 
-    def _without(self, others: list[Job], find: Callable[[], fit.Rows | None]) -> fit.Rows | None:
+    def _without(self, job: Job, others: list[Job], find: Callable[[], fit.Rows | None]) -> fit.Rows | None:
         """Return the rows that are found when nothing is promised to the others, to as few of them as will do.
 
         Whom that costs its room asks anew.
@@ -137,6 +138,10 @@ class Seek:
             else:
                 rows = beside
         for other, promised in kept:
-            if other.id not in self._trial.promises and set(promised).isdisjoint(rows):
+            if other.id in self._trial.promises:
+                continue
+            if set(promised).isdisjoint(rows):
                 self._trial.promise(other, promised)
+            else:
+                self.yielding.take(other, job)
         return rows

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import msgspec
 
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.elastic.coming import returns_within_ns
-from tidegate_scheduler.policy.elastic.fit import Rows, rows_in
+from tidegate_scheduler.policy.elastic.fit import Rows, holds_rows, rows_in
 from tidegate_scheduler.policy.elastic.physical import asking_on
 from tidegate_scheduler.policy.elastic.recall import recalled_for, tell
 from tidegate_scheduler.policy.elastic.shapes import Fit
 from tidegate_scheduler.policy.elastic.table import Ints
 from tidegate_scheduler.policy.elastic.terms import extra_devices
 from tidegate_scheduler.policy.elastic.trial import Trial
+from tidegate_scheduler.policy.elastic.yielding import Yielding
 from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.state import Job, Member
 
@@ -37,12 +39,20 @@ class Shrunk(msgspec.Struct, frozen=True):
     back_ns: int
 
 
+class _Found(msgspec.Struct, frozen=True):
+    """Where a job fits when all of these have been handed back."""
+
+    rows: Rows
+    needed: list[_Extra]
+
+
 class Shrinking:
     """The stage in one pass."""
 
-    def __init__(self, draft: Draft, trial: Trial) -> None:
+    def __init__(self, draft: Draft, trial: Trial, yielding: Yielding) -> None:
         self._draft = draft
         self._trial = trial
+        self._yielding = yielding
         self._index = trial.index
         self._known: list[_Extra] | None = None
 
@@ -51,6 +61,23 @@ class Shrinking:
         extras = [each for each in self._extras() if self._gives(each[1], job)]
         if not extras:
             return None
+
+        def fits(found: _Found) -> bool:
+            with self._handed_back(found.needed) as room:
+                return holds_rows(fit, room, found.rows)
+
+        find = partial(self._find, job, fit, barred, extras)
+        found = find() or self._yielding.instead(self._yielding.outranked(job), job, find, fits)
+        if found is None:
+            return None
+        asked = {each.id: each for _, each, _ in found.needed}
+        for other in asked.values():
+            if other.id not in self._trial.recalled and not any(each.hand_back_ns for each in other.members):
+                tell(self._draft, self._trial, other, job.id, beyond=True)
+        return Shrunk(found.rows, max(self._back_ns(other) for other in asked.values()))
+
+    def _find(self, job: Job, fit: Fit, barred: frozenset[int], extras: list[_Extra]) -> _Found | None:
+        """Return where the job fits, and the fewest of the extras that have to be handed back for that."""
         rows = None
         if stays := recalled_for(self._index, job):
             rows = self._fits(fit, extras, barred, set(stays))
@@ -64,11 +91,7 @@ class Shrinking:
             rest = [each for each in needed if each[1].id != name]
             if rest and self._fits(fit, rest, barred, set(rows)):
                 needed = rest
-        asked = {each.id: each for _, each, _ in needed}
-        for other in asked.values():
-            if other.id not in self._trial.recalled and not any(each.hand_back_ns for each in other.members):
-                tell(self._draft, self._trial, other, job.id, beyond=True)
-        return Shrunk(rows, max(self._back_ns(other) for other in asked.values()))
+        return _Found(rows, needed)
 
     def _extras(self) -> list[_Extra]:
         if self._known is None:

@@ -101,24 +101,32 @@ class Yielding:
         return len(self.served)
 
     def outranked(self, job: Job) -> list[Job]:
-        """Return those whose room the job may have others leave for: it is above them, or was guaranteed the room."""
-        level, entitled = self._level(job), self._entitled(job)
-        return [
+        """Return those whose room the job may have that others leave or hand back: it is above them, or was guaranteed
+        the room. Whoever loses it first is in front.
+        """
+        jobs, entitled = self._draft.state.jobs, self._entitled(job)
+        may = [other for name in self._trial.promises if (other := jobs[name]).priority < job.priority or entitled]
+        if not may:
+            return []
+        level = self._level(job)
+        found = [
             other
-            for other in self._trial.promised()
+            for other in may
             if self._lower(other, job, level)
             or (entitled and other.tenant != job.tenant and not other.reserved_start_ns and not self._entitled(other))
         ]
+        return sorted(found, key=_loses)
 
     def unknown_after(self, job: Job) -> list[Job]:
         """Return those below the job, and of its priority those whose turn comes after its own, at no known time."""
         level = self._level(job)
-        return [
+        found = [
             other
             for other in self._trial.promised()
             if self._lower(other, job, level)
             or (other.priority <= job.priority and other.id not in self.asked and not other.reserved_start_ns)
         ]
+        return sorted(found, key=_loses)
 
     def _level(self, job: Job) -> int:
         """Return the class in which the job waits."""
