@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from tidegate_events import events as e
 
 from tidegate_scheduler.counting import DEFRAGMENTATION
@@ -9,6 +11,8 @@ from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.elastic import leave
 from tidegate_scheduler.policy.elastic.barred import Barred
 from tidegate_scheduler.policy.elastic.defragment import Defragmentation, Moves
+from tidegate_scheduler.policy.elastic.departed import without
+from tidegate_scheduler.policy.elastic.fit import holds_rows
 from tidegate_scheduler.policy.elastic.preempt import Plan, plan_preemption
 from tidegate_scheduler.policy.elastic.queue import Line
 from tidegate_scheduler.policy.elastic.rounds import Round
@@ -48,12 +52,14 @@ class Plans:
         self, asks: tuple[Job, Line], victims: Victims, yielding: list[Job], barred: frozenset[int]
     ) -> Plan | None:
         """Return who has to leave if those who are yielding lose what is kept for them where that is in the way."""
-        kept = [(other, self._trial.withdraw(other)) for other in yielding]
-        plan = plan_preemption(self._index, asks[1], asks[0], victims, barred)
-        for other, promised in kept:
-            if plan is None or not set(promised) & set(plan.rows):
-                self._trial.promise(other, promised)
-        return plan
+        job, line = asks
+
+        def fits(plan: Plan) -> bool:
+            with without(self._index, [self._draft.state.jobs[name] for name in plan.victims]) as room:
+                return holds_rows(line.fit, room, plan.rows)
+
+        plan_anew = partial(plan_preemption, self._index, line, job, victims, barred)
+        return self._yielding.instead(yielding, job, plan_anew, fits)
 
     def slice(self, job: Job, line: Line, barred: frozenset[int]) -> Plan | None:
         """Return who has to leave of those of its priority who have more work left, None where that would not do."""
