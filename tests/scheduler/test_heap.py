@@ -65,6 +65,15 @@ def test_and_once_a_day_in_any_where_no_moment_is_idle() -> None:
     assert not heap.idle(FULL_INTERVAL_MAX_SECONDS + 1), "it was looked at a moment ago"
 
 
+def test_what_was_of_use_when_everything_was_looked_at_is_collected_the_next_time() -> None:
+    heap = Heap(0.0)
+    kept = Knot()
+    assert heap.idle(FULL_INTERVAL_SECONDS)
+    del kept
+    assert heap.idle(2 * FULL_INTERVAL_SECONDS)
+    assert Knot.alive == 0
+
+
 def test_what_was_there_at_the_start_is_set_aside() -> None:
     before = gc.get_freeze_count()
     Heap(0.0)

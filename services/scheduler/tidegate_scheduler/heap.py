@@ -56,6 +56,7 @@ class Heap:
         return False
 
     def _settle(self, now_seconds: float) -> None:
+        gc.unfreeze()  # what was of use the last time may be of none by now
         gc.collect()
         gc.freeze()
         self._settled_seconds = now_seconds
