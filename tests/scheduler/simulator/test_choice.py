@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tidegate_events import events as e
 from tidegate_events.resources import Resources
 from tidegate_scheduler import draft
 from tidegate_scheduler.policy.parameters import Parameters
@@ -121,12 +122,16 @@ def test_what_baselines_are_said_to_read_is_what_they_read(monkeypatch: pytest.M
             return super().__getattribute__(name)
 
     monkeypatch.setattr(draft, "as_parameters", lambda values: msgspec.convert(values, Noted))
+    window = e.MaintenancePlanned(
+        id="m", at_ns=0, actor="a", name="m", nodes=("n2",), start_ns=10**12, end_ns=2 * 10**12
+    )
     work = workload(
         [node("n1"), node("n2")],
         *(arrival(f"j{number}", number, spec(gpus=2, attempts=2), 4000) for number in range(6)),
         arrival("fails", 3, spec(gpus=1, attempts=2), Truth((Span("default", 50),), fails_after_seconds=20)),
         arrival("overruns", 4, spec(gpus=1, time_limit_seconds=30), 600),
         arrival("large", 5, spec(gpus=16), 60),
+        facts=(window,),
     )
     costs = Costs(node_failures_per_day_millis=24_000, node_repair_seconds=90)
     for name in choice.BASELINES:
@@ -142,6 +147,20 @@ def test_what_is_neither_a_name_nor_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text("{")
     with pytest.raises(InputError, match="is refused: Input data was truncated"):
         choice.choose(str(tmp_path / "broken.json"))
+
+
+@pytest.mark.parametrize(
+    ("document", "doubled"),
+    [
+        ('{"rules": "fifo", "rules": "elastic"}', "'rules'"),
+        ('{"rules": "elastic", "parameters": {"ageing_seconds": 0, "ageing_seconds": 9}}', "'ageing_seconds'"),
+        ('{"rules": "elastic", "queues": [{"tenant": "a", "weight": 2, "weight": 3}]}', "'weight'"),
+    ],
+)
+def test_a_file_that_says_something_twice_is_refused(tmp_path: Path, document: str, doubled: str) -> None:
+    (tmp_path / "policy.json").write_text(document)
+    with pytest.raises(InputError, match=f"says {doubled} more than once; accepted is each once"):
+        choice.choose(str(tmp_path / "policy.json"))
 
 
 def test_costs_are_stated_in_a_file(tmp_path: Path) -> None:

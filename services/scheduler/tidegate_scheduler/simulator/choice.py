@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -182,10 +183,27 @@ def _changed(queue: QueueChoice) -> QueueChanged:
     )
 
 
+def _doubled(text: bytes) -> list[str]:
+    """Return the keys that stand in an object of this JSON more than once: of two values only one could be read."""
+    found: list[str] = []
+
+    def seen(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        counts = Counter(name for name, _ in pairs)
+        found.extend(repr(name) for name, count in counts.items() if count > 1)
+        return dict(pairs)
+
+    json.loads(text, object_pairs_hook=seen)
+    return found
+
+
 def _read(path: Path, kind: type[T]) -> T:
     fields = ", ".join(kind.__struct_fields__)  # type: ignore[attr-defined]
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        text = path.read_bytes()
+        found = msgspec.json.decode(text, type=kind)
+        if doubled := _doubled(text):
+            raise InputError(f"{path} says {', '.join(doubled)} more than once; accepted is each once")
+        return found
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}; accepted is a JSON object with {fields}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
