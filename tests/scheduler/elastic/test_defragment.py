@@ -12,6 +12,7 @@ from tidegate_scheduler import snapshot
 from tidegate_scheduler.decide import decide
 from tidegate_scheduler.policy.parameters import Parameters
 
+from tests.scheduler.elastic.world import CheckedCluster
 from tests.support.cluster import Cluster, spec
 
 HOUR = 3600
@@ -28,7 +29,7 @@ def run(cluster: Cluster, name: str, job: JobSpec, *, save: bool = True) -> None
 
 def fragmented(pairs: int = 1, parameters: Parameters | None = None, **small: Any) -> Cluster:
     """Pairs of nodes of four GPUs, on each of which one job with one GPU runs: three are free on each."""
-    cluster = Cluster(parameters)
+    cluster = CheckedCluster(parameters)
     for number in range(2 * pairs):
         cluster.node(f"n{number}", 8000, gpus=4)
         run(cluster, f"small{number}", spec(100, **{"gpus": 1, **small}))

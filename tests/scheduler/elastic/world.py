@@ -12,6 +12,7 @@ from tidegate_events import events as e
 from tidegate_events.journal.base import Recorded
 from tidegate_events.resources import Resources
 from tidegate_events.spec import phase_need
+from tidegate_scheduler.counting import DEFRAGMENTATION
 from tidegate_scheduler.decide import Pass, decide
 from tidegate_scheduler.evolve import evolve
 from tidegate_scheduler.moves import stays_until_ns
@@ -25,7 +26,7 @@ from tidegate_scheduler.policy.elastic.queue import NONE, Share, aged
 from tidegate_scheduler.policy.elastic.sites import Domain
 from tidegate_scheduler.policy.elastic.table import NodeTable
 from tidegate_scheduler.policy.parameters import Parameters, as_parameters
-from tidegate_scheduler.state import Job, Member, Node, State
+from tidegate_scheduler.state import MOVED_WITHIN_NS, Job, Member, Node, State
 
 from tests.scheduler.elastic.lab import looked_up
 from tests.support.cluster import SECOND, Cluster
@@ -106,9 +107,26 @@ class CheckedCluster(Cluster):
         if event.reasons[0].code == "MoreWorkLeft":
             self._judge_slice(event, victim, winner)
             return
+        if event.reasons[0].code == DEFRAGMENTATION:
+            self._judge_defragmentation(event, victim, winner)
+            return
         queue = self.state.queues.get(winner.tenant)
         reclaims = winner.tenant != victim.tenant and queue is not None and queue.guaranteed is not None
         assert victim.priority < winner.priority or reclaims, f"by what right: {event}"
+
+    def _judge_defragmentation(self, event: e.PreemptRequested, victim: Job, winner: Job) -> None:
+        """It is of no higher priority, has saved, and there is room for it elsewhere; so many move within an hour."""
+        parameters, header = as_parameters(self.state.header.parameters), self.state.header
+        assert victim.priority <= winner.priority, f"by what right: {event}"
+        assert victim.stage == "running", f"it does not run: {event}"
+        assert victim.newest_checkpoint is not None, f"it has saved nothing: {event}"
+        assert not (victim.held or victim.suspend_requested or victim.requeue_requested), f"it is kept off: {event}"
+        recent = [at_ns for at_ns in header.moved_ns if at_ns > event.at_ns - MOVED_WITHIN_NS]
+        assert len(recent) < parameters.defragmentations_per_hour, f"beyond the budget of moves: {event}"
+        need, members = _amounts(self.state.floors[victim.id]), self.state.specs[victim.id].gang_size
+        free = [self.nobody_holds(name) for name, node in self.state.nodes.items() if _open(node)]
+        holds = [min(have // one for have, one in zip(each, need, strict=True) if one) for each in free]
+        assert sum(max(0, each) for each in holds) >= members, f"nowhere would it resume: {event}"
 
     def _judge_slice(self, event: e.PreemptRequested, victim: Job, winner: Job) -> None:
         """It has so much more work left, of the class that it was placed in; its tenant keeps what is its own."""
