@@ -117,6 +117,23 @@ def test_rules_that_change_what_jobs_have_to_more_than_there_is_are_refused() ->
         simulate(work, Rules(name="careless", fill=careless), Costs())
 
 
+def test_rules_that_place_an_intensive_gang_apart_are_refused() -> None:
+    def careless(draft: Draft) -> None:
+        for job in draft.state.jobs.values():
+            quotas = fixed(draft.state.specs[job.id])
+            if job.waiting:
+                places = tuple(
+                    e.MemberPlacement(rank=rank, node=f"n{rank}", incarnation=1, quotas=quotas, gpu_indices=(0,))
+                    for rank in range(2)
+                )
+                draft.add(e.JobPlaced, job, attempt=job.attempt + 1, members=places)
+
+    gang = msgspec.structs.replace(spec(gpus=1, gang=2), communication="intensive")
+    nodes = [node("n0", switch="s0", rack="r"), node("n1", switch="s1", rack="r")]
+    with pytest.raises(SimulationError, match=r"placed a, whose members .* in more than one switch: s0 in r, s1 in r"):
+        simulate(workload(nodes, arrival("a", 0, gang, 10)), Rules(name="careless", fill=careless), Costs())
+
+
 def test_rules_that_let_jobs_work_on_what_they_do_not_have_are_refused() -> None:
     def careless(draft: Draft) -> None:
         settle(draft)

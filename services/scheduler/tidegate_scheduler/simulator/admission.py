@@ -7,7 +7,8 @@ from tidegate_events.resources import Resources
 from tidegate_scheduler.leasing import share_millis
 from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS
 from tidegate_scheduler.policy.sharing import quota_millis
-from tidegate_scheduler.state import Member, Node, State
+from tidegate_scheduler.simulator.baselines.domains import bound_of, place_of
+from tidegate_scheduler.state import Job, Member, Node, State
 
 
 def device_millis(floor: Resources, member: Member) -> int:
@@ -29,6 +30,13 @@ def overfull(state: State, node: Node) -> str:
     if memory_mib > node.capacity.memory_mib:
         return f"{memory_mib} of {node.capacity.memory_mib} MiB"
     return overdrawn(state, node)
+
+
+def apart(state: State, job: Job) -> str:
+    """Say how far the members of a gang are from each other that has to be close together; empty where they may be."""
+    levels, *_ = bound_of(state.specs[job.id], job)
+    where = {place_of(state.nodes[member.node], levels[-1]) for member in job.members}
+    return f"in more than one {levels[-1]}: {', '.join(sorted(where))}" if len(where) > 1 else ""
 
 
 def overdrawn(state: State, node: Node) -> str:

@@ -38,6 +38,7 @@ SETTLING = (
     "retry_backoff_seconds_max",
     "infrastructure_failures_max",
     "inadmissible_after_seconds",
+    "maintenance_lead_seconds",
     "decisions_per_pass_max",
 )
 """The parameters that all rules read: what was seen of jobs is settled by them, whoever places jobs."""

@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from tidegate_events.events import Reason
-from tidegate_events.resources import Resources
-from tidegate_events.spec import JobSpec
 
+from tidegate_scheduler.simulator.baselines.domains import Wanted, bound_of, most_together
 from tidegate_scheduler.simulator.baselines.room import Room
 from tidegate_scheduler.state import State
 
 NEVER, QUEUED = "Inadmissible", "Queued"
-
-
-def could_hold(rooms: Iterable[Room], spec: JobSpec, need: Resources) -> bool:
-    """Say whether these rooms hold all members of a job."""
-    missing = spec.gang_size
-    for room in rooms:
-        missing -= room.members(need, spec.gpu_models) if room.fits(need, spec.gpu_models) else 0
-        if missing <= 0:
-            return True
-    return False
 
 
 def why_never(state: State, job: str) -> Reason:
@@ -29,7 +16,8 @@ def why_never(state: State, job: str) -> Reason:
     spec, need = state.specs[job], state.floors[job]
     if state.jobs[job].held:
         return Reason(code="Held", detail="an operator holds it")
-    rooms = [room for room in map(Room, state.nodes.values()) if room.offers(spec)]
+    wanted = Wanted(spec, need, bound_of(spec, state.jobs[job]))
+    rooms = [room for room in map(Room, state.nodes.values()) if wanted.offered_by(room)]
     if not rooms:
         return Reason(
             code=NEVER, detail=f"no node has the image {spec.image}, or fetches it, and isolates by {spec.isolation}"
@@ -51,4 +39,7 @@ def why_never(state: State, job: str) -> Reason:
     held = sum(room.members(need, spec.gpu_models) for room in able)
     if held < spec.gang_size:
         return Reason(code=NEVER, detail=f"all nodes together could hold {held} of its {spec.gang_size} members")
+    if (most := most_together(wanted, able)) < spec.gang_size:
+        numbers = {"members_needed": spec.gang_size, "members_most_together": most}
+        return Reason(code=NEVER, detail="its members have to be closer together than nodes are", numbers=numbers)
     return Reason(code=QUEUED, detail="the rules had not placed it when nothing more could happen")

@@ -7,7 +7,7 @@ from typing import Any
 
 from tidegate_events import events as e
 
-from tidegate_scheduler.simulator.admission import overdrawn, overfull
+from tidegate_scheduler.simulator.admission import apart, overdrawn, overfull
 from tidegate_scheduler.simulator.attempt import Attempt
 from tidegate_scheduler.simulator.errors import SimulationError
 from tidegate_scheduler.simulator.sandbox import Ground, Sandbox
@@ -81,6 +81,8 @@ class World:
         for name in sorted({member.node for member in job.members}):
             if problem := overfull(self._state, self._state.nodes[name]):
                 raise SimulationError(f"the rules placed {job.id} on {name}, of which they gave away {problem}")
+        if self._state.elastic and (problem := apart(self._state, job)):  # policy 1 keeps no gang together
+            raise SimulationError(f"the rules placed {job.id}, whose members have to be close together, {problem}")
 
     def _attempt(self, job: Job, *, resumed: bool) -> Attempt:
         attempt = Attempt(self._ground, job.id, self._state.specs[job.id], self._works[job.id], job.attempt)

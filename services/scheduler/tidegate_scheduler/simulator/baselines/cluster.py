@@ -11,8 +11,10 @@ from tidegate_events.resources import Resources
 from tidegate_events.spec import JobSpec
 
 from tidegate_scheduler.draft import Draft
+from tidegate_scheduler.policy.elastic.queue import NONE, Amounts, amounts, plus
 from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.policy.settle import settle_job, settle_node
+from tidegate_scheduler.simulator.baselines.domains import Bound, Wanted, bound_of
 from tidegate_scheduler.simulator.baselines.room import Room
 from tidegate_scheduler.state import LEAVING_STAGES, Job, Node, State
 
@@ -20,7 +22,7 @@ Rank = Callable[[State, Job, int], tuple[int, ...]]
 """Where a job stands at a time: smaller is asked first. It does not change while the job waits."""
 
 
-Alike = tuple[Resources, int, tuple[str, ...], str, str]
+Alike = tuple[Resources, int, tuple[str, ...], str, str, Bound]
 """What of a job decides where it fits."""
 
 Standing = tuple[tuple[int, ...], int, str]
@@ -52,6 +54,16 @@ class Cluster:
         self.open: list[str] = []
         self.running: dict[str, tuple[Seat, ...]] = {}
         """Who holds room, and is not leaving."""
+
+        self.told_to_leave: dict[str, None] = {}
+        """Who of them was suspended or requeued by an operator."""
+
+        self.drained: dict[str, None] = {}
+        self.rejoined: dict[str, None] = {}
+        """Nodes that may have less than what is held there, as they are not what they were."""
+
+        self._used: dict[str, Amounts] = {}
+        self._tenants: dict[str, str] = {}
 
         self.lines: dict[Alike, SortedList[Standing]] = {}
         """Who waits, each in the line of those that are alike to every node."""
@@ -118,6 +130,42 @@ class Cluster:
             else:
                 heapreplace(heads, (following, number, kind, later))
 
+    def wanted(self, job: Job) -> Wanted:
+        """Return what a job wants of nodes."""
+        return Wanted(self.state.specs[job.id], self.state.floors[job.id], bound_of(self.state.specs[job.id], job))
+
+    def used(self, tenant: str) -> Amounts:
+        """Return what the jobs of a tenant hold."""
+        return self._used.get(tenant, NONE)
+
+    def stays_on(self, node: str) -> list[Job]:
+        """Return who holds room on a node and is not leaving."""
+        return [self.state.jobs[name] for name in self._on_node.get(node, ()) if name in self.running]
+
+    def is_crowded(self, node: str) -> bool:
+        """Say whether those who stay on a node hold more than it has."""
+        there = {gpu.index for gpu in self.state.nodes[node].gpus}
+        cpu_millis = memory_mib = 0
+        for name in self._on_node.get(node, ()):
+            need, seats, leaving = self._held[name]
+            for seat in seats if not leaving else ():
+                if seat.node == node:
+                    cpu_millis += need.cpu_millis
+                    memory_mib += need.memory_mib
+                    if not there.issuperset(seat.gpu_indices):
+                        return True
+        capacity = self.state.nodes[node].capacity
+        return cpu_millis > capacity.cpu_millis or memory_mib > capacity.memory_mib
+
+    def leaves(self, name: str) -> None:
+        """Take it that a job which runs was asked to leave in this pass."""
+        need, seats, _ = self._held[name]
+        self._occupy(need, seats, leaving=False, sign=-1)
+        self._occupy(need, seats, leaving=True, sign=1)
+        self._held[name] = (need, seats, True)
+        self.running.pop(name, None)
+        self.told_to_leave.pop(name, None)
+
     # ---- nodes ----
 
     def _put_node(self, name: str) -> None:
@@ -129,6 +177,8 @@ class Cluster:
             self.empty.pop(name, None)
         else:
             self.empty[name] = Room(node)
+        _mark(self.drained, name, bool(node and node.drain_deadline_ns))
+        _mark(self.rejoined, name, node is not None and node.status == "up")
         if node is None or not _is_open(node):
             self.now.pop(name, None)
             self.later.pop(name, None)
@@ -138,10 +188,7 @@ class Cluster:
                 need, seats, leaving = self._held[job]
                 self._occupy(need, [seat for seat in seats if seat.node == name], leaving=leaving, sign=1)
         self.open = sorted(self.now)
-        if node is not None and node.status == "unreachable":
-            self._unreachable[name] = None
-        else:
-            self._unreachable.pop(name, None)
+        _mark(self._unreachable, name, node is not None and node.status == "unreachable")
 
     # ---- jobs ----
 
@@ -160,8 +207,11 @@ class Cluster:
         self._held[name] = (need, seats, leaving)
         for seat in seats:
             self._on_node.setdefault(seat.node, {})[name] = None
+        self._tenants[name] = job.tenant
+        self._used[job.tenant] = plus(self.used(job.tenant), amounts(need, len(seats)))
         if job.stage in ("placed", "running"):
             self.running[name] = seats
+            _mark(self.told_to_leave, name, job.suspend_requested or job.requeue_requested)
         self._occupy(need, seats, leaving=leaving, sign=1)
 
     def _leave(self, name: str) -> None:
@@ -174,7 +224,10 @@ class Cluster:
         held = self._held.pop(name, None)
         if held is not None:
             need, seats, leaving = held
+            tenant = self._tenants.pop(name)
+            self._used[tenant] = plus(self.used(tenant), amounts(need, len(seats)), -1)
             self.running.pop(name, None)
+            self.told_to_leave.pop(name, None)
             for seat in seats:
                 self._on_node[seat.node].pop(name, None)
             self._occupy(need, seats, leaving=leaving, sign=-1)
@@ -213,7 +266,8 @@ class Cluster:
 def alike(state: State, job: str) -> Alike:
     """Return what of the job decides where it fits."""
     spec = state.specs[job]
-    return (state.floors[job], spec.gang_size, spec.gpu_models, spec.image, spec.isolation)
+    bound = bound_of(spec, state.jobs[job])
+    return (state.floors[job], spec.gang_size, spec.gpu_models, spec.image, spec.isolation, bound)
 
 
 def gpus_of(need: Resources, spec: JobSpec) -> int:
@@ -227,14 +281,11 @@ def ran_seconds(job: Job, now_ns: int) -> int:
     return (job.ran_ns + running_ns) // SECOND_NS
 
 
-def rests(job: Job, draft: Draft) -> bool:
-    """Say whether a waiting job may not be placed yet, and ask to be woken when it may."""
-    if job.id in draft.leaving:
-        return True
-    if job.not_before_ns > draft.now_ns:
-        draft.wake_by(job.not_before_ns)
-        return True
-    return False
+def _mark(names: dict[str, None], name: str, is_so: bool) -> None:
+    if is_so:
+        names[name] = None
+    else:
+        names.pop(name, None)
 
 
 def _is_open(node: Node) -> bool:

@@ -15,9 +15,10 @@ import msgspec
 
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.parameters import SECOND_NS
-from tidegate_scheduler.simulator.baselines.cluster import Alike, Cluster, Seat, ran_seconds, rests
+from tidegate_scheduler.simulator.baselines.barring import rests, wanted_by
+from tidegate_scheduler.simulator.baselines.cluster import Alike, Cluster, Seat, ran_seconds
+from tidegate_scheduler.simulator.baselines.domains import Wanted, groups, most_together
 from tidegate_scheduler.simulator.baselines.obeying import cluster_of
-from tidegate_scheduler.simulator.baselines.room import Room
 from tidegate_scheduler.simulator.baselines.seating import Rooms, place
 from tidegate_scheduler.simulator.rules import Rules
 from tidegate_scheduler.simulator.workload import Workload
@@ -57,46 +58,55 @@ def _place_all(draft: Draft, cluster: Cluster, rooms: Rooms) -> None:
         job = state.jobs[name]
         if draft.full:
             return
-        if rests(job, draft):
+        if rests(draft, cluster, job):
             continue
         meanwhile = kept is None or _ends_by(draft, job, kept.start_ns)
         if kind in failed[meanwhile]:
             continue
-        seats = _seats(state, job, rooms, None if meanwhile else kept)
+        wanted = wanted_by(draft, cluster, job)
+        seats = _seats(wanted, rooms, None if meanwhile else kept)
         if seats is not None:
             place(draft, job, seats)
             placed[name] = seats
             continue
-        failed[meanwhile].add(kind)
-        if not meanwhile and not _fits(state, job, rooms):
-            failed[True].add(kind)  # it fits nowhere now, however soon it would end
+        if not wanted.barred:  # another one of the kind may have more nodes
+            failed[meanwhile].add(kind)
+            if not meanwhile and not _fits(wanted, rooms):
+                failed[True].add(kind)  # it fits nowhere now, however soon it would end
         if kept is None:
-            kept = _reserve(draft, cluster, placed, job)
+            kept = _reserve(draft, cluster, placed, wanted)
             if kept.start_ns is None:
                 failed[False] = failed[True]  # nobody is known to end before the first begins
 
 
-def _seats(state: State, job: Job, rooms: Rooms, kept: Reservation | None) -> tuple[Seat, ...] | None:
+def _seats(wanted: Wanted, rooms: Rooms, kept: Reservation | None) -> tuple[Seat, ...] | None:
     """Return where the job goes now, beside what is kept for the first."""
-    spec, need = state.specs[job.id], state.floors[job.id]
     if kept is None:
-        return rooms.seat(spec, need)
-    marks, seats = (rooms.mark, kept.beside.mark), list[Seat]()
-    for _ in range(spec.gang_size):
-        able = [name for name in rooms.names if kept.beside.rooms[name].fits(need, spec.gpu_models)]
-        seat = rooms.seat_one(spec, need, among=able)
+        return rooms.seat(wanted)
+    for names in groups(wanted, rooms.rooms, rooms.names):
+        seats = _seats_beside(wanted, rooms, kept.beside, names)
+        if seats is not None:
+            return seats
+    return None
+
+
+def _seats_beside(wanted: Wanted, rooms: Rooms, beside: Rooms, names: list[str]) -> tuple[Seat, ...] | None:
+    need, models = wanted.need, wanted.spec.gpu_models
+    marks, seats = (rooms.mark, beside.mark), list[Seat]()
+    for _ in range(wanted.spec.gang_size):
+        seat = rooms.seat_one(wanted, [name for name in names if beside.rooms[name].fits(need, models)])
         if seat is None:
             rooms.undo(marks[0])
-            kept.beside.undo(marks[1])
+            beside.undo(marks[1])
             return None
         seats.append(seat)
-        kept.beside.occupy(need, Seat(seat.node, kept.beside.rooms[seat.node].take(need, spec.gpu_models)))
+        beside.occupy(need, Seat(seat.node, beside.rooms[seat.node].take(need, models)))
     return tuple(seats)
 
 
-def _fits(state: State, job: Job, rooms: Rooms) -> bool:
+def _fits(wanted: Wanted, rooms: Rooms) -> bool:
     mark = rooms.mark
-    seats = rooms.seat(state.specs[job.id], state.floors[job.id])
+    seats = rooms.seat(wanted)
     rooms.undo(mark)
     return seats is not None
 
@@ -116,11 +126,13 @@ def _end_ns(draft: Draft, job: Job) -> int | None:
     return draft.now_ns + max(0, expected - ran_seconds(job, draft.now_ns)) * SECOND_NS
 
 
-def _reserve(draft: Draft, cluster: Cluster, placed: dict[str, tuple[Seat, ...]], job: Job) -> Reservation:
+def _reserve(draft: Draft, cluster: Cluster, placed: dict[str, tuple[Seat, ...]], wanted: Wanted) -> Reservation:
     """Return the reservation for a job that does not fit now."""
-    spec, need = draft.state.specs[job.id], draft.state.floors[job.id]
+    spec, need = wanted.spec, wanted.need
     later = Rooms({name: room.copy() for name, room in cluster.now.items()}, cluster.open)
-    members = {name: room.members(need, spec.gpu_models) for name, room in later.rooms.items() if room.offers(spec)}
+    members = {
+        name: room.members(need, spec.gpu_models) for name, room in later.rooms.items() if wanted.offered_by(room)
+    }
     fitting = sum(members.values())
     for start_ns, seats in _ends(draft, cluster, placed):
         for name, seat in seats:
@@ -128,9 +140,9 @@ def _reserve(draft: Draft, cluster: Cluster, placed: dict[str, tuple[Seat, ...]]
             if seat.node in members:
                 more = later.rooms[seat.node].members(need, spec.gpu_models)
                 fitting, members[seat.node] = fitting + more - members[seat.node], more
-        if fitting >= spec.gang_size and later.seat(spec, need) is not None:
+        if fitting >= spec.gang_size and later.seat(wanted) is not None:
             return Reservation(start_ns, later)
-    return Reservation(None, _without_the_roomiest(draft, cluster, job))
+    return Reservation(None, _without_the_roomiest(cluster, wanted))
 
 
 def _ends(
@@ -147,14 +159,20 @@ def _ends(
         yield end_ns, [(name, seat) for _, name, seat in group]
 
 
-def _without_the_roomiest(draft: Draft, cluster: Cluster, job: Job) -> Rooms:
+def _without_the_roomiest(cluster: Cluster, wanted: Wanted) -> Rooms:
     """Return what is free now without the nodes on which least has to come free for the job."""
-    spec, need = draft.state.specs[job.id], draft.state.floors[job.id]
-    empty = {name: Room(room.node).members(need, spec.gpu_models) for name, room in cluster.now.items()}
-    able = [name for name in cluster.open if empty[name] and cluster.now[name].offers(spec)]
+    spec, need = wanted.spec, wanted.need
+    empty = {name: cluster.empty[name].members(need, spec.gpu_models) for name in cluster.open}
+    able = [name for name in cluster.open if empty[name] and wanted.offered_by(cluster.now[name])]
+    enough = [
+        names
+        for names in groups(wanted, cluster.now, able)
+        if most_together(wanted, (cluster.empty[name] for name in names)) >= spec.gang_size
+    ]
+    within = max(enough, key=lambda names: sum(cluster.now[name].gpu_millis for name in names), default=able)
     rooms = {name: room.copy() for name, room in cluster.now.items()}
     left = spec.gang_size
-    for name in sorted(able, key=lambda name: (-rooms[name].gpu_millis, -rooms[name].cpu_millis, name)):
+    for name in sorted(within, key=lambda name: (-rooms[name].gpu_millis, -rooms[name].cpu_millis, name)):
         if left > 0:
             rooms[name].close()
             left -= empty[name]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tidegate_scheduler.draft import Draft
-from tidegate_scheduler.simulator.baselines.cluster import Alike, Cluster, Rank, rests
+from tidegate_scheduler.simulator.baselines.barring import rests, wanted_by
+from tidegate_scheduler.simulator.baselines.cluster import Alike, Cluster, Rank
 from tidegate_scheduler.simulator.baselines.obeying import cluster_of
 from tidegate_scheduler.simulator.baselines.seating import Rooms, Tightness, place, tightest
 from tidegate_scheduler.simulator.rules import Fill
@@ -29,13 +30,14 @@ def _fill(draft: Draft, cluster: Cluster, rooms: Rooms, passing: bool, tightness
         job = state.jobs[name]
         if draft.full:
             return
-        if rests(job, draft):
+        if rests(draft, cluster, job):
             continue
-        spec, need = state.specs[name], state.floors[name]
-        seats = rooms.seat(spec, need, tightness)
+        wanted = wanted_by(draft, cluster, job)
+        seats = rooms.seat(wanted, tightness)
         if seats is not None:
             place(draft, job, seats)
             continue
-        failed.add(kind)
+        if not wanted.barred:  # another one of the kind may have more nodes
+            failed.add(kind)
         if not passing:
             return

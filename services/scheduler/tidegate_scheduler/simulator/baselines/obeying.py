@@ -5,6 +5,7 @@ from __future__ import annotations
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.simulator.baselines.cluster import Cluster, Rank
 from tidegate_scheduler.simulator.baselines.refusing import refuse
+from tidegate_scheduler.simulator.baselines.sending_away import send_away
 
 
 def cluster_of(draft: Draft, rank: Rank) -> Cluster:
@@ -13,5 +14,6 @@ def cluster_of(draft: Draft, rank: Rank) -> Cluster:
     if not isinstance(found, Cluster) or found.rank is not rank:
         found = draft.state.derived = Cluster(draft.state, rank)
     found.refresh(draft)
+    send_away(draft, found)
     refuse(draft, found)
     return found

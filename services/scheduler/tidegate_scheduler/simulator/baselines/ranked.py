@@ -10,14 +10,17 @@ from collections.abc import Callable
 from functools import cached_property
 
 import msgspec
+from tidegate_events.events import Reason
 from tidegate_events.resources import Resources
-from tidegate_events.spec import JobSpec
 
 from tidegate_scheduler.draft import Draft
-from tidegate_scheduler.simulator.baselines.cluster import Alike, Cluster, Rank, Seat, Standing, rests
+from tidegate_scheduler.simulator.baselines.barring import rests, wanted_by
+from tidegate_scheduler.simulator.baselines.cluster import Alike, Cluster, Rank, Seat, Standing
+from tidegate_scheduler.simulator.baselines.domains import Wanted, groups
 from tidegate_scheduler.simulator.baselines.obeying import cluster_of
 from tidegate_scheduler.simulator.baselines.room import Room
-from tidegate_scheduler.simulator.baselines.seating import Rooms, ask_to_leave, place
+from tidegate_scheduler.simulator.baselines.seating import Rooms, place
+from tidegate_scheduler.simulator.baselines.sending_away import ask_to_leave
 from tidegate_scheduler.simulator.rules import Fill
 from tidegate_scheduler.state import Job, State
 
@@ -101,29 +104,30 @@ class _Pass:
             job = self._state.jobs[standing[2]]
             if self._draft.full:
                 return
-            if rests(job, self._draft):
+            if rests(self._draft, self._cluster, job):
                 continue
-            spec, need = self._state.specs[job.id], self._state.floors[job.id]
+            wanted = wanted_by(self._draft, self._cluster, job)
             if kind not in self._full:
-                if self._place(job, spec, need):
+                if self._place(job, wanted):
                     continue
-                self._full.add(kind)
+                if not wanted.barred:  # another one of the kind may have more nodes
+                    self._full.add(kind)
             may_ask = self._lowest is not None and standing < self._lowest
-            if not may_ask or not self._make_room(standing, job, spec):
+            if not (may_ask and self._make_room(standing, job, wanted)) and not wanted.barred:
                 self._stuck.add(kind)
 
-    def _place(self, job: Job, spec: JobSpec, need: Resources) -> bool:
+    def _place(self, job: Job, wanted: Wanted) -> bool:
         """Place a job that fits now beside what is kept, or keep room for it that is being left; say whether it has."""
         marks = self._now.mark, self._later.mark
-        seats = self._now.seat(spec, need, self._beside)
-        if seats is not None and all(self._free_later(seat, need) for seat in seats):
+        seats = self._now.seat(wanted, self._beside)
+        if seats is not None and all(self._free_later(seat, wanted.need) for seat in seats):
             for seat in seats:
-                self._later.occupy(need, seat)
+                self._later.occupy(wanted.need, seat)
             place(self._draft, job, seats)
             return True
         self._now.undo(marks[0])
         self._later.undo(marks[1])
-        return self._later.seat(spec, need) is not None
+        return self._later.seat(wanted) is not None
 
     def _beside(self, room: Room, need: Resources) -> tuple[int, ...]:
         """Prefer nodes on which nothing is kept that the job would take, then the tightest."""
@@ -137,45 +141,61 @@ class _Pass:
         enough = room.cpu_millis >= need.cpu_millis and room.memory_mib >= need.memory_mib
         return enough and all(room.devices[index] >= each for index in seat.gpu_indices)
 
-    def _make_room(self, standing: Standing, job: Job, spec: JobSpec) -> bool:
+    def _make_room(self, standing: Standing, job: Job, wanted: Wanted) -> bool:
         """Have those leave who have to, and keep their room for the job; say whether that would do."""
-        need, mark = self._state.floors[job.id], self._later.mark
-        leaving: list[str] = []
-        for _ in range(spec.gang_size):
-            if self._later.seat_one(spec, need) is not None:
+        found: list[tuple[Standing, list[str]]] = []
+        within = list(groups(wanted, self._later.rooms, self._later.names))
+        for names in within if len(within) > 1 else ():
+            mark, leaving = self._later.mark, self._leaving_in(names, standing, wanted)
+            if leaving is not None:
+                best = min((each for each in self._standing if each[2] in leaving), default=standing)
+                found.append((best, names))
+                self._later.undo(mark)
+                self._gone.difference_update(leaving)
+        if len(within) > 1:
+            within = [max(found)[1]] if found else []
+        leaves = self._leaving_in(within[0], standing, wanted) if within else None
+        for name in leaves or ():
+            ask_to_leave(self._draft, self._state.jobs[name], Reason(code="LowerPriority"), job.id)
+        return leaves is not None
+
+    def _leaving_in(self, names: list[str], standing: Standing, wanted: Wanted) -> list[str] | None:
+        """Return who leaves these nodes so that all members fit, which have their room then; None: nothing changes."""
+        mark, leaving = self._later.mark, list[str]()
+        for _ in range(wanted.spec.gang_size):
+            if self._later.seat_one(wanted, names) is not None:
                 continue
-            victims = self._cheapest(standing, spec, need, leaving)
+            victims = self._cheapest(standing, wanted, names)
             if victims is None:
                 self._later.undo(mark)
                 self._gone.difference_update(leaving)
-                return False
+                return None
             for name in victims.jobs:
                 self._let_go(name)
                 leaving.append(name)
-            seated = self._later.seat_one(spec, need)
+            seated = self._later.seat_one(wanted, names)
             assert seated is not None, "those who leave make enough room"
-        for name in leaving:
-            ask_to_leave(self._draft, self._state.jobs[name], job.id)
-        return True
+        return leaving
 
     def _let_go(self, name: str) -> None:
         self._gone.add(name)
         for seat in self._cluster.running[name]:
             self._later.vacate(self._state.floors[name], seat)
 
-    def _cheapest(self, standing: Standing, spec: JobSpec, need: Resources, leaving: list[str]) -> _Victims | None:
+    def _cheapest(self, standing: Standing, wanted: Wanted, names: list[str]) -> _Victims | None:
         """Return who leaves which node so that one member fits: there where the best of them ranks lowest."""
         found: _Victims | None = None
+        within, later = set(names), self._cluster.later
         for node, there in self._on_node.items():
-            if node not in self._cluster.later or not self._cluster.later[node].offers(spec):
+            if node not in within or not wanted.offered_by(later[node]):
                 continue
             below = [each for each in there if each > standing and each[2] not in self._gone]
-            victims = self._enough(node, below, spec, need)
+            victims = self._enough(node, below, wanted)
             if victims is not None and (found is None or (victims.best, victims.node) > (found.best, found.node)):
                 found = victims
         return found
 
-    def _enough(self, node: str, below: list[Standing], spec: JobSpec, need: Resources) -> _Victims | None:
+    def _enough(self, node: str, below: list[Standing], wanted: Wanted) -> _Victims | None:
         """Return as few of those below, the lowest first, as one member needs to leave the node."""
         mark = self._later.mark
         taken: list[Standing] = []
@@ -185,7 +205,7 @@ class _Pass:
             for seat in self._cluster.running[each[2]]:
                 if seat.node == node:
                     self._later.vacate(self._state.floors[each[2]], seat)
-            if room.fits(need, spec.gpu_models):
+            if room.fits(wanted.need, wanted.spec.gpu_models):
                 self._later.undo(mark)
                 return _Victims(taken[-1], node, tuple(name for *_, name in taken))
         self._later.undo(mark)

@@ -9,7 +9,8 @@ from tidegate_events import events as e
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.simulator.baselines.cluster import Cluster, Standing
-from tidegate_scheduler.simulator.never import could_hold, why_never
+from tidegate_scheduler.simulator.baselines.domains import most_together
+from tidegate_scheduler.simulator.never import why_never
 
 
 def refuse(draft: Draft, cluster: Cluster) -> None:
@@ -33,8 +34,9 @@ def refuse(draft: Draft, cluster: Cluster) -> None:
 
 
 def _possible(cluster: Cluster, job: str) -> bool:
-    spec, need = cluster.state.specs[job], cluster.state.floors[job]
-    return could_hold((room for room in cluster.empty.values() if room.offers(spec)), spec, need)
+    wanted = cluster.wanted(cluster.state.jobs[job])
+    offered = (room for room in cluster.empty.values() if wanted.offered_by(room))
+    return most_together(wanted, offered) >= wanted.spec.gang_size
 
 
 def _reject(draft: Draft, line: Iterable[Standing], hopeless_ns: int) -> None:

@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterable
 
 from tidegate_events import events as e
 from tidegate_events.resources import Resources
-from tidegate_events.spec import JobSpec
 
 from tidegate_scheduler.draft import Draft
-from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.simulator.baselines.cluster import Seat
+from tidegate_scheduler.simulator.baselines.domains import Wanted, groups
 from tidegate_scheduler.simulator.baselines.room import Room
 from tidegate_scheduler.simulator.held_for_life import quotas
 from tidegate_scheduler.state import Job
@@ -62,28 +61,34 @@ class Rooms:
         room.occupy(each, indices)
         self._taken.append((room, each, indices))
 
-    def seat(self, spec: JobSpec, need: Resources, tightness: Tightness = tightest) -> tuple[Seat, ...] | None:
+    def seat(self, wanted: Wanted, tightness: Tightness = tightest) -> tuple[Seat, ...] | None:
         """Return seats for all members, which have them then; None where they do not fit, and nothing is taken."""
+        for names in groups(wanted, self.rooms, self.names):
+            seats = self._seat_in(names, wanted, tightness)
+            if seats is not None:
+                return seats
+        return None
+
+    def _seat_in(self, names: list[str], wanted: Wanted, tightness: Tightness) -> tuple[Seat, ...] | None:
         mark, seats = self.mark, list[Seat]()
-        for _ in range(spec.gang_size):
-            seat = self.seat_one(spec, need, tightness)
+        for _ in range(wanted.spec.gang_size):
+            seat = self.seat_one(wanted, names, tightness)
             if seat is None:
                 self.undo(mark)
                 return None
             seats.append(seat)
         return tuple(seats)
 
-    def seat_one(
-        self, spec: JobSpec, need: Resources, tightness: Tightness = tightest, *, among: list[str] | None = None
-    ) -> Seat | None:
-        """Return the best seat for one more member, which has it then; None where there is none."""
+    def seat_one(self, wanted: Wanted, names: list[str], tightness: Tightness = tightest) -> Seat | None:
+        """Return the best seat on these nodes for one more member, which has it then; None where there is none."""
         best: tuple[tuple[int, ...], str] | None = None
+        spec, need = wanted.spec, wanted.need
         rooms, gpus, cpu_millis = self.rooms, need.gpus, need.cpu_millis
-        for name in self.names if among is None else among:
+        for name in names:
             room = rooms[name]
             if room.whole < gpus or room.cpu_millis < cpu_millis:
                 continue  # most are full: that is seen at a glance
-            if room.fits(need, spec.gpu_models) and room.offers(spec):
+            if room.fits(need, spec.gpu_models) and wanted.offered_by(room):
                 score = (tightness(room, need), name)
                 if best is None or score < best:
                     best = score
@@ -109,18 +114,3 @@ def place(draft: Draft, job: Job, seats: Iterable[Seat]) -> None:
     )
     reason = e.Reason(code="Fits")
     draft.add(e.JobPlaced, job, reason, attempt=job.attempt + 1, members=members, resume=job.newest_checkpoint)
-
-
-def ask_to_leave(draft: Draft, job: Job, for_job: str) -> None:
-    """Decide that the job saves and leaves for another one."""
-    grace = draft.state.specs[job.id].preemption.grace_seconds
-    draft.add(
-        e.PreemptRequested,
-        job,
-        e.Reason(code="LowerPriority"),
-        attempt=job.attempt,
-        grace_seconds=grace,
-        deadline_ns=draft.now_ns + grace * SECOND_NS,
-        for_job=for_job,
-    )
-    draft.leaving.add(job.id)
