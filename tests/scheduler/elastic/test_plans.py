@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 from tidegate_events import events as e
 from tidegate_events.resources import Resources
+from tidegate_scheduler.decide import decide
 from tidegate_scheduler.dry_run import DryRun, dry_run
 from tidegate_scheduler.policy.elastic.rounds import PLANS_ON_TRIAL_MAX, round_begins_at
 from tidegate_scheduler.policy.parameters import Parameters
 
-from tests.scheduler.elastic.lab import asked_to_leave, elastic, run
+from tests.scheduler.elastic.lab import asked_to_leave, elastic, of, run
 from tests.support.cluster import SECOND, Cluster, spec
 
 EVERY_SECONDS = (1, 2, 5, 10)
@@ -128,3 +129,28 @@ def test_also_behind_more_than_a_pass_that_is_tried_works_out() -> None:
     cluster.cancel("back")
     cluster.settle()
     assert asked_at_each_of(cluster, 30, 1000) == {("displaces", ("cheap",))}
+
+
+@pytest.mark.parametrize(
+    ("most", "asked"), [(7, [(2, 4), (0, 0)]), (6, [(2, 0), (0, 4)]), (5, [(2, 0), (0, 4)]), (3, [(0, 2), (2, 0)])]
+)
+def test_a_pass_that_is_too_full_for_a_plan_leaves_all_of_it_to_the_next(
+    most: int, asked: list[tuple[int, int]]
+) -> None:
+    """Only a plan that no pass could hold is split. Told are who is placed and who is asked, by pass."""
+    parameters = Parameters(decisions_per_pass_max=most, ageing_seconds=0, preemption_cooldown_seconds=0)
+    cluster = elastic(parameters)
+    for number in range(4):
+        cluster.node(f"n{number}", 1000)
+        run(cluster, f"v{number}", spec(1000))
+    cluster.node("m", 2000)
+    for number in range(2):
+        cluster.submit(spec(1000, priority=6), f"first{number}")
+    cluster.submit(spec(1000, gang=4, priority=5), "gang")
+    seen = []
+    for _ in range(2):
+        decided = list(decide(cluster.state, cluster.now).events)
+        if decided:
+            cluster.append("scheduler", cluster.leader, *decided)
+        seen.append((len(of(decided, e.JobPlaced)), len(asked_to_leave(decided))))
+    assert seen == asked

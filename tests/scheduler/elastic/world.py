@@ -120,7 +120,8 @@ class CheckedCluster(Cluster):
         assert victim.priority <= winner.priority, f"by what right: {event}"
         assert victim.stage == "running", f"it does not run: {event}"
         assert victim.newest_checkpoint is not None, f"it has saved nothing: {event}"
-        assert not (victim.held or victim.suspend_requested or victim.requeue_requested), f"it is kept off: {event}"
+        kept_off = victim.held or victim.suspend_requested or victim.requeue_requested
+        assert not kept_off, f"an operator keeps it off: {event}"
         recent = [at_ns for at_ns in header.moved_ns if at_ns > event.at_ns - MOVED_WITHIN_NS]
         assert len(recent) < parameters.defragmentations_per_hour, f"beyond the budget of moves: {event}"
         need, members = _amounts(self.state.floors[victim.id]), self.state.specs[victim.id].gang_size

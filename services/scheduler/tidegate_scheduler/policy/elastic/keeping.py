@@ -147,6 +147,10 @@ class Keeping:
             self._draft.add(e.RoomReserved, job, reason, nodes=nodes, start_by_ns=start_by_ns)
         elif job.reserved_start_ns:
             self._draft.wake_by(job.reserved_start_ns + SLIP_NS)  # if nobody has left by then, it is told anew
+        self.hold(job, rows)
+
+    def hold(self, job: Job, rows: Rows) -> None:
+        """Promise the rows to the job in this pass, whether that is told or the pass is too full for it."""
         self._waiting.for_room(job, rows)
         self._trial.promise(job, rows)
         self._yielding.served.add(job.id)

@@ -280,15 +280,15 @@ class _Pass:
         if (shrunk := self._shrinking.ask(job, line.fit, barred)) is not None:
             self._keeping.keep(job, line, shrunk.rows, shrunk.back_ns)
             return True
-        plan = self._plans.preemption(job, line, barred)
+        plan, sliced = self._plans.preemption(job, line, barred), False
+        if plan is None:
+            plan, sliced = self._plans.slice(job, line, barred), True
         if plan is not None:
-            self._keeping.keep(job, line, plan.rows, self._keeping.left_by(plan.rows, plan.victims))
-            self._plans.preempt(job, plan)
-            return True
-        plan = self._plans.slice(job, line, barred)
-        if plan is not None:
-            self._keeping.keep(job, line, plan.rows, self._keeping.left_by(plan.rows, plan.victims))
-            self._plans.preempt(job, plan, sliced=True)
+            if self._plans.asks_all(plan, beside=len(self._placements)):
+                self._keeping.keep(job, line, plan.rows, self._keeping.left_by(plan.rows, plan.victims))
+                self._plans.preempt(job, plan, sliced=sliced)
+            else:
+                self._keeping.hold(job, plan.rows)
             return True
         moves = self._plans.moves(job, line, barred)
         if moves is not None:

@@ -84,6 +84,16 @@ class Plans:
             return True
         return self._index.share(job.tenant).guaranteed is not None
 
+    def asks_all(self, plan: Plan, *, beside: int) -> bool:
+        """Say whether this pass may ask all who have to leave, beside so many placements; else the next one does.
+
+        Who was asked first would leave for nothing if the others may stay by then. Only what no pass can hold is split.
+        """
+        decisions = len(plan.victims) + 1
+        if decisions > self._draft.parameters.decisions_per_pass_max:
+            return True
+        return self._draft.has_room_for(beside + decisions)
+
     def preempt(self, job: Job, plan: Plan, *, sliced: bool = False) -> None:
         """Ask those to leave who have to for the job."""
         for name in plan.victims:
