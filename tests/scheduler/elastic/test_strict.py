@@ -10,7 +10,7 @@ from tidegate_events.resources import Resources
 from tidegate_events.spec import Determinism, JobSpec
 from tidegate_scheduler.policy.registry import outlook
 
-from tests.support.cluster import Cluster, spec
+from tests.support.cluster import SECOND, Cluster, spec
 
 
 def join(cluster: Cluster, name: str, model: str) -> None:
@@ -100,7 +100,7 @@ def test_a_strict_gang_goes_to_one_model_and_one_that_none_can_hold_says_so() ->
     cluster.submit(strict(2), "gang")
     cluster.settle()
     assert models_of(cluster, "gang") == {"Xeon"}
-    never = outlook(cluster.state, cluster.now).never(cluster.job("never"))
+    never = outlook(cluster.state, cluster.now + 60 * SECOND).never(cluster.job("never"))  # no node joins any more
     assert never is not None
     assert (never.code, never.detail) == ("GangTopology", "no CPU model has nodes for all members")
     assert never.numbers == {"members_needed": 3, "members_most": 4, "members_most_together": 2}
