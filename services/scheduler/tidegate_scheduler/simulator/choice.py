@@ -74,7 +74,7 @@ def choose(text: str) -> Choice:
     path = Path(text)
     if path.suffix != ".json" and not path.is_file():
         raise InputError(f"there is no policy {text!r}: accepted are {', '.join(NAMES)}, or a JSON file")
-    found = _read(path, Choice)
+    found = read_json(path, Choice)
     if found.rules not in NAMES:
         raise InputError(f"{path}: there are no rules {found.rules!r}; accepted are {', '.join(NAMES)}")
     if unknown := sorted(set(found.parameters) - set(Parameters.__struct_fields__)):
@@ -163,7 +163,7 @@ def _resources_stated(amount: Resources) -> str:
 
 def costs_in(path: Path) -> Costs:
     """Return the costs that a file of JSON states; those it does not name have their defaults. Raises InputError."""
-    return _read(path, Costs)
+    return read_json(path, Costs)
 
 
 def _baseline(name: str, workload: Workload) -> Rules:
@@ -197,7 +197,8 @@ def _doubled(text: bytes) -> list[str]:
     return found
 
 
-def _read(path: Path, kind: type[T]) -> T:
+def read_json(path: Path, kind: type[T]) -> T:
+    """Return what a file of JSON says, each thing once. Raises InputError."""
     fields = ", ".join(kind.__struct_fields__)  # type: ignore[attr-defined]
     try:
         text = path.read_bytes()

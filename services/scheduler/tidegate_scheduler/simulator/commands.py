@@ -18,7 +18,7 @@ from tidegate_scheduler.simulator.errors import InputError, SimulationError
 from tidegate_scheduler.simulator.run import Run
 from tidegate_scheduler.simulator.traces import find, nodespec
 
-TraceOption = Annotated[Path, typer.Option("--trace", metavar="FILE", help="The workload: a CSV file.")]
+TraceOption = Annotated[Path, typer.Option("--trace", metavar="FILE", help="The workload: a CSV file, or JSON.")]
 NodesOption = Annotated[
     str, typer.Option("--nodes", metavar="SPEC", help="8x8, 8x(cpu=32,gpus=4,memory=128G), or a node list CSV.")
 ]
