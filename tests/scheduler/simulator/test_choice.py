@@ -88,8 +88,8 @@ def test_a_stopped_queue_is_stopped_from_the_beginning(tmp_path: Path) -> None:
         ({"rules": "elastic", "queues": [{"tenant": "a", "gpus": 0}]}, "unknown field `gpus`"),
         ({"rules": "elastic", "queues": [{"tenant": "a"}, {"tenant": "a"}]}, "the queue of a is said more than once"),
         (
-            {"rules": "fifo", "queues": [{"tenant": "t"}]},
-            "fifo reads no queues; accepted are queues with the rules elastic",
+            {"rules": "fifo", "queues": [{"tenant": "t", "weight": 2, "ceiling": {"gpus": 1}}]},
+            "fifo reads no weights and guarantees, as the queue of t has; accepted are `ceiling` and `stopped`, or",
         ),
         (
             {"rules": "easy", "parameters": {"slice_steps": 3}},

@@ -6,10 +6,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tidegate_events import events as e
 from tidegate_events.resources import Resources
 from tidegate_events.spec import JobSpec
-from tidegate_scheduler.simulator.choice import BASELINES, Choice, rules_for
+from tidegate_scheduler.simulator.choice import BASELINES, Choice, QueueChoice, rules_for
 from tidegate_scheduler.simulator.costs import Costs
 from tidegate_scheduler.simulator.engine import simulate
 from tidegate_scheduler.simulator.run import Run
@@ -155,3 +157,57 @@ def test_a_strict_gang_is_on_one_cpu_model(name: str) -> None:
     strict = msgspec.structs.replace(gpus(4, gang=2), determinism="strict")
     result = under(name, nodes, arrival("g", 0, strict, 30))
     assert {stay[0] for stay in stays(result, "g")} == {"n1", "n3"}
+
+
+@st.composite
+def any_facts(draw: st.DrawFn, jobs: int) -> tuple[e.AnyEvent, ...]:
+    """Return what operators might do in the first minutes; what they close they open again."""
+    found: list[e.AnyEvent] = []
+    for number in range(draw(st.integers(0, 6))):
+        at, kind = draw(st.integers(0, 300)), draw(st.integers(0, 5))
+        job, where = f"j{draw(st.integers(0, jobs - 1))}", f"n{draw(st.integers(1, 3))}"
+        until = at + draw(st.integers(1, 200))
+        if kind == 0:
+            found += [said(e.SuspendRequested, at, job), said(e.ResumeRequested, until, job)]
+        elif kind == 1:
+            found.append(said(e.RequeueRequested, at, job))
+        elif kind == 2:
+            drain = said(e.NodeDrainRequested, at, node=where, deadline_ns=until * SECOND)
+            found += [drain, said(e.NodeResumeRequested, until, node=where)]
+        elif kind == 3:
+            begin, end = (at + 20) * SECOND, (until + 20) * SECOND
+            found.append(said(e.MaintenancePlanned, at, name=f"m{number}", nodes=(where,), start_ns=begin, end_ns=end))
+        elif kind == 4:
+            found += [said(e.QueueChanged, at, tenant="t", stopped=True), said(e.QueueChanged, until, tenant="t")]
+        else:
+            ceiling = Resources(gpus=draw(st.integers(8, 12)))
+            found.append(said(e.QueueChanged, at, tenant="t", ceiling=ceiling))
+    return tuple(found)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_whatever_operators_do_everybody_ends_and_nothing_runs_in_a_maintenance(name: str, data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, 8))
+    arrivals = []
+    for number in range(count):
+        size = gpus(data.draw(st.integers(1, 2)), gang=data.draw(st.integers(1, 3)))
+        size = msgspec.structs.replace(size, communication=data.draw(st.sampled_from(["loose", "intensive"])))
+        arrivals.append(arrival(f"j{number}", data.draw(st.integers(0, 200)), size, data.draw(st.integers(1, 200))))
+    nodes = [node(f"n{number}", switch="s1" if number < 3 else "s2", rack="r") for number in (1, 2, 3)]
+    facts = data.draw(any_facts(count))
+    result = under(name, nodes, *arrivals, facts=facts)
+    assert {job.outcome for job in result.jobs} == {"completed"}
+    for window in facts:
+        if isinstance(window, e.MaintenancePlanned):
+            for stay in result.stays:
+                began_before = stay.from_ns < window.start_ns
+                if stay.node in window.nodes and not (began_before and window.at_ns > window.start_ns - 30 * SECOND):
+                    assert stay.until_ns <= window.start_ns or stay.from_ns >= window.end_ns
+
+
+def test_a_ceiling_may_be_set_for_any_rules(name: str) -> None:
+    work = workload([node("n1")], arrival("a", 0, gpus(2), 10), arrival("b", 0, gpus(2), 10))
+    rules = rules_for(Choice(name, queues=(QueueChoice("t", ceiling=Resources(gpus=3)),)), work)
+    result = run(work, COSTS, rules=rules)
+    assert (begins(result, "a"), begins(result, "b")) == (0, 10)

@@ -107,8 +107,11 @@ def check(choice: Choice, where: str = "") -> None:
         return
     if unread := [each for each in choice.parameters if each not in SETTLING]:
         raise InputError(f"{where}{name} does not read {', '.join(unread)}; it reads {', '.join(SETTLING)}")
-    if choice.queues:
-        raise InputError(f"{where}{name} reads no queues; accepted are queues with the rules {ELASTIC} only")
+    if unread := [queue.tenant for queue in choice.queues if queue.weight != 1 or queue.guaranteed is not None]:
+        raise InputError(
+            f"{where}{name} reads no weights and guarantees, as the queue of {unread[0]} has; accepted are `ceiling` "
+            f"and `stopped`, or the rules {ELASTIC}"
+        )
 
 
 def _check_tenants(choice: Choice, tenants: Iterable[str]) -> None:
