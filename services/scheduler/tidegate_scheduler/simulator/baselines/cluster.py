@@ -60,7 +60,7 @@ class Cluster:
 
         self.drained: dict[str, None] = {}
         self.rejoined: dict[str, None] = {}
-        """Nodes that may have less than what is held there, as they are not what they were."""
+        """Nodes that may have less than what is held there, as they came back smaller."""
 
         self._used: dict[str, Amounts] = {}
         self._tenants: dict[str, str] = {}
@@ -172,13 +172,14 @@ class Cluster:
         self.fit_nowhere.clear()
         self.possible.clear()
         self.nodes_changed = True
-        node = self.state.nodes.get(name)
+        node, before = self.state.nodes.get(name), self.empty.get(name)
         if node is None:
             self.empty.pop(name, None)
         else:
             self.empty[name] = Room(node)
         _mark(self.drained, name, bool(node and node.drain_deadline_ns))
-        _mark(self.rejoined, name, node is not None and node.status == "up")
+        if before is not None and node is not None and _has_less(self.empty[name], before):
+            self.rejoined[name] = None
         if node is None or not _is_open(node):
             self.now.pop(name, None)
             self.later.pop(name, None)
@@ -279,6 +280,11 @@ def ran_seconds(job: Job, now_ns: int) -> int:
     """Return how long a job ran until now, in all its attempts."""
     running_ns = max(0, now_ns - job.started_ns) if job.started_ns else 0
     return (job.ran_ns + running_ns) // SECOND_NS
+
+
+def _has_less(now: Room, before: Room) -> bool:
+    less = now.cpu_millis < before.cpu_millis or now.memory_mib < before.memory_mib
+    return less or not set(before.devices) <= set(now.devices)
 
 
 def _mark(names: dict[str, None], name: str, is_so: bool) -> None:

@@ -24,7 +24,8 @@ def send_away(draft: Draft, cluster: Cluster) -> None:
             _ask(draft, cluster, job, e.Reason(code="NodeDrained", detail=f"{name} is cleared"))
     _clear_for_maintenance(draft, cluster)
     for name in sorted(cluster.rejoined):
-        _relieve(draft, cluster, name)
+        if name in cluster.state.nodes:
+            _relieve(draft, cluster, name)
         if draft.full:
             return
         del cluster.rejoined[name]
