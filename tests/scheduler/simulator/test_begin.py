@@ -9,9 +9,11 @@ import pytest
 from tidegate_events import events as e
 from tidegate_events.resources import Resources
 from tidegate_events.spec import JobSpec
+from tidegate_scheduler.decide import decide_by
 from tidegate_scheduler.simulator.choice import BASELINES, Choice, rules_for
 from tidegate_scheduler.simulator.costs import Costs
 from tidegate_scheduler.simulator.errors import SimulationError
+from tidegate_scheduler.simulator.held_for_life import ask_nothing
 from tidegate_scheduler.simulator.run import Run
 from tidegate_scheduler.simulator.workload import Arrival, Workload
 from tidegate_scheduler.snapshot import decode_snapshot, encode_snapshot
@@ -170,3 +172,16 @@ def test_who_is_guaranteed_its_peak_stays_where_it_is_and_holds_it() -> None:
     result = run(left, rules=rules_for(Choice("fifo"), left), begin=state)
     assert [(each.gpus, each.cpu_millis, each.ended) for each in result.stays] == [(2, 4000, "completed")]
     assert not any(found.preemptions or found.lost_ms for found in result.jobs)
+
+
+def test_a_state_of_borrowers_is_not_taken_for_nodes_that_shrank() -> None:
+    """So it is shown to rules that grant no phases, for the first decision that differs."""
+    job = _asking(borrows=True)
+    arrivals = [arrival(name, 0, job, [("learning", 60)]) for name in ("a", "b")]
+    work = workload([node("n1", 5200, gpus=2)], *arrivals)
+    _, state = midway(work, lambda now: [found.stage for found in now.jobs.values()] == ["running"] * 2)
+    for name in state.specs:
+        ask_nothing(state, name)
+    for name in BASELINES:
+        found = decide_by(rules_for(Choice(name), work).fill, state, state.header.now_ns)
+        assert not any(isinstance(event, e.PreemptRequested) for event in found.events)
