@@ -54,6 +54,7 @@ REMOVED: dict[Field, Callable[[Any], Any]] = {
     (e.Reason, "detail"): _blank,
     (e.CheckpointRef, "directory"): _blank,
     (e.CheckpointRef, "layers"): lambda _: (),
+    (e.CheckpointRef, "lost"): lambda _: (),
     (e.CancelRequested, "actor"): _blank,
     **{
         (kind, name): _blank
