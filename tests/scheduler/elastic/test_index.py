@@ -161,3 +161,26 @@ def test_what_was_just_placed_is_looked_at_again_if_it_lends_devices(high: Resou
     assert answers(cluster.state, cluster.now) == answers(told_anew(cluster.frames), cluster.now)
     cluster.settle()
     assert cluster.members("owner")[0].lent_gpus == (0,)
+
+
+def test_a_node_that_came_back_without_what_was_leased_is_too_small_until_its_members_are_gone() -> None:
+    """What it lacks is looked at once all is taken in: in the middle, what was leased still counts on devices gone."""
+    cluster = busy()
+    held = [
+        e.HeldSandbox(job=job.id, attempt=job.attempt, rank=member.rank)
+        for job in cluster.state.jobs.values()
+        for member in job.members
+        if member.node == "n4"
+    ]
+    assert any(member.leased for job in cluster.state.jobs.values() for member in job.members if member.node == "n4")
+    cluster.node("n4", 2000, memory=5000, gpus=0, incarnation=2, held=held)
+    assert tables(looked_up(cluster))["overfull"] == ["n4"]
+    cluster.settle()
+    cluster.silence("n4")
+    cluster.advance(3600)
+    assert {job.id for job in cluster.state.jobs.values() for member in job.members if member.node == "n4"} == set()
+    for turned in (False, True):
+        other = elastic()
+        other.state = told_anew(cluster.frames, turned=turned)
+        assert tables(looked_up(other)) == tables(looked_up(cluster))
+    assert tables(looked_up(cluster))["overfull"] == []

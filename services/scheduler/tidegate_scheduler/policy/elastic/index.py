@@ -65,6 +65,9 @@ class Index:
 
         self.asking = Asking(state)
         self.overfull: dict[int, None] = {}
+        self._unweighed: dict[int, None] = {}
+        """The rows of which it is to be said anew whether they are, once all that changed is taken in."""
+
         self.reserving: dict[str, None] = {}
         self.backfilling: dict[str, None] = {}
         """The jobs that were let into room that is kept for others."""
@@ -113,6 +116,7 @@ class Index:
             self.settling.changed(name)
             self.sharers.pop(name, None)
         self._renew(jobs | dict.fromkeys(self._expected))
+        self._weigh()
         self._standing.refresh(now_ns)
         self.settling.wake(now_ns)
 
@@ -183,7 +187,7 @@ class Index:
         is_open = node.status == "up" and not node.zombies and not node.cordoned and not node.drain_deadline_ns
         row = self.table.put(node.name, kind_of(node), node.gpus, is_open=is_open)
         self.table.sites.put(row, node.name, rack=node.rack, switch=node.switch)
-        self.unshared[row] = None
+        self.unshared[row] = self._unweighed[row] = None
         self.unsettled_nodes[node.name] = None
         self.fleet.put(node)
 
@@ -385,7 +389,12 @@ class Index:
             if not is_shared:
                 self.unshared[row] = None
             self.longest_grace_ns.pop(row, None)
+            self._unweighed[row] = None
+
+    def _weigh(self) -> None:
+        """Find out which rows hold more than there is."""
+        for row in self._unweighed:
+            self.overfull.pop(row, None)
             if self.table.overfull(row):
                 self.overfull[row] = None
-            else:
-                self.overfull.pop(row, None)
+        self._unweighed.clear()
