@@ -280,7 +280,7 @@ def complete(live: LiveGateway | None, words: str, monkeypatch: pytest.MonkeyPat
 def test_the_shell_offers_commands_jobs_and_states(live: LiveGateway, monkeypatch: pytest.MonkeyPatch) -> None:
     story.preempting(live)
     assert complete(live, "tidegate ev", monkeypatch) == ["events"]
-    assert complete(live, "tidegate checkpoint re", monkeypatch) == ["restore"]
+    assert complete(live, "tidegate checkpoint res", monkeypatch) == ["restore"]
     assert complete(live, "tidegate logs j-", monkeypatch) == ["j-high", "j-low"]
     assert complete(live, "tidegate jobs --state sus", monkeypatch) == ["suspending", "suspended"]
     assert complete(None, "tidegate logs j-", monkeypatch) == []

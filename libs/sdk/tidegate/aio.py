@@ -107,6 +107,10 @@ class AsyncJob:
         checkpoint = await self._run(self._job.latest_checkpoint)
         return None if checkpoint is None else AsyncCheckpoint(checkpoint, self._run)
 
+    async def restore(self, **choice: Any) -> Optional[Dict[str, Any]]:
+        """Return layers of the checkpoint to continue from; the arguments are those of tidegate.Job.restore."""
+        return await self._run(lambda: self._job.restore(**choice))
+
     @asynccontextmanager
     async def phase(self, name: str, timeout: Optional[float] = None) -> AsyncIterator[Grant]:
         """The process is in this phase until the block ends; see tidegate.Job.phase. Other calls go on meanwhile."""
