@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import zlib
+from functools import lru_cache
 from typing import Any, NamedTuple, Optional
 
 from tidegate.errors import CorruptCheckpointError, UsageError
@@ -23,11 +24,6 @@ SMALL_BYTES = 4096
 """A chunk up to this size fills one block on disk whatever is done to it."""
 ITEM_BYTES_MAX = 16
 
-numpy: Optional[Any]
-try:
-    import numpy
-except ImportError:
-    numpy = None
 zstandard: Optional[Any]
 try:
     import zstandard
@@ -35,6 +31,17 @@ except ImportError:
     zstandard = None
 
 _local = threading.local()
+
+
+@lru_cache(maxsize=None)
+def _numpy() -> Optional[Any]:
+    """Return numpy where the interpreter has it, once it is needed: it starts threads, and who only names checkpoints
+    may have to be without any (a process with threads cannot change its mount namespace)."""
+    try:
+        import numpy  # noqa: PLC0415
+    except ImportError:
+        return None
+    return numpy
 
 
 class Encoded(NamedTuple):
@@ -143,6 +150,7 @@ def _unpack(data: Any, size: int) -> bytes:
 
 def split(data: Any, item: int) -> Any:
     """Return the byte planes of `data`, whose length is a multiple of `item`."""
+    numpy = _numpy()
     if numpy is None:
         view = memoryview(data)
         return b"".join(view[start::item].tobytes() for start in range(item))
@@ -154,6 +162,7 @@ def join(planes: Any, item: int) -> Any:
     """Undo `split`."""
     if len(planes) % item:
         raise CorruptCheckpointError("a chunk's byte planes are not of one length")
+    numpy = _numpy()
     if numpy is None:
         plain, count = bytearray(len(planes)), len(planes) // item
         for start in range(item):
@@ -167,6 +176,7 @@ def xor(left: Any, right: Any) -> Any:
     """Return the difference of two runs of bytes of one length; undoes itself."""
     if len(left) != len(right):
         raise CorruptCheckpointError(f"a chunk of {len(left)} bytes cannot differ from one of {len(right)}")
+    numpy = _numpy()
     if numpy is None:
         number = int.from_bytes(left, "little") ^ int.from_bytes(right, "little")
         return number.to_bytes(len(left), "little")
