@@ -1,4 +1,4 @@
-"""An agent has one thread when it begins: with more, the kernel gives it no mount namespace, and it could not restart."""
+"""An agent begins with one thread: with more, the kernel gives it no mount namespace, and it could not restart."""
 
 from __future__ import annotations
 
