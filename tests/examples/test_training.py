@@ -70,7 +70,7 @@ class Run:
             process.wait(WAIT_SECONDS)
 
     def checkpoints(self) -> list[Path]:
-        return sorted((self._directory / "checkpoints").glob("[0-9]*"))
+        return sorted((self._directory / "checkpoints").rglob("roots/[0-9]*"))
 
     def log(self, kind: str) -> list[dict[str, Any]]:
         lines = (self._directory / "log.jsonl").read_text().splitlines()
