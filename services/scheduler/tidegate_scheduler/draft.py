@@ -14,11 +14,12 @@ from tidegate_events.events import (
     NodeCordoned,
     NodeForgotten,
     NodeLost,
+    PreemptRequested,
     QuotaChanged,
     Reason,
 )
 
-from tidegate_scheduler.policy.parameters import Parameters, as_parameters
+from tidegate_scheduler.policy.parameters import SECOND_NS, Parameters, as_parameters
 from tidegate_scheduler.state import Job, Node, State
 
 PASS_BYTES_MAX = 200_000
@@ -104,6 +105,24 @@ class Draft:
     def add_prefetch_hint(self, node: Node, image: str) -> None:
         """Say that `image` will probably be needed on `node` next."""
         self._append(ImagePrefetchHinted(id=self._next_id(), at_ns=self.now_ns, node=node.name, image=image))
+
+    def ask_to_leave(self, job: Job, reason: Reason, for_job: str = "", *, hold: bool = False) -> None:
+        """Decide that the job saves and leaves within its grace period, for another one where that is named.
+
+        With `hold` it is held then, as an operator suspended it.
+        """
+        grace = self.state.specs[job.id].preemption.grace_seconds
+        self.add(
+            PreemptRequested,
+            job,
+            reason,
+            attempt=job.attempt,
+            grace_seconds=grace,
+            deadline_ns=self.now_ns + grace * SECOND_NS,
+            for_job=for_job,
+            hold=hold,
+        )
+        self.leaving.add(job.id)
 
     def wake_by(self, at_ns: int) -> None:
         """Ask to be called again no later than `at_ns`."""

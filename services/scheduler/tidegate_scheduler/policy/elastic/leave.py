@@ -59,18 +59,7 @@ def relieve(draft: Draft, trial: Trial, victims: Victims) -> None:
 
 def ask(draft: Draft, trial: Trial, job: Job, reason: e.Reason, *, for_job: str = "") -> None:
     """Ask a job to save and leave within its grace period, to be held then if an operator suspended it."""
-    grace = draft.state.specs[job.id].preemption.grace_seconds
-    draft.add(
-        e.PreemptRequested,
-        job,
-        reason,
-        attempt=job.attempt,
-        grace_seconds=grace,
-        deadline_ns=draft.now_ns + grace * SECOND_NS,
-        for_job=for_job,
-        hold=job.suspend_requested,
-    )
-    draft.leaving.add(job.id)
+    draft.ask_to_leave(job, reason, for_job, hold=job.suspend_requested)
     trial.ask_to_leave(job)
 
 

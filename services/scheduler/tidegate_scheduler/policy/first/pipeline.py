@@ -128,7 +128,7 @@ def _relieve(draft: Draft, room: Room) -> None:
             if draft.full:
                 return
             detail = f"{name} came back smaller than what it holds"
-            _ask_to_leave(draft, victim, "", e.Reason(code="NodeShrank", detail=detail))
+            draft.ask_to_leave(victim, e.Reason(code="NodeShrank", detail=detail))
 
 
 def _preempt(draft: Draft, victim: Job, for_job: Job, candidates: int) -> None:
@@ -137,21 +137,7 @@ def _preempt(draft: Draft, victim: Job, for_job: Job, candidates: int) -> None:
         detail=f"{for_job.id} has priority {for_job.priority}, {victim.id} has {victim.priority}",
         numbers={"priority": victim.priority, "for_priority": for_job.priority, "candidates": candidates},
     )
-    _ask_to_leave(draft, victim, for_job.id, reason)
-
-
-def _ask_to_leave(draft: Draft, victim: Job, for_job: str, reason: e.Reason) -> None:
-    grace = draft.state.specs[victim.id].preemption.grace_seconds
-    draft.add(
-        e.PreemptRequested,
-        victim,
-        reason,
-        attempt=victim.attempt,
-        grace_seconds=grace,
-        deadline_ns=draft.now_ns + grace * SECOND_NS,
-        for_job=for_job,
-    )
-    draft.leaving.add(victim.id)
+    draft.ask_to_leave(victim, reason, for_job.id)
 
 
 def _reject_overdue(draft: Draft, job: Job) -> bool:

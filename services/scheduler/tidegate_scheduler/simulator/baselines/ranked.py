@@ -20,7 +20,6 @@ from tidegate_scheduler.simulator.baselines.domains import Wanted, groups
 from tidegate_scheduler.simulator.baselines.obeying import cluster_of
 from tidegate_scheduler.simulator.baselines.room import Room
 from tidegate_scheduler.simulator.baselines.seating import Rooms, place
-from tidegate_scheduler.simulator.baselines.sending_away import ask_to_leave
 from tidegate_scheduler.simulator.rules import Fill
 from tidegate_scheduler.state import Job, State
 
@@ -156,7 +155,8 @@ class _Pass:
             within = [max(found)[1]] if found else []
         leaves = self._leaving_in(within[0], standing, wanted) if within else None
         for name in leaves or ():
-            ask_to_leave(self._draft, self._state.jobs[name], Reason(code="LowerPriority"), job.id)
+            victim = self._state.jobs[name]
+            self._draft.ask_to_leave(victim, Reason(code="LowerPriority"), job.id, hold=victim.suspend_requested)
         return leaves is not None
 
     def _leaving_in(self, names: list[str], standing: Standing, wanted: Wanted) -> list[str] | None:

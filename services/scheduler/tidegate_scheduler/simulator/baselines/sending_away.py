@@ -31,25 +31,9 @@ def send_away(draft: Draft, cluster: Cluster) -> None:
         del cluster.rejoined[name]
 
 
-def ask_to_leave(draft: Draft, job: Job, reason: e.Reason, for_job: str = "") -> None:
-    """Decide that the job saves and leaves, to be held then if an operator suspended it."""
-    grace = draft.state.specs[job.id].preemption.grace_seconds
-    draft.add(
-        e.PreemptRequested,
-        job,
-        reason,
-        attempt=job.attempt,
-        grace_seconds=grace,
-        deadline_ns=draft.now_ns + grace * SECOND_NS,
-        for_job=for_job,
-        hold=job.suspend_requested,
-    )
-    draft.leaving.add(job.id)
-
-
 def _ask(draft: Draft, cluster: Cluster, job: Job, reason: e.Reason) -> None:
     if job.id in cluster.running and job.id not in draft.leaving and not draft.full:
-        ask_to_leave(draft, job, reason)
+        draft.ask_to_leave(job, reason, hold=job.suspend_requested)
         cluster.leaves(job.id)
 
 
