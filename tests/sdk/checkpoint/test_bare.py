@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import tidegate
 from tidegate.checkpoint.handle import Checkpoint
 
 from tests.support import stores
@@ -85,5 +87,9 @@ allowed = sys.stdlib_module_names | {{"tidegate", "__main__"}}
 other = {{name.partition(".")[0] for name, module in sys.modules.items() if module is not None}} - allowed
 print(sorted(name for name in other if not name.startswith("_")))
 """
-    ran = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=False)
+    # Without `site` nothing of the environment is found, Tidegate neither: only that is named.
+    environment = {**os.environ, "PYTHONPATH": str(Path(tidegate.__file__).parents[1])}
+    ran = subprocess.run(
+        [sys.executable, "-S", "-c", code], capture_output=True, text=True, check=False, env=environment
+    )
     assert (ran.returncode, ran.stdout.strip()) == (0, "[]"), ran.stderr
