@@ -99,7 +99,7 @@ POLICIES = (
     _elastic("elastic-estimates", {}, estimates=True),
     _elastic("elastic-slicing-blind", GUARDED | {"slice_steps": 3}, estimates=False),
     _elastic("elastic-slicing-estimates", GUARDED | {"slice_steps": 1}, estimates=True),
-    Policy("elastic-hourly-blind", Choice("elastic", HOURLY, estimates=False), ("muri",)),
+    _elastic("elastic-hourly-blind", HOURLY, estimates=False),
     _elastic("elastic-unguarded-blind", UNGUARDED | {"slice_steps": 3}, estimates=False, one_tenant=True),
     _elastic("elastic-unguarded-estimates", UNGUARDED | {"slice_steps": 1}, estimates=True, one_tenant=True),
     Policy("best_fit", Choice("best_fit"), (*JOBS, "openb")),
