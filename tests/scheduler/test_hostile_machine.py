@@ -177,3 +177,26 @@ class HostileMachine(SchedulerMachine):
 
 HostileMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=50, deadline=None)
 TestHostile = HostileMachine.TestCase
+
+
+def test_room_whose_start_went_by_long_ago_asks_for_no_pass_at_once() -> None:
+    """A story that the machine told: many want room, the clock goes back, and then a day ahead."""
+    machine = HostileMachine()
+    machine.a_first_node()
+    machine.a_user_submits_training(cpu=14, gang=3, gpus=0, priority=0, replicas=4)
+    machine.a_user_submits_training(cpu=7, gang=1, gpus=0, priority=6, replicas=3)
+    machine.it_decides()
+    machine.cluster.reject("j2")
+    machine.a_user_submits(attempts=1, cpu=11, elastic=True, gang=1, gpus=0, priority=0)
+    machine.it_decides()
+    machine.a_user_submits(attempts=1, cpu=8, elastic=False, gang=1, gpus=0, priority=3)
+    machine.a_user_submits(attempts=1, cpu=6, elastic=False, gang=1, gpus=0, priority=0)
+    machine.it_decides()
+    machine.a_user_submits(attempts=1, cpu=7, elastic=True, gang=1, gpus=0, priority=2)
+    machine.the_clock_jumps(seconds=-3600)
+    machine.a_user_submits(attempts=1, cpu=4, elastic=False, gang=1, gpus=0, priority=2)
+    machine.a_user_submits_training(cpu=16, gang=2, gpus=0, priority=8, replicas=1)
+    machine.a_user_submits(attempts=1, cpu=14, elastic=False, gang=1, gpus=0, priority=0)
+    machine.the_clock_jumps(seconds=86_400)
+    machine.it_decides()
+    machine.nothing_is_broken()

@@ -145,8 +145,9 @@ class Keeping:
         if self._nodes(rows) != sorted(job.reserved_nodes) or slips(job.reserved_start_ns, start_by_ns):
             reason = shortage(self._index, line.fit, promises=self._trial.promises)
             self._draft.add(e.RoomReserved, job, reason, nodes=nodes, start_by_ns=start_by_ns)
-        elif job.reserved_start_ns:
-            self._draft.wake_by(job.reserved_start_ns + SLIP_NS)  # if nobody has left by then, it is told anew
+        elif job.reserved_start_ns and (due_ns := job.reserved_start_ns + SLIP_NS) > self._draft.now_ns:
+            # If nobody has left by then, it is told anew; where that is over, it was for its turn, which another is due for.
+            self._draft.wake_by(due_ns)
         self.hold(job, rows)
 
     def hold(self, job: Job, rows: Rows) -> None:

@@ -1,4 +1,4 @@
-"""Shapes that found no room in a pass, and with what rights, so that whoever has no more right is not tried again."""
+"""Shapes that found no room in a pass, and with what rights, so that whoever needs no less is not tried again."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from tidegate_scheduler.policy.elastic.shapes import Shape
+from tidegate_scheduler.policy.elastic.extents import Extent, Kin
+from tidegate_scheduler.policy.elastic.shapes import Fit, Shape
 
 NO_LIMIT_SECONDS = 1 << 62
 
@@ -34,21 +35,56 @@ class Right(msgspec.Struct, frozen=True):
         )
 
 
+class _Tried(msgspec.Struct, frozen=True, gc=False):
+    """A shape that found no room; `with_plans`: nor would it if others left for it."""
+
+    extent: Extent
+    right: Right
+    with_plans: bool
+
+
 class Nowhere:
     """What was tried in one pass."""
 
     def __init__(self) -> None:
-        self._tried: dict[Shape, list[Right]] = {}
+        self._alike: dict[Shape, list[Right]] = {}
+        self._smaller: dict[Kin, list[_Tried]] = {}
 
-    def add(self, shape: Shape, right: Right) -> None:
-        """Remember that a job of this shape found no room with this right."""
-        rest = [other for other in self._tried.get(shape, ()) if not right.covers(other)]
-        self._tried[shape] = [*rest, right]
+    def add(self, fit: Fit, right: Right, *, with_plans: bool) -> None:
+        """Remember that a job of this shape found no room with this right, and whether it tried to make others leave.
+
+        Who only lacked its turn to try that says nothing of others of its shape, which may have theirs.
+        """
+        if with_plans:
+            rest = [other for other in self._alike.get(fit.shape, ()) if not right.covers(other)]
+            self._alike[fit.shape] = [*rest, right]
+        tried = self._smaller.setdefault(fit.extent.kin, [])
+        if not any(
+            each.with_plans >= with_plans and each.right.covers(right) and each.extent.no_larger(fit.extent)
+            for each in tried
+        ):
+            tried.append(_Tried(fit.extent, right, with_plans))
 
     def rules_out(self, shape: Shape, right: Callable[[], Right]) -> bool:
         """Say whether a job of the shape would find no room either; its right is asked for only where that matters."""
-        tried = self._tried.get(shape)
+        tried = self._alike.get(shape)
         if tried is None:
             return False
         own = right()
         return any(other.covers(own) for other in tried)
+
+    def rules_out_larger(self, fit: Fit, right: Callable[[], Right]) -> bool | None:
+        """Say whether somebody who needs no more found no room, with no less right; None: nobody did.
+
+        True: also not if others left for it. False: whether anybody would was not tried.
+        """
+        tried = self._smaller.get(fit.extent.kin)
+        if tried is None:
+            return None
+        own, extent, found = right(), fit.extent, None
+        for each in tried:
+            if each.extent.no_larger(extent) and each.right.covers(own):
+                if each.with_plans:
+                    return True
+                found = False
+        return found

@@ -190,7 +190,7 @@ class _Pass:
         reserved = self._trial.withdraw(job)
         if turn.share.ceiling is not None and (reached := admission.ceiling_reached(turn.share, line)) is not None:
             return self._stay_below_ceiling(job, line, reached)
-        if not reserved and self._nowhere.rules_out(line.key.shape, lambda: self._right(turn)):
+        if not reserved and self._ruled_out(job, turn):
             self._waiting.of_line(line, None)
             return False
         barred = self._barred.rows(job, line.fit)
@@ -236,6 +236,22 @@ class _Pass:
         draft.wake_by(back_ns)
         return None
 
+    def _ruled_out(self, job: Job, turn: Turn) -> bool:
+        """Say whether the job need not be tried, as others found no room who need no more.
+
+        One that needs more than they is tried all the same where more than that may come of it: room is kept for it, it
+        is told that no node could hold it, or others whose turn comes later lose what is kept for them.
+        """
+        line = turn.line
+        if self._nowhere.rules_out(line.key.shape, lambda: self._right(turn)):
+            return True
+        if job.reserved_nodes or self._keeping.may_keep() or self._yielding.may_lose():
+            return False
+        with_plans = self._nowhere.rules_out_larger(line.fit, lambda: self._right(turn))
+        if with_plans is None or not fit.could_hold(line.fit, up_only=True):
+            return False
+        return with_plans or not self._plans.would_plan(job)
+
     def _right(self, turn: Turn) -> Right:
         key, guaranteed = turn.line.key, turn.share.guaranteed is not None
         limit = NO_LIMIT_SECONDS if key.limit_seconds is None else key.limit_seconds
@@ -267,8 +283,8 @@ class _Pass:
         if self._make_room(job, line, barred):
             return True
         # Windows bar no less from whoever runs for longer, and so has less right; refusals are a job's own.
-        if not (job.excluded_nodes or self._plans.untried or self._seek.waits_within(job, line)):
-            self._nowhere.add(line.key.shape, self._right(turn))
+        if not (job.excluded_nodes or self._seek.waits_within(job, line)):
+            self._nowhere.add(line.fit, self._right(turn), with_plans=not self._plans.untried)
         if reserved and self._keeping.usable(reserved, barred) and self._keeping.may_keep():
             self._keeping.stay(job, line, reserved, barred)
             return False

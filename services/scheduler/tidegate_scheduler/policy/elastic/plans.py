@@ -63,7 +63,7 @@ class Plans:
 
     def slice(self, job: Job, line: Line, barred: frozenset[int]) -> Plan | None:
         """Return who has to leave of those of its priority who have more work left, None where that would not do."""
-        if not self._slicing.steps or self._lowest is None or self._lowest > job.priority or not self.may_plan(job):
+        if not self._may_slice(job) or not self.may_plan(job):
             return None
         return self._plan((job, line), self._slicing, self._yielding.unknown_after(job), barred)
 
@@ -75,14 +75,29 @@ class Plans:
         """Say whether one more plan may be worked out for the job; where not, one is later, by turns."""
         if self._round.comes_to(job.id):
             return True
+        self._put_off()
+        return False
+
+    def would_plan(self, job: Job) -> bool:
+        """Say whether who leaves for the job would be worked out, were there no room for it; where not, it is later."""
+        if not (self._may_preempt(job) or self._may_slice(job)):
+            return False
+        if self._round.would_come_to(job.id):
+            return True
+        self._put_off()
+        return False
+
+    def _put_off(self) -> None:
         self.untried = True
         self._draft.wake_by((self._draft.now_ns // SECOND_NS + 1) * SECOND_NS)
-        return False
 
     def _may_preempt(self, job: Job) -> bool:
         if self._lowest is not None and self._lowest < job.priority:
             return True
         return self._index.share(job.tenant).guaranteed is not None
+
+    def _may_slice(self, job: Job) -> bool:
+        return bool(self._slicing.steps) and self._lowest is not None and self._lowest <= job.priority
 
     def asks_all(self, plan: Plan, *, beside: int) -> bool:
         """Say whether this pass may ask all who have to leave, beside so many placements; else the next one does.

@@ -56,14 +56,20 @@ class Round:
         Half of all are for those who ask first. The other half goes round, so that those whom no plan helps keep nobody
         behind them from theirs.
         """
+        its_turn = self.would_come_to(job)
+        if its_turn and job != self._on_trial:
+            if self._front:
+                self._in_front -= 1
+            else:
+                self._goes_round -= 1
+        return its_turn
+
+    def would_come_to(self, job: str) -> bool:
+        """Say whether plans may be worked out for the job, before any is."""
         if job == self._on_trial:
             return True
         if job != self._asks:
             self._asks, self._front = job, self._in_front > 0
             self._its_turn = self._front or (self._goes_round > 0 and self._behind >= self._begins)
             self._behind += not self._front
-        if self._its_turn and self._front:
-            self._in_front -= 1
-        elif self._its_turn:
-            self._goes_round -= 1
         return self._its_turn

@@ -8,6 +8,7 @@ from tidegate_events.resources import GpuDevice, Resources
 
 from tidegate_scheduler.policy.elastic import peaks, stranded
 from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS, accepts
+from tidegate_scheduler.policy.elastic.extents import extent_of
 from tidegate_scheduler.policy.elastic.sites import Domain
 from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY, SHARE, Flags, Ints, Kind, NodeTable
 
@@ -52,6 +53,7 @@ class Fit:
 
     def __init__(self, shape: Shape, table: NodeTable) -> None:
         self.shape = shape
+        self.extent = extent_of(shape)
         needs = (shape.need.cpu_millis, shape.need.memory_mib, shape.need.gpus)
         self._least = tuple(each or NOT_NEEDED for each in needs)
         self.wants = peaks.wants_of((shape.need, *shape.phases)) if shape.phases else None

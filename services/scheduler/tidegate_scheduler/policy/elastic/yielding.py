@@ -43,6 +43,11 @@ class Yielding:
         found = [other for other in may if self._lower(other, job, turn.level) or self._later_in_turn(other, need)]
         return sorted(found, key=_loses)
 
+    def may_lose(self) -> bool:
+        """Say whether room is kept for one whose turn has not come, at no known time: who needs more may have that."""
+        jobs, asked = self._draft.state.jobs, self.asked
+        return any(not (name in asked or jobs[name].reserved_start_ns) for name in self._trial.promises)
+
     def instead(
         self, others: list[Job], job: Job, find: Callable[[], _Found | None], fits: Callable[[_Found], bool]
     ) -> _Found | None:
