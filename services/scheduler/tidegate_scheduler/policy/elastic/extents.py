@@ -17,30 +17,19 @@ Kin = tuple[object, ...]
 Amounts = tuple[int, int, int, int, int, int]
 """CPU in thousandths, memory in MiB, whole devices, memory of each in MiB, share of one in thousandths; members."""
 
+CPU, MEMORY, GPUS, GPU_MEMORY, SHARE, MEMBERS = range(6)
+
 
 class Extent(msgspec.Struct, frozen=True, gc=False):
     """What one member needs at most in any of its phases, what it holds at least, and how many members there are.
 
-    Shapes of one `kin` differ in nothing else. A node that holds a member that needs as much as another one's `most` in
-    each amount holds that other one too, in all of its phases: it could when empty, and what both hold is less.
+    Shapes of one `kin` differ in nothing else. One whose `most` is in no amount more than what another one has `held`
+    finds room wherever that one does: who has room there for so much was large enough, when empty, for all its phases.
     """
 
     kin: Kin
     most: Amounts
     held: Amounts
-
-    def no_larger(self, other: Extent) -> bool:
-        """Say whether this finds room wherever the other one, of the same kin, does."""
-        cpu, memory, gpus, gpu_memory, share, members = self.most
-        their_cpu, their_memory, their_gpus, their_gpu_memory, their_share, their_members = other.held
-        return (
-            gpus <= their_gpus
-            and cpu <= their_cpu
-            and memory <= their_memory
-            and members <= their_members
-            and share <= their_share
-            and gpu_memory <= their_gpu_memory
-        )
 
 
 def extent_of(shape: Shape) -> Extent:

@@ -146,7 +146,7 @@ class Keeping:
             reason = shortage(self._index, line.fit, promises=self._trial.promises)
             self._draft.add(e.RoomReserved, job, reason, nodes=nodes, start_by_ns=start_by_ns)
         elif job.reserved_start_ns and (due_ns := job.reserved_start_ns + SLIP_NS) > self._draft.now_ns:
-            # If nobody has left by then, it is told anew; where that is over, it was for its turn, which another is due for.
+            # If nobody has left by then, it is told anew. Where that is over, it waits for a pass that plans for it.
             self._draft.wake_by(due_ns)
         self.hold(job, rows)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from tidegate_scheduler.policy.elastic.extents import Extent, Kin
+from tidegate_scheduler.policy.elastic.extents import CPU, GPU_MEMORY, GPUS, MEMBERS, MEMORY, SHARE, Amounts, Kin
 from tidegate_scheduler.policy.elastic.shapes import Fit, Shape
 
 NO_LIMIT_SECONDS = 1 << 62
@@ -35,12 +35,8 @@ class Right(msgspec.Struct, frozen=True):
         )
 
 
-class _Tried(msgspec.Struct, frozen=True, gc=False):
-    """A shape that found no room; `with_plans`: nor would it if others left for it."""
-
-    extent: Extent
-    right: Right
-    with_plans: bool
+_Tried = tuple[Amounts, Right, bool]
+"""What a shape that found no room needs at most, with what right, and whether it tried to make others leave."""
 
 
 class Nowhere:
@@ -58,12 +54,7 @@ class Nowhere:
         if with_plans:
             rest = [other for other in self._alike.get(fit.shape, ()) if not right.covers(other)]
             self._alike[fit.shape] = [*rest, right]
-        tried = self._smaller.setdefault(fit.extent.kin, [])
-        if not any(
-            each.with_plans >= with_plans and each.right.covers(right) and each.extent.no_larger(fit.extent)
-            for each in tried
-        ):
-            tried.append(_Tried(fit.extent, right, with_plans))
+        self._smaller.setdefault(fit.extent.kin, []).append((fit.extent.most, right, with_plans))
 
     def rules_out(self, shape: Shape, right: Callable[[], Right]) -> bool:
         """Say whether a job of the shape would find no room either; its right is asked for only where that matters."""
@@ -81,10 +72,19 @@ class Nowhere:
         tried = self._smaller.get(fit.extent.kin)
         if tried is None:
             return None
-        own, extent, found = right(), fit.extent, None
-        for each in tried:
-            if each.extent.no_larger(extent) and each.right.covers(own):
-                if each.with_plans:
+        own, found = right(), None
+        cpu, memory, gpus, gpu_memory, share, members = fit.extent.held
+        for most, other, with_plans in tried:  # one after the other in place: all who are blocked are compared
+            if (
+                most[CPU] <= cpu
+                and most[GPUS] <= gpus
+                and most[MEMORY] <= memory
+                and most[MEMBERS] <= members
+                and most[SHARE] <= share
+                and most[GPU_MEMORY] <= gpu_memory
+                and other.covers(own)
+            ):
+                if with_plans:
                     return True
                 found = False
         return found

@@ -28,6 +28,8 @@ class Yielding:
         self.lost_to: dict[str, Job] = {}
         """By job that lost the room that was kept for it in this pass, who has that."""
 
+        self._later: list[str] | None = None
+
     def to(self, job: Job, turn: Turn) -> list[Job]:
         """Return those whose room the job may have, wherever that is, whoever loses it first in front."""
         promises, jobs, asked = self._trial.promises, self._draft.state.jobs, self.asked
@@ -45,8 +47,12 @@ class Yielding:
 
     def may_lose(self) -> bool:
         """Say whether room is kept for one whose turn has not come, at no known time: who needs more may have that."""
-        jobs, asked = self._draft.state.jobs, self.asked
-        return any(not (name in asked or jobs[name].reserved_start_ns) for name in self._trial.promises)
+        jobs, asked, promises = self._draft.state.jobs, self.asked, self._trial.promises
+        if self._later is None:  # who is promised room in this pass has been asked
+            self._later = [name for name in promises if not jobs[name].reserved_start_ns]
+        while self._later and (self._later[-1] in asked or self._later[-1] not in promises):
+            self._later.pop()
+        return bool(self._later)
 
     def instead(
         self, others: list[Job], job: Job, find: Callable[[], _Found | None], fits: Callable[[_Found], bool]
