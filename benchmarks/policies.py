@@ -1,8 +1,9 @@
 """Policies measured against each other on public traces, in one simulator that costs all of them the same.
 
 Prints one JSON line for each row (`trace, policy, knows_durations, avg_jct_s, p99_jct_s, makespan_s, gpu_utilization,
-gpu_allocation_pct, preemptions, lost_gpu_s`); what has no meaning in a row is null. Every row can be run alone, and
-says how much time of a core it took; `--jobs` takes the first jobs of a trace only.
+gpu_allocation_pct, preemptions, lost_gpu_s`); what has no meaning in a row is null. Rows of openb say beside it what
+the study of FGD has for the same policy and seed (`known_allocation_pct`), where its results lie with the traces. Every
+row can be run alone, and says how much time of a core it took; `--jobs` takes the first jobs of a trace only.
 
 Run: python benchmarks/policies.py --traces DIR [--trace muri|philly|openb] [--policy NAME ...] [--list]
      [--jobs N] [--nodes 64x8] [--seeds 10] [--pass-interval-ms 1000]
@@ -11,6 +12,7 @@ Run: python benchmarks/policies.py --traces DIR [--trace muri|philly|openb] [--p
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import random
 import sys
@@ -49,6 +51,10 @@ TRACES = {
 """Traces of jobs by the name of their rows. In 250 days ten seconds mean nothing, and in jobs of a minute little."""
 
 OPENB_PODS, OPENB_NODES = "openb_pod_list_default.csv", "openb_node_list_gpu_node.csv"
+OPENB_KNOWN, OPENB_WORKLOAD = "fgd_expected_alloc_pct.csv", "openb_pod_list_default"
+OPENB_KNOWN_AS = {"best_fit": "05-BestFit", "fgd": "06-FGD"}
+"""The results that the study of FGD published, by seed, and what it calls the policies that are compared here too."""
+
 OPENB_DEMAND_PERMILLE = 1300
 OPENB_FIRST_SEED = 42
 """As in the study of FGD: pods are drawn until they ask for 130% of all GPUs, ten times, by the seeds 42 to 51."""
@@ -70,6 +76,16 @@ HOURLY = {"ageing_seconds": 0, "reservations_max": 0, "preemption_cooldown_secon
 
 PLACING = {"cpu_beside_gpu_millis": 10_000, "reservations_max": 0}
 """About what pods with one GPU ask for; and nothing is kept for those that do not fit, since nobody leaves."""
+
+
+class Known(msgspec.Struct, frozen=True):
+    """A line of the study's results: the percentage of GPUs given away when as much was asked for as there is."""
+
+    workload: str
+    sc_policy: str
+    tune: str
+    seed: int
+    given: float = msgspec.field(name="100")
 
 
 class Policy(msgspec.Struct, frozen=True):
@@ -201,7 +217,8 @@ class Drawn(msgspec.Struct, frozen=True):
 def _openb_rows(policy: Policy, folder: Path, seeds: int) -> Iterator[dict[str, Any]]:
     """Yield a row for each seed, then their mean."""
     found: list[Drawn] = []
-    for seed in range(OPENB_FIRST_SEED, OPENB_FIRST_SEED + seeds):
+    every, known = range(OPENB_FIRST_SEED, OPENB_FIRST_SEED + seeds), known_percent(policy.name, folder)
+    for seed in every:
         workload = drawn(folder, seed)
         began = time.process_time()
         run = simulate(workload, rules_for(policy.choice, workload), COSTS)
@@ -209,11 +226,24 @@ def _openb_rows(policy: Policy, folder: Path, seeds: int) -> Iterator[dict[str, 
         took_s = time.process_time() - began
         lost_gpu_ms = sum(job.lost_gpu_ms for job in run.jobs)
         found.append(Drawn(given, sum(job.preemptions for job in run.jobs), lost_gpu_ms, took_s))
-        yield _openb_row(policy, f"openb, seed {seed}", found[-1:])
-    yield _openb_row(policy, f"openb, mean of {seeds} seeds", found)
+        yield _openb_row(policy, f"openb, seed {seed}", found[-1:], known.get(seed))
+    told = [known[seed] for seed in every if seed in known]
+    mean = sum(told) / len(told) if len(told) == seeds else None
+    yield _openb_row(policy, f"openb, mean of {seeds} seeds", found, mean)
 
 
-def _openb_row(policy: Policy, trace: str, found: list[Drawn]) -> dict[str, Any]:
+def known_percent(policy: str, folder: Path) -> dict[int, float]:
+    """Return what the study of FGD has for a policy, by seed; nothing where it compares no such one, or is not here."""
+    if policy not in OPENB_KNOWN_AS or not (folder / OPENB_KNOWN).exists():
+        return {}
+    with (folder / OPENB_KNOWN).open(newline="") as file:
+        lines = [msgspec.convert(line, Known, strict=False) for line in csv.DictReader(file)]
+    tune = str(OPENB_DEMAND_PERMILLE / 1000)
+    asked = (OPENB_WORKLOAD, OPENB_KNOWN_AS[policy], tune)
+    return {line.seed: line.given for line in lines if (line.workload, line.sc_policy, line.tune) == asked}
+
+
+def _openb_row(policy: Policy, trace: str, found: list[Drawn], known: float | None) -> dict[str, Any]:
     nothing = dict.fromkeys(("avg_jct_s", "p99_jct_s", "makespan_s", "gpu_utilization"))
     count = len(found)
     return {
@@ -224,6 +254,7 @@ def _openb_row(policy: Policy, trace: str, found: list[Drawn]) -> dict[str, Any]
         "gpu_allocation_pct": round(float(sum(each.given_percent for each in found) / count), 2),
         "preemptions": round(sum(each.preemptions for each in found) / count, 2),
         "lost_gpu_s": round(sum(each.lost_gpu_ms for each in found) / count / 1000, 3),
+        "known_allocation_pct": None if known is None else round(known, 2),
         "cpu_s": round(sum(each.took_s for each in found)),
         "parameters": policy.choice.parameters,
     }

@@ -73,6 +73,18 @@ def test_pods_are_drawn_until_they_ask_for_all_gpus_and_what_is_held_counts(
     assert all(75 <= each <= 100 for each in found)  # type: ignore[operator]
 
 
+def test_rows_of_openb_stand_beside_what_the_study_of_fgd_has(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = ["workload,sc_policy,tune,seed,total_gpus,90,95,100"]
+    for workload, tune, more in (("openb_pod_list_default", "1.3", 0), ("other", "1.3", 5), ("other", "1.0", 9)):
+        lines += [f"{workload},06-FGD,{tune},{seed},8,80.5,80.75,{81.25 + more + seed - 42}" for seed in (42, 43)]
+    (traces / "fgd_expected_alloc_pct.csv").write_text("\n".join(lines) + "\n")
+    arguments = ("--traces", str(traces), "--trace", "openb", "--seeds", "2")
+    assert [row["known_allocation_pct"] for row in rows(capsys, *arguments, "--policy", "fgd")] == [81.25, 82.25, 81.75]
+    assert {row["known_allocation_pct"] for row in rows(capsys, *arguments, "--policy", "elastic")} == {None}
+    three = rows(capsys, *arguments[:-1], "3", "--policy", "fgd")
+    assert [row["known_allocation_pct"] for row in three] == [81.25, 82.25, None, None], "no mean of fewer seeds"
+
+
 def test_a_seed_draws_the_same_pods_again(traces: Path) -> None:
     one, same, other = (policies.drawn(traces, seed) for seed in (1, 1, 2))
     assert one == same
