@@ -7,7 +7,7 @@ from tidegate_events import events as e
 from tidegate_events.resources import Resources
 from tidegate_scheduler.decide import decide
 from tidegate_scheduler.dry_run import DryRun, dry_run
-from tidegate_scheduler.policy.elastic.rounds import PLANS_ON_TRIAL_MAX, round_begins_at
+from tidegate_scheduler.policy.elastic.rounds import PLANS_AT_REST_MAX, PLANS_ON_TRIAL_MAX, round_begins_at
 from tidegate_scheduler.policy.parameters import Parameters
 
 from tests.scheduler.elastic.lab import asked_to_leave, elastic, of, run
@@ -44,7 +44,10 @@ def test_the_round_comes_by_all_who_ask_again_and_again(idle: int, every: int) -
 
 
 def crowded(lines: int, parameters: Parameters) -> Cluster:
-    """So many lines in front want the room of one who is protected; the job `back`, behind them, that of another."""
+    """So many lines in front want the room of one who is protected; the job `back`, behind them, that of another.
+
+    Each of them needs less of something than those before, so that each is tried.
+    """
     cluster = elastic(parameters)
     cluster.node("n1", 4000)
     cluster.node("n2", 1000)
@@ -52,7 +55,7 @@ def crowded(lines: int, parameters: Parameters) -> Cluster:
     run(cluster, "cheap", spec(1000))
     cluster.advance(99_000)
     for number in range(lines):
-        cluster.submit(spec(3000 + number, priority=5), f"front{number:03}")
+        cluster.submit(spec(3000 + number, memory=200 - number, priority=5), f"front{number:03}")
     cluster.submit(spec(1000, priority=4), "back")
     return cluster
 
@@ -78,6 +81,21 @@ def test_whoever_is_behind_others_whom_no_plan_helps_is_helped(slice_steps: int,
             assert cluster.wake_at is not None
             assert cluster.wake_at <= cluster.now + SECOND, "whose plan was not worked out is looked at again"
         assert left == {"cheap": "back"}, f"with {lines} in front"
+
+
+@pytest.mark.parametrize(("lines", "rests"), [(1, True), (20, True), (PLANS_AT_REST_MAX, True), (80, False)])
+def test_a_cluster_in_which_nobody_can_be_helped_comes_to_rest(lines: int, *, rests: bool) -> None:
+    """Every plan was worked out then, and no pass is due before something changes, or somebody may leave again."""
+    cluster = crowded(lines, cheap_leaves())
+    cluster.cancel("back")
+    cluster.settle()
+    due = cluster.wake_at is not None and cluster.wake_at <= cluster.now + SECOND
+    assert due is not rests
+
+
+def test_a_pass_that_decides_nothing_else_helps_whoever_it_can_at_once() -> None:
+    cluster = crowded(20, cheap_leaves())
+    assert asked_to_leave(cluster.settle()) == {"cheap": "back"}, "in whatever second that is"
 
 
 def test_who_asks_for_no_plan_takes_nobody_s() -> None:

@@ -57,6 +57,7 @@ def decide(draft: Draft) -> None:
             placements = elastic.place_waiting()
             elastic.rebalance()
         quotas = resize.resize(draft, trial, [(each.job, each.seats) for each in placements])
+        elastic.work_off()
         trial.leave_placed(quotas)
     finally:
         trial.undo()
@@ -83,6 +84,9 @@ class _Pass:
         self._nowhere = Nowhere()
         self._waiting = draft.waiting = Waiting(trial.index, draft.now_ns)
         self._placements: list[Placement] = []
+        self._put_off: list[Turn] = []
+        """Those for whom a plan might make room, and whose turn for one it was not."""
+
         self._yielding = Yielding(draft, trial)
         self._shrinking = Shrinking(draft, trial, self._yielding)
         self._seek = Seek(draft, trial, self._yielding)
@@ -147,11 +151,33 @@ class _Pass:
             if not draft.has_room_for(len(self._placements) + 1):
                 break
             job = draft.state.jobs[turn.job]
+            self._plans.untried = False
             if self._ask(job, turn):
                 turns.go_on(turn)
+            if self._plans.untried:
+                self._put_off.append(turn)
         if turns.ages_ns is not None and self._trial.promises:
             draft.wake_by(turns.ages_ns)  # room that is kept for others may be for whoever is in front of them then
         return self._placements
+
+    def work_off(self) -> None:
+        """Work out who would leave for those whose turn for that it was not, in a pass that has decided nothing.
+
+        What is left is for another pass: so is where room is kept for them, which whoever is in front of them may have.
+        """
+        draft, plans, left = self._draft, self._plans, False
+        plans.begin_rest()
+        for turn in self._put_off:
+            job, line = draft.state.jobs[turn.job], turn.line
+            if draft.events or job.id in self._trial.promises or self._keeping.may_keep():
+                left = True
+                continue
+            plans.untried = False
+            if not (self._ruled_out(job, turn) or self._make_room(job, line, self._barred.rows(job, line.fit))):
+                self._found_nowhere(job, turn)
+            left = left or plans.untried
+        if left:
+            draft.wake_by((draft.now_ns // SECOND_NS + 1) * SECOND_NS)
 
     def rebalance(self) -> None:
         """Let borrowers move that wait while another node has what they wait for, once nobody is placed any more."""
@@ -282,14 +308,18 @@ class _Pass:
             return True
         if self._make_room(job, line, barred):
             return True
-        # Windows bar no less from whoever runs for longer, and so has less right; refusals are a job's own.
-        if not (job.excluded_nodes or self._seek.waits_within(job, line)):
-            self._nowhere.add(line.fit, self._right(turn), with_plans=not self._plans.untried)
+        self._found_nowhere(job, turn)
         if reserved and self._keeping.usable(reserved, barred) and self._keeping.may_keep():
             self._keeping.stay(job, line, reserved, barred)
             return False
         self._keeping.reserve(job, line, barred)
         return False
+
+    def _found_nowhere(self, job: Job, turn: Turn) -> None:
+        """Remember that the job found no room, unless that is for reasons of its own."""
+        # Windows bar no less from whoever runs for longer, and so has less right; refusals are a job's own.
+        if not (job.excluded_nodes or self._seek.waits_within(job, turn.line)):
+            self._nowhere.add(turn.line.fit, self._right(turn), with_plans=not self._plans.untried)
 
     def _make_room(self, job: Job, line: Line, barred: frozenset[int]) -> bool:
         """Ask others to hand back so that the job fits, else to leave, or to move; say whether any are asked."""

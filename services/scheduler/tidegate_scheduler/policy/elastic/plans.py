@@ -20,7 +20,6 @@ from tidegate_scheduler.policy.elastic.slicing import Slicing
 from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.elastic.victims import Victims
 from tidegate_scheduler.policy.elastic.yielding import Yielding
-from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.state import Job
 
 
@@ -39,11 +38,10 @@ class Plans:
         self._lowest = min(trial.index.held, default=None)
         self._round = Round(draft.now_ns, len(trial.index.lines), draft.on_trial)
         self.untried = False
-        """Whether no plan was worked out for the job that asked last, though one might have helped."""
+        """Whether a plan that might help the job that asks was not worked out; for each job it is said anew."""
 
     def preemption(self, job: Job, line: Line, barred: frozenset[int]) -> Plan | None:
         """Return who has to leave so that the job fits, None where that would not do, or others had their turn."""
-        self.untried = False
         if not self._may_preempt(job) or not self.may_plan(job):
             return None
         return self._plan((job, line), self._victims, self._yielding.outranked(job), barred)
@@ -73,23 +71,20 @@ class Plans:
 
     def may_plan(self, job: Job) -> bool:
         """Say whether one more plan may be worked out for the job; where not, one is later, by turns."""
-        if self._round.comes_to(job.id):
-            return True
-        self._put_off()
-        return False
+        its_turn = self._round.comes_to(job.id)
+        self.untried = self.untried or not its_turn
+        return its_turn
 
     def would_plan(self, job: Job) -> bool:
         """Say whether who leaves for the job would be worked out, were there no room for it; where not, it is later."""
         if not (self._may_preempt(job) or self._may_slice(job)):
             return False
-        if self._round.would_come_to(job.id):
-            return True
-        self._put_off()
-        return False
+        self.untried = not self._round.would_come_to(job.id)
+        return not self.untried
 
-    def _put_off(self) -> None:
-        self.untried = True
-        self._draft.wake_by((self._draft.now_ns // SECOND_NS + 1) * SECOND_NS)
+    def begin_rest(self) -> None:
+        """Let plans be worked out for those who went without, as the pass has decided nothing else."""
+        self._round.rest()
 
     def _may_preempt(self, job: Job) -> bool:
         if self._lowest is not None and self._lowest < job.priority:

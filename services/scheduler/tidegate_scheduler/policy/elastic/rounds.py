@@ -8,6 +8,9 @@ PLANS_MAX = 8
 """Preemptions and new reservations that one pass works out; who is blocked behind them waits for the next. A job whose
 turn it is has all of its plans worked out, so either half of them may be a few more."""
 
+PLANS_AT_REST_MAX = 24
+"""How many more a pass works out that decides nothing else: it has the time, and the next may come later for it."""
+
 PLANS_ON_TRIAL_MAX = 80
 """How many are worked out for others, from the front, where a pass is tried to say what would become of a job."""
 
@@ -73,3 +76,7 @@ class Round:
             self._its_turn = self._front or (self._goes_round > 0 and self._behind >= self._begins)
             self._behind += not self._front
         return self._its_turn
+
+    def rest(self) -> None:
+        """Give the turns of a pass that decides nothing else, to those who went without in it."""
+        self._in_front, self._goes_round, self._asks = PLANS_AT_REST_MAX, 0, ""
