@@ -8,6 +8,7 @@ import pytest
 from tidegate_events import events as e
 from tidegate_events.resources import Resources
 from tidegate_scheduler.dry_run import dry_run
+from tidegate_scheduler.history.verdicts import verdicts
 from tidegate_scheduler.policy.elastic.pipeline import index_of
 from tidegate_scheduler.policy.registry import outlook
 
@@ -161,3 +162,18 @@ def test_a_dry_run_says_that_it_waits_for_the_image() -> None:
     told(cluster, "n1", "host", unavailable=("torch",))
     cluster.advance(HOUR)
     assert dry_run(cluster.state, spec(2000, **TORCH), cluster.now).verdict == "never"
+
+
+def test_of_a_node_without_the_image_it_is_said_whether_it_may_get_it() -> None:
+    cluster = elastic()
+    join(cluster, "fetches", "torch", cpu=100)
+    join(cluster, "failed", "other")
+    join(cluster, "never", "other", fetches=False)
+    join(cluster, "may", "other")
+    told(cluster, "failed", "other", unavailable=("torch",))
+    cluster.submit(spec(1000, **TORCH), "job")
+    cluster.settle()
+    said = {each.node: (each.code, each.detail) for each in verdicts(cluster.state, cluster.job("job"), cluster.now)}
+    assert said["failed"] == ("Image", "it could not get the image torch")
+    assert said["never"] == ("Image", "it has no image torch, and fetches none")
+    assert said["may"] == ("Image", "it has no image torch, which it may get")

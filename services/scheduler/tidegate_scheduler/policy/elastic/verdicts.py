@@ -8,6 +8,7 @@ from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.elastic.causes import closed_code, closing
 from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS, accepts
 from tidegate_scheduler.policy.elastic.index import Index
+from tidegate_scheduler.policy.elastic.offered import may_get
 from tidegate_scheduler.policy.elastic.pipeline import _Pass
 from tidegate_scheduler.policy.elastic.queue import Turn
 from tidegate_scheduler.policy.elastic.shapes import Fit, Shape
@@ -122,7 +123,7 @@ class _Verdicts:
             offered = ", ".join(node.levels) or "none"
             return Verdict(node.name, "Isolation", f"it offers {offered}, not {shape.isolation}")
         if shape.image not in node.images and shape.image not in node.images.values():
-            return Verdict(node.name, "Image", f"it has no image {shape.image}")
+            return Verdict(node.name, "Image", self._without_image(row))
         if shape.cpu_model and node.cpu_model != shape.cpu_model:
             return Verdict(node.name, "CpuModel", f"it is {node.cpu_model or 'unknown'}, not {shape.cpu_model}")
         accepted = sum(accepts(gpu, need, shape.gpu_models) for gpu in node.gpus)
@@ -133,6 +134,13 @@ class _Verdicts:
         kind = self._table.kinds[row]
         room = (kind.cpu_millis, kind.memory_mib, len(node.gpus), 0)
         return Verdict(node.name, "TooSmall", "it could not hold a member were it empty", self._against(room))
+
+    def _without_image(self, row: int) -> str:
+        """Say that a node lacks the image, and whether it may come to it."""
+        kind, image = self._table.kinds[row], self._shape.image
+        if image in kind.unavailable:
+            return f"it could not get the image {image}"
+        return f"it has no image {image}" + (", which it may get" if may_get(kind, image) else ", and fetches none")
 
     def _compared(self, row: int) -> dict[str, int]:
         now = [max(0, int(each)) for each in self._table.now[:, row]]
