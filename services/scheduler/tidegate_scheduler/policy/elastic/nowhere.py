@@ -36,7 +36,10 @@ class Right(msgspec.Struct, frozen=True):
 
 
 _Tried = tuple[Amounts, Right, bool]
-"""What a shape that found no room needs at most, with what right, and whether it tried to make others leave."""
+"""What a shape that found no room needs at most, with what right, and whether it would find none whoever left."""
+
+SMALLER_MAX = 64
+"""How many of a kin are compared: where few are larger than others, comparing all would cost more than asking."""
 
 
 class Nowhere:
@@ -46,15 +49,19 @@ class Nowhere:
         self._alike: dict[Shape, list[Right]] = {}
         self._smaller: dict[Kin, list[_Tried]] = {}
 
-    def add(self, fit: Fit, right: Right, *, with_plans: bool) -> None:
-        """Remember that a job of this shape found no room with this right, and whether it tried to make others leave.
+    def add(self, fit: Fit, right: Right, *, tried: bool, hopeless: bool) -> None:
+        """Remember that a job of this shape found no room with this right.
 
-        Who only lacked its turn to try that says nothing of others of its shape, which may have theirs.
+        `tried`: it was worked out who might leave for it; who only lacked its turn for that says nothing of others of
+        its shape, which may have theirs. `hopeless`: it would find none whoever left, and so would who needs more; that
+        no plan was found does not mean that, as plans look at some nodes and some ways only.
         """
-        if with_plans:
+        if tried:
             rest = [other for other in self._alike.get(fit.shape, ()) if not right.covers(other)]
             self._alike[fit.shape] = [*rest, right]
-        self._smaller.setdefault(fit.extent.kin, []).append((fit.extent.most, right, with_plans))
+        smaller = self._smaller.setdefault(fit.extent.kin, [])
+        if len(smaller) < SMALLER_MAX:
+            smaller.append((fit.extent.most, right, hopeless))
 
     def rules_out(self, shape: Shape, right: Callable[[], Right]) -> bool:
         """Say whether a job of the shape would find no room either; its right is asked for only where that matters."""
@@ -67,14 +74,14 @@ class Nowhere:
     def rules_out_larger(self, fit: Fit, right: Callable[[], Right]) -> bool | None:
         """Say whether somebody who needs no more found no room, with no less right; None: nobody did.
 
-        True: also not if others left for it. False: whether anybody would was not tried.
+        True: whoever left, it would not. False: it might if others left for it.
         """
         tried = self._smaller.get(fit.extent.kin)
         if tried is None:
             return None
         own, found = right(), None
         cpu, memory, gpus, gpu_memory, share, members = fit.extent.held
-        for most, other, with_plans in tried:  # one after the other in place: all who are blocked are compared
+        for most, other, hopeless in tried:  # one after the other in place: all who are blocked are compared
             if (
                 most[CPU] <= cpu
                 and most[GPUS] <= gpus
@@ -84,7 +91,7 @@ class Nowhere:
                 and most[GPU_MEMORY] <= gpu_memory
                 and other.covers(own)
             ):
-                if with_plans:
+                if hopeless:
                     return True
                 found = False
         return found

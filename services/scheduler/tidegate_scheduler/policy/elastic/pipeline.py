@@ -7,6 +7,7 @@ from tidegate_events import events as e
 
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.elastic import admission, backfill, fit, leave, recall, resize, stranded
+from tidegate_scheduler.policy.elastic.at_rest import AtRest
 from tidegate_scheduler.policy.elastic.barred import Barred
 from tidegate_scheduler.policy.elastic.cordon import cordon
 from tidegate_scheduler.policy.elastic.entries import Seat
@@ -19,6 +20,7 @@ from tidegate_scheduler.policy.elastic.prefetch import Prefetch
 from tidegate_scheduler.policy.elastic.queue import FairOrder, Line, Turn, Turns
 from tidegate_scheduler.policy.elastic.reasons import Waiting
 from tidegate_scheduler.policy.elastic.rebalance import rebalance
+from tidegate_scheduler.policy.elastic.rounds import rest_begins_at
 from tidegate_scheduler.policy.elastic.seek import Seek
 from tidegate_scheduler.policy.elastic.shrink import Shrinking
 from tidegate_scheduler.policy.elastic.slicing import Slicing
@@ -63,6 +65,7 @@ def decide(draft: Draft) -> None:
         trial.undo()
         index.table.peaks.end_pass()
     for due_ns in (index.next_ns, elastic.victims.spared_until_ns, elastic.slicing.spared_until_ns):
+        elastic.at_rest.until(due_ns)
         if due_ns is not None:
             draft.wake_by(due_ns)
     # A pass that is just full counts as cut: what it would have looked at next depends on what the index has settled.
@@ -84,6 +87,8 @@ class _Pass:
         self._nowhere = Nowhere()
         self._waiting = draft.waiting = Waiting(trial.index, draft.now_ns)
         self._placements: list[Placement] = []
+        self.at_rest = AtRest() if draft.on_trial else trial.index.settling.at_rest
+        self.at_rest.begin_pass(draft.state.seq, draft.now_ns)
         self._put_off: list[Turn] = []
         """Those for whom a plan might make room, and whose turn for one it was not."""
 
@@ -156,6 +161,9 @@ class _Pass:
                 turns.go_on(turn)
             if self._plans.untried:
                 self._put_off.append(turn)
+            else:
+                self.at_rest.add(job.id)
+        self.at_rest.until(turns.ages_ns)
         if turns.ages_ns is not None and self._trial.promises:
             draft.wake_by(turns.ages_ns)  # room that is kept for others may be for whoever is in front of them then
         return self._placements
@@ -163,20 +171,21 @@ class _Pass:
     def work_off(self) -> None:
         """Work out who would leave for those whose turn for that it was not, in a pass that has decided nothing.
 
-        What is left is for another pass: so is where room is kept for them, which whoever is in front of them may have.
+        Where room is kept for them is for another pass: whoever is in front of them may have it.
         """
-        draft, plans, left = self._draft, self._plans, False
+        draft, plans, at_rest, put_off = self._draft, self._plans, self.at_rest, self._put_off
         plans.begin_rest()
-        for turn in self._put_off:
+        begin = rest_begins_at(draft.now_ns, len(put_off))
+        for turn in (*put_off[begin:], *put_off[:begin]):
             job, line = draft.state.jobs[turn.job], turn.line
             if draft.events or job.id in self._trial.promises or self._keeping.may_keep():
-                left = True
                 continue
             plans.untried = False
             if not (self._ruled_out(job, turn) or self._make_room(job, line, self._barred.rows(job, line.fit))):
                 self._found_nowhere(job, turn)
-            left = left or plans.untried
-        if left:
+            if not plans.untried:
+                at_rest.add(job.id)
+        if any(turn.job not in at_rest for turn in put_off):
             draft.wake_by((draft.now_ns // SECOND_NS + 1) * SECOND_NS)
 
     def rebalance(self) -> None:
@@ -216,10 +225,11 @@ class _Pass:
         reserved = self._trial.withdraw(job)
         if turn.share.ceiling is not None and (reached := admission.ceiling_reached(turn.share, line)) is not None:
             return self._stay_below_ceiling(job, line, reached)
+        barred = self._barred.rows(job, line.fit)
         if not reserved and self._ruled_out(job, turn):
             self._waiting.of_line(line, None)
+            self._prefetch.hint(job, line, barred, kept=False)
             return False
-        barred = self._barred.rows(job, line.fit)
         rows = self._seek.rows(job, turn, reserved, barred)
         if rows is not None:
             rows = self._with_memory(job, turn, rows, reserved, barred)
@@ -273,10 +283,10 @@ class _Pass:
             return True
         if job.reserved_nodes or self._keeping.may_keep() or self._yielding.may_lose():
             return False
-        with_plans = self._nowhere.rules_out_larger(line.fit, lambda: self._right(turn))
-        if with_plans is None or not fit.could_hold(line.fit, up_only=True):
+        hopeless = self._nowhere.rules_out_larger(line.fit, lambda: self._right(turn))
+        if hopeless is None or not fit.could_hold(line.fit, up_only=True):
             return False
-        return with_plans or not self._plans.would_plan(job)
+        return hopeless or not self._plans.would_plan(job)
 
     def _right(self, turn: Turn) -> Right:
         key, guaranteed = turn.line.key, turn.share.guaranteed is not None
@@ -316,10 +326,15 @@ class _Pass:
         return False
 
     def _found_nowhere(self, job: Job, turn: Turn) -> None:
-        """Remember that the job found no room, unless that is for reasons of its own."""
-        # Windows bar no less from whoever runs for longer, and so has less right; refusals are a job's own.
-        if not (job.excluded_nodes or self._seek.waits_within(job, turn.line)):
-            self._nowhere.add(turn.line.fit, self._right(turn), with_plans=not self._plans.untried)
+        """Remember that the job found no room, unless that is for reasons of its own.
+
+        Such are that nodes refused it, that it waits to be close together, and that it keeps to a start it was told.
+        """
+        # Windows bar no less from whoever runs for longer, and so has less right.
+        own = job.excluded_nodes or job.reserved_start_ns or self._seek.waits_within(job, turn.line)
+        if not own:
+            tried, hopeless = not self._plans.untried, self._plans.hopeless and not self._plans.untried
+            self._nowhere.add(turn.line.fit, self._right(turn), tried=tried, hopeless=hopeless)
 
     def _make_room(self, job: Job, line: Line, barred: frozenset[int]) -> bool:
         """Ask others to hand back so that the job fits, else to leave, or to move; say whether any are asked."""

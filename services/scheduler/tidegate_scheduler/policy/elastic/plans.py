@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from tidegate_events import events as e
 
 from tidegate_scheduler.counting import DEFRAGMENTATION
@@ -13,7 +11,7 @@ from tidegate_scheduler.policy.elastic.barred import Barred
 from tidegate_scheduler.policy.elastic.defragment import Defragmentation, Moves
 from tidegate_scheduler.policy.elastic.departed import without
 from tidegate_scheduler.policy.elastic.fit import holds_rows
-from tidegate_scheduler.policy.elastic.preempt import Plan, plan_preemption
+from tidegate_scheduler.policy.elastic.preempt import Plan, plan_preemption, promising
 from tidegate_scheduler.policy.elastic.queue import Line
 from tidegate_scheduler.policy.elastic.rounds import Round
 from tidegate_scheduler.policy.elastic.slicing import Slicing
@@ -37,11 +35,15 @@ class Plans:
         self._defragmentation = Defragmentation(draft, trial.index, self._victims, barred.unwanted)
         self._lowest = min(trial.index.held, default=None)
         self._round = Round(draft.now_ns, len(trial.index.lines), draft.on_trial)
+        self.hopeless = True
+        """Whether the job that asks would not fit whoever left for it; for each job it is said anew."""
+
         self.untried = False
         """Whether a plan that might help the job that asks was not worked out; for each job it is said anew."""
 
     def preemption(self, job: Job, line: Line, barred: frozenset[int]) -> Plan | None:
         """Return who has to leave so that the job fits, None where that would not do, or others had their turn."""
+        self.hopeless = True
         if not self._may_preempt(job) or not self.may_plan(job):
             return None
         return self._plan((job, line), self._victims, self._yielding.outranked(job), barred)
@@ -56,7 +58,11 @@ class Plans:
             with without(self._index, [self._draft.state.jobs[name] for name in plan.victims]) as room:
                 return holds_rows(line.fit, room, plan.rows)
 
-        plan_anew = partial(plan_preemption, self._index, line, job, victims, barred)
+        def plan_anew() -> Plan | None:
+            ways = promising(self._index, line.fit, job, victims, barred)
+            self.hopeless = self.hopeless and not ways
+            return plan_preemption(self._index, line, job, victims, ways)
+
         return self._yielding.instead(yielding, job, plan_anew, fits)
 
     def slice(self, job: Job, line: Line, barred: frozenset[int]) -> Plan | None:

@@ -28,6 +28,10 @@ LOOKED_AT_MAX = 256
 that finds none there waits."""
 
 VICTIMS_MAX = 64
+"""Who leaves one node at most, and all of them together beyond one for each member."""
+
+CHOICES_MAX = 4
+"""Ways of one plan that are worked out, the cheapest first."""
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -47,20 +51,25 @@ class _Offer(msgspec.Struct, frozen=True):
     costs: tuple[Cost, ...]
 
 
-def plan_preemption(index: Index, line: Line, job: Job, victims: Victims, barred: frozenset[int]) -> Plan | None:
-    """Return who has to leave so that the job fits, None when not even all who may would do."""
-    offers = _offers(index, line.fit, job, victims, barred)
-    chosen = _chosen(index, line.fit, offers)
-    if chosen is None:
-        return None
+def plan_preemption(index: Index, line: Line, job: Job, victims: Victims, ways: list[list[int]]) -> Plan | None:
+    """Return who has to leave so that the job fits, None where that is not found; `ways` is what is `promising`."""
+    for rows in ways:
+        offers = _offers(index, line.fit, rows, job, victims)
+        for chosen in _choices(index, line.fit, offers, job, victims)[:CHOICES_MAX]:
+            plan = _plan_of(index, line.fit, chosen, victims)
+            if plan is not None:
+                return plan
+    return None
+
+
+def _plan_of(index: Index, fit: Fit, chosen: list[_Offer], victims: Victims) -> Plan | None:
+    """Return the plan that takes these offers, without those who need not leave; None where the job would not fit."""
     candidates = {victim.id: victim for offer in chosen for victim in offer.victims}
-    if len(candidates) > VICTIMS_MAX + line.fit.shape.gang_size:
-        return None
     among = {offer.row for offer in chosen}
 
     def seats_without(some: list[Job]) -> Rows | None:
         with without(index, some) as room:
-            return rows_in(line.fit, room, among=among)
+            return rows_in(fit, room, among=among)
 
     needed = sorted(candidates.values(), key=victims.cost)
     if seats_without(needed) is None:
@@ -69,17 +78,15 @@ def plan_preemption(index: Index, line: Line, job: Job, victims: Victims, barred
         rest = [other for other in needed if other is not victim]
         if rest and seats_without(rest) is not None:
             needed = rest
-    if not victims.jointly(needed, job):
-        return None
     seats = seats_without(needed)
     assert seats is not None, "whoever is needed is kept"
     return Plan(seats, tuple(victim.id for victim in needed), len(candidates))
 
 
-def _offers(index: Index, fit: Fit, job: Job, victims: Victims, barred: frozenset[int]) -> list[_Offer]:
-    """Return what each promising node could hold, and at what cost."""
+def _offers(index: Index, fit: Fit, rows: list[int], job: Job, victims: Victims) -> list[_Offer]:
+    """Return what each of the rows could hold, and at what cost, of so many that could."""
     found: list[_Offer] = []
-    for row in _promising(index, fit, job, barred, victims.below(job)):
+    for row in rows:
         offer = _offer(index, fit, row, job, victims)
         if offer is not None:
             found.append(offer)
@@ -88,14 +95,15 @@ def _offers(index: Index, fit: Fit, job: Job, victims: Victims, barred: frozense
     return found
 
 
-def _promising(index: Index, fit: Fit, job: Job, barred: frozenset[int], below: int) -> list[int]:
-    """Return the rows that could hold members if everybody `below` left, those that need least to leave first.
+def promising(index: Index, fit: Fit, job: Job, victims: Victims, barred: frozenset[int]) -> list[list[int]]:
+    """Return the rows that could hold members if everybody left who ever might, those that need least to leave first.
 
-    Whoever is protected is counted in: which of these rows really do is then seen one by one.
+    First those that could hold the whole gang, then all that could hold a member: whoever is protected is counted in,
+    so the first may all turn out not to. Nothing: whoever leaves, the job would not fit, nor any that needs more.
     """
-    table = index.table
+    table, size = index.table, fit.shape.gang_size
     room = table.later[:, : len(table)].copy()
-    reclaims = index.share(job.tenant).guaranteed is not None
+    reclaims, below = index.share(job.tenant).guaranteed is not None, victims.below(job)
     for priority, held in index.held.items():
         if reclaims or priority < below:
             held.add_to(room)
@@ -105,13 +113,14 @@ def _promising(index: Index, fit: Fit, job: Job, barred: frozenset[int], below: 
         holds[list(barred)] = 0
     if not could_hold_by(fit, holds):
         return []
-    most = LOOKED_AT_MAX + fit.shape.gang_size
-    able = np.flatnonzero(holds >= fit.shape.gang_size)
-    if not len(able):
+    most, ways = LOOKED_AT_MAX + size, list[list[int]]()
+    whole = np.flatnonzero(holds >= size)
+    if len(whole):
+        ways.append(emptiest(table, whole, most).tolist())
+    if size > 1:
         able = np.flatnonzero(holds >= 1)
-        if bounded(fit.shape):
-            return _by_domain(fit, able, holds)[:most]
-    return [int(row) for row in emptiest(table, able, most)]
+        ways.append(_by_domain(fit, able, holds)[:most] if bounded(fit.shape) else emptiest(table, able, most).tolist())
+    return ways
 
 
 def _by_domain(fit: Fit, able: Ints, holds: Ints) -> list[int]:
@@ -134,7 +143,7 @@ def _offer(index: Index, fit: Fit, row: int, for_job: Job, victims: Victims) -> 
     taken: list[Job] = []
     members = members_without(index, fit, row, taken)
     for candidate in victims.on_row(row, for_job):
-        if members >= size:
+        if members >= size or len(taken) >= VICTIMS_MAX:
             break
         if not victims.jointly([*taken, candidate], for_job):
             continue
@@ -149,26 +158,34 @@ def _offer(index: Index, fit: Fit, row: int, for_job: Job, victims: Victims) -> 
     return _Offer(row, members, tuple(taken), tuple(victims.cost(victim) for victim in taken))
 
 
-def _chosen(index: Index, fit: Fit, offers: list[_Offer]) -> list[_Offer] | None:
-    """Return the offers that together hold the gang, of the domain that is cheapest."""
+def _choices(index: Index, fit: Fit, offers: list[_Offer], job: Job, victims: Victims) -> list[list[_Offer]]:
+    """Return the ways in which offers hold the gang, the cheapest first: one alone, else those of one domain."""
     size = fit.shape.gang_size
-    whole = [offer for offer in offers if offer.members >= size]
-    if whole:
-        return [min(whole, key=lambda offer: _price(index, [offer]))]
-    domains: dict[int, list[_Offer]] = {}
+    if whole := [[offer] for offer in offers if offer.members >= size]:
+        return sorted(whole, key=lambda chosen: _price(index, chosen))
+    found, domains = list[list[_Offer]](), dict[int, list[_Offer]]()
     numbers = domains_of(fit.shape, index.table, np.array([offer.row for offer in offers], np.int64)).numbers
     for offer, number in zip(offers, numbers.tolist(), strict=True):
         domains.setdefault(number, []).append(offer)
-    best: list[_Offer] | None = None
     for domain in domains.values():
-        taken: list[_Offer] = []
-        for offer in sorted(domain, key=lambda each: _price(index, [each])):
-            taken.append(offer)
-            if sum(each.members for each in taken) >= size:
-                if best is None or _price(index, taken) < _price(index, best):
-                    best = taken
-                break
-    return best
+        if (chosen := _together(index, size, domain, job, victims)) is not None:
+            found.append(chosen)
+    return sorted(found, key=lambda chosen: _price(index, chosen))
+
+
+def _together(index: Index, size: int, domain: list[_Offer], job: Job, victims: Victims) -> list[_Offer] | None:
+    """Return the cheapest offers of a domain that hold the gang, whose victims may all leave; None where none do."""
+    taken: list[_Offer] = []
+    leaving: dict[str, Job] = {}
+    for offer in sorted(domain, key=lambda each: _price(index, [each])):
+        more = leaving | {victim.id: victim for victim in offer.victims}
+        if len(more) > VICTIMS_MAX + size or not victims.jointly(list(more.values()), job):
+            continue  # another one may do instead
+        taken.append(offer)
+        leaving = more
+        if sum(each.members for each in taken) >= size:
+            return taken
+    return None
 
 
 def _price(index: Index, offers: list[_Offer]) -> tuple[int, int, int, str]:

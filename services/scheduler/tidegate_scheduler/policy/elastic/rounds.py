@@ -40,6 +40,11 @@ def round_begins_at(now_ns: int, lines: int) -> int:
     return begin + (size * within >> EVEN_BITS)
 
 
+def rest_begins_at(now_ns: int, count: int) -> int:
+    """Return with which of so many who went without a pass at that time begins, when it has decided nothing else."""
+    return (now_ns // SECOND_NS * EVEN % (1 << EVEN_BITS)) * count >> EVEN_BITS
+
+
 class Round:
     """The turns of one pass.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 
+from tidegate_scheduler.policy.elastic.at_rest import AtRest
 from tidegate_scheduler.state import Job, State
 
 DUE_SPARE = 1024
@@ -22,6 +23,7 @@ class Settling:
         self._unordered: list[tuple[int, str]] = []
         self._due: list[tuple[int, str]] = []
         self._due_at: dict[str, int] = {}
+        self.at_rest = AtRest()
         self.rested: dict[int, int] = {}
         """Rows on which shares of CPU rise or fall by the time alone, and have come to rest, with the time by which."""
 

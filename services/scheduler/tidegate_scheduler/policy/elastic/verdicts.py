@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tidegate_scheduler.draft import Draft
+from tidegate_scheduler.policy.elastic.at_rest import AtRest
 from tidegate_scheduler.policy.elastic.causes import closed_code, closing
 from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS, accepts
 from tidegate_scheduler.policy.elastic.index import Index
@@ -36,6 +37,7 @@ class _UntilTurn(_Pass):
 
     def __init__(self, draft: Draft, trial: Trial, until: str) -> None:
         super().__init__(draft, trial)
+        self.at_rest = AtRest()  # it tries some only
         self._until = until
         self._reached = False
 

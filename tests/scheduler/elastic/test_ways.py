@@ -1,0 +1,103 @@
+"""Where the cheapest way to make room for a job is barred, another one is found: others leave, or hand back, for it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+from tidegate_events import events as e
+from tidegate_events.resources import Resources
+from tidegate_scheduler.policy.parameters import Parameters
+
+from tests.scheduler.elastic.lab import asked_to_leave, complete, elastic, leave, run
+from tests.support.cluster import Cluster, spec
+
+HOUR = 3600
+
+
+@pytest.mark.parametrize("communication", ["loose", "intensive"])
+def test_beside_a_large_node_of_a_protected_job_two_small_ones_are_cleared(
+    communication: Literal["loose", "intensive"],
+) -> None:
+    cluster = elastic()
+    cluster.node("large", 4000, switch="s")
+    run(cluster, "protected", spec(4000, expected_seconds=1000))
+    for name in "ab":
+        cluster.node(name, 2000, switch="s")
+        run(cluster, f"on-{name}", spec(2000))
+    cluster.advance(900)
+    cluster.submit(spec(2000, gang=2, priority=5, communication=communication), "gang")
+    assert asked_to_leave(cluster.settle()) == {"on-a": "gang", "on-b": "gang"}
+
+
+def test_also_where_who_is_on_the_large_one_left_as_often_as_it_may() -> None:
+    cluster = elastic(Parameters(preemptions_max=1, preemption_cooldown_seconds=0))
+    cluster.node("large", 4000)
+    run(cluster, "spent", spec(4000))
+    cluster.submit(spec(4000, priority=9), "once")
+    cluster.settle()
+    leave(cluster, "spent")
+    complete(cluster, "once")
+    cluster.start("spent")
+    for name in "ab":
+        cluster.node(name, 2000)
+        run(cluster, f"on-{name}", spec(2000))
+    cluster.submit(spec(2000, gang=2, priority=9), "gang")
+    assert asked_to_leave(cluster.settle()) == {"on-a": "gang", "on-b": "gang"}
+
+
+def test_a_tenant_reclaims_beside_a_large_node_that_it_holds_itself() -> None:
+    cluster = elastic()
+    cluster.ask(e.QueueChanged, tenant="owner", guaranteed=Resources(cpu_millis=8000))
+    cluster.node("large", 4000)
+    run(cluster, "own", spec(4000, tenant="owner"))
+    for name in "ab":
+        cluster.node(name, 2000)
+        run(cluster, f"on-{name}", spec(2000, tenant="borrower"))
+    cluster.submit(spec(2000, gang=2, tenant="owner"), "gang")
+    assert asked_to_leave(cluster.settle()) == {"on-a": "gang", "on-b": "gang"}
+
+
+def reclaiming() -> Cluster:
+    """The cheapest two are both of a tenant that may give one of them only; two others give back what they borrowed.
+
+    Of four nodes, two have the memory that a larger gang needs.
+    """
+    cluster = elastic(Parameters(reservations_max=1))
+    cluster.ask(e.QueueChanged, tenant="owner", guaranteed=Resources(cpu_millis=20_000))
+    cluster.ask(e.QueueChanged, tenant="has-its-own", guaranteed=Resources(cpu_millis=4000))
+    for number, (memory, tenant) in enumerate(
+        [(4000, "has-its-own"), (4000, "has-its-own"), (16_000, "x"), (16_000, "x")]
+    ):
+        cluster.node(f"n{number}", 4000, memory=memory)
+        run(cluster, f"on-{number}", spec(4000, memory=memory, tenant=tenant))
+    cluster.advance(HOUR)
+    for number in range(2):
+        cluster.save(f"on-{number}", 1)
+    return cluster
+
+
+def test_where_the_cheapest_may_not_all_leave_together_others_do() -> None:
+    cluster = reclaiming()
+    cluster.submit(spec(4000, memory=1000, gang=2, tenant="owner"), "gang")
+    asked = asked_to_leave(cluster.settle())
+    assert set(asked.values()) == {"gang"}
+    assert len(asked) == 2, "none for nothing, and not one of those who would do alone"
+    assert len(asked.keys() & {"on-0", "on-1"}) <= 1, "that tenant keeps what it was guaranteed"
+
+
+def test_one_that_would_have_to_clear_too_many_clears_another_node() -> None:
+    cluster = elastic()
+    cluster.node("crowded", 80_000, memory=80 * 64)
+    for number in range(80):
+        cluster.submit(spec(1000, memory=64), f"small-{number:02}")
+    cluster.settle()
+    for number in range(80):
+        cluster.start(f"small-{number:02}")
+    cluster.node("other", 80_000, memory=100_000)
+    run(cluster, "large", spec(80_000, memory=100_000))
+    cluster.advance(HOUR)
+    for number in range(80):
+        cluster.save(f"small-{number:02}", 1)
+    cluster.submit(spec(75_000, memory=64, priority=5), "job")
+    assert asked_to_leave(cluster.settle()) == {"large": "job"}
