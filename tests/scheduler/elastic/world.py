@@ -47,6 +47,7 @@ class CheckedCluster(Cluster):
         deposed = epoch is not None and epoch != self.epoch  # what it decided is void, whatever it is
         judged = service == "scheduler" and not self.raced and not deposed and isinstance(events[0], e.DecisionPass)
         if judged:
+            self._judge_reclaims(events)
             for event in events:
                 if isinstance(event, e.PreemptRequested) and event.for_job:
                     self._judge_eviction(event)
@@ -113,6 +114,46 @@ class CheckedCluster(Cluster):
         queue = self.state.queues.get(winner.tenant)
         reclaims = winner.tenant != victim.tenant and queue is not None and queue.guaranteed is not None
         assert victim.priority < winner.priority or reclaims, f"by what right: {event}"
+
+    def _judge_reclaims(self, events: Iterable[e.AnyEvent]) -> None:
+        """Whoever leaves for what another tenant was guaranteed only borrows it, and that tenant has no more by it."""
+        placed, gone = dict[str, tuple[int, ...]](), set[str]()
+        for event in events:
+            if isinstance(event, e.JobPlaced):
+                whole = self._whole(self.job(event.job))
+                placed[event.tenant] = _sum([placed.get(event.tenant, NONE), whole])
+            elif isinstance(event, e.PreemptRequested):
+                gone.add(event.job)
+                if event.for_job and event.reasons[0].code == "QuotaReclaimed":
+                    victim, winner = self.job(event.job), self.job(event.for_job)
+                    stays = _sum([self._held_by(victim.tenant, without=gone), placed.get(victim.tenant, NONE)])
+                    own = self._guaranteed(victim.tenant)
+                    assert all(map(int.__ge__, stays, own)), f"{victim.tenant} keeps {stays} of {own}: {event}"
+                    has = _sum([self._held_by(winner.tenant, without=set(), leaving=True), self._whole(winner)])
+                    most = self._guaranteed(winner.tenant)
+                    within = all(not bound or held <= bound for held, bound in zip(has, most, strict=True))
+                    assert within, f"{winner.tenant} would have {has} of {most}: {event}"
+
+    def _whole(self, job: Job) -> tuple[int, ...]:
+        """Return what all members of a job need."""
+        size = self.state.specs[job.id].gang_size
+        return tuple(each * size for each in _amounts(self.state.floors[job.id]))
+
+    def _held_by(self, tenant: str, *, without: set[str], leaving: bool = False) -> tuple[int, ...]:
+        """Return what a tenant holds, also what is leased to it; of those who are `leaving` where that is said."""
+        found = [NONE]
+        for job in self.state.jobs.values():
+            stays = job.stage in ("placed", "running") or (leaving and job.stage in ("preempting", "stopping"))
+            if job.tenant == tenant and stays and job.id not in without:
+                floor = self.state.floors[job.id]
+                for member in job.members:
+                    if member.active:
+                        found.append(_amounts(floor if member.extra is None else floor.plus(member.extra)))
+        return _sum(found)
+
+    def _guaranteed(self, tenant: str) -> tuple[int, ...]:
+        queue = self.state.queues.get(tenant)
+        return _amounts(queue.guaranteed) if queue is not None and queue.guaranteed is not None else NONE
 
     def _judge_defragmentation(self, event: e.PreemptRequested, victim: Job, winner: Job) -> None:
         """It is of no higher priority, has saved, and there is room for it elsewhere; so many move within an hour."""
@@ -242,6 +283,10 @@ def assert_few_changes(decided: Iterable[e.AnyEvent]) -> None:
 
 def _amounts(need: Resources) -> tuple[int, int, int]:
     return (need.cpu_millis, need.memory_mib, need.gpus * 1000 + need.gpu_millis)
+
+
+def _sum(amounts: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(map(sum, zip(*amounts, strict=True)))
 
 
 def _open(node: Node) -> bool:
