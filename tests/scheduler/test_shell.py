@@ -283,7 +283,7 @@ async def test_who_stands_by_has_the_tables_that_it_will_decide_on(bench: Bench)
     await asyncio.gather(first, return_exceptions=True)
     await bench.submit("j2", cpu=500)
     await until(lambda: "j2" in (jobs := standby._fold.state.jobs) and not jobs["j2"].waiting)
-    assert standby._fold.state.header.epoch == 2
+    assert standby._fold.state.header.epoch >= 2, "more where the machine is so slow that a term ended in between"
     assert standby._fold.state.derived is tables
     second.cancel()
     beating.cancel()
