@@ -162,6 +162,9 @@ EXAMPLES: tuple[e.Event, ...] = (
     e.ProgressReported(**_FACT, rank=0, progress_millis=350, step=70),
     e.QuotaApplied(**_FACT, rank=0, node="n1", quotas=_QUOTAS, enforced=False),
     e.ShrinkRefused(**_FACT, rank=0, node="n1", quotas=_QUOTAS),
+    e.HandBackFailed(
+        **_FACT, rank=0, phase="learning", reason=e.Reason(code="DevicesNotFreed", detail="it raised ValueError('x')")
+    ),
     e.CheckpointSaved(**_FACT, rank=0, node="n1", checkpoint=_CHECKPOINT, tier="warm"),
     e.CheckpointFailed(**_FACT, stage="verify", reason=_REASON, checkpoint_id="c" * 64, step=120),
     e.CheckpointVerified(**_FACT, checkpoint_id="c" * 64, size_bytes=4096),

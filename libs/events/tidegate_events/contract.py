@@ -139,6 +139,13 @@ CONTRACT: tuple[Row, ...] = (
     Row(e.QuotaApplied, "node", "the observed limits are these", "attempt", _OTHER_ATTEMPT),
     Row(e.ShrinkRefused, "node", "the member holds these limits still", "attempt", _OTHER_ATTEMPT),
     Row(
+        e.HandBackFailed,
+        "node",
+        "the recall of what the member was lent is over, and the job is asked to save and leave",
+        "attempt",
+        _OTHER_ATTEMPT + ", or nothing is recalled",
+    ),
+    Row(
         e.CheckpointSaved,
         "node, checkpoint",
         "the job can resume from the checkpoint",

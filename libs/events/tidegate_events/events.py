@@ -144,6 +144,14 @@ class ShrinkRefused(AttemptEvent, frozen=True, kw_only=True):
     quotas: tuple[Quota, ...]
 
 
+class HandBackFailed(AttemptEvent, frozen=True, kw_only=True):
+    """The job says that it cannot hand back the devices that are recalled. Told once for each recall."""
+
+    rank: int
+    phase: str
+    reason: Reason
+
+
 class CheckpointSaved(AttemptEvent, frozen=True, kw_only=True):
     """A checkpoint was committed and is durable in `tier`."""
 
@@ -373,6 +381,7 @@ AnyEvent = (
     | ProgressReported
     | QuotaApplied
     | ShrinkRefused
+    | HandBackFailed
     | CheckpointSaved
     | CheckpointFailed
     | CheckpointVerified

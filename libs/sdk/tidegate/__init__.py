@@ -16,6 +16,7 @@ from tidegate.errors import (
     AlreadyFinishedError,
     CheckpointError,
     CorruptCheckpointError,
+    DevicesNotFreedError,
     EnvironmentInvalidError,
     FrameError,
     InvalidNameError,
@@ -38,6 +39,7 @@ from tidegate.errors import (
     UnsupportedObjectError,
     UsageError,
 )
+from tidegate.gpu_lease import GpuLease
 from tidegate.grant import Grant
 from tidegate.job import Job
 from tidegate.session import current, init
@@ -54,6 +56,7 @@ __all__ = [
     "PendingSave",
     "Shard",
     "Grant",
+    "GpuLease",
     "Client",
     "seeds",
     "__version__",
@@ -63,6 +66,7 @@ __all__ = [
     "AlreadyFinishedError",
     "CheckpointError",
     "CorruptCheckpointError",
+    "DevicesNotFreedError",
     "EnvironmentInvalidError",
     "FrameError",
     "InvalidNameError",

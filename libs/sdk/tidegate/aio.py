@@ -7,6 +7,7 @@ goes on. `report` never waits and stays a plain call.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -16,6 +17,7 @@ from typing import Any, AsyncIterator, Callable, Dict, Mapping, NoReturn, Option
 import tidegate
 from tidegate.checkpoint.handle import Checkpoint
 from tidegate.checkpoint.saver import PendingSave
+from tidegate.gpu_lease import GpuLease
 from tidegate.grant import Grant
 from tidegate.job import Job
 from tidegate.member import Member
@@ -68,6 +70,44 @@ class AsyncPendingSave:
         """Return the durable checkpoint; raises SaveFailedError when the write failed."""
         done = await self._run(lambda: self._pending.wait(timeout_seconds))
         return AsyncCheckpoint(done, self._run)
+
+
+class AsyncGpuLease:
+    """The devices of phases; see tidegate.GpuLease. `async with lease as grant:` around each use of them."""
+
+    def __init__(self, lease: GpuLease) -> None:
+        self._lease = lease
+
+    @property
+    def grant(self) -> Optional[Grant]:
+        """Return what the devices are now; None while there are none."""
+        return self._lease.grant
+
+    async def __aenter__(self) -> Optional[Grant]:
+        # In a thread that waits for nothing else: the wait may be as long as that for a phase.
+        taking = asyncio.get_running_loop().run_in_executor(None, self._lease.acquire)
+        try:
+            return await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            taking.add_done_callback(self._give_up)
+            raise
+
+    async def __aexit__(self, *raised: object) -> None:
+        self._lease.free()
+
+    def _give_up(self, taking: "asyncio.Future[Optional[Grant]]") -> None:
+        if not taking.cancelled() and taking.exception() is None:
+            self._lease.free()
+
+
+def _in_loop(loop: asyncio.AbstractEventLoop, hook: Callable[[Any], object]) -> Callable[[Any], object]:
+    """Return a function for other threads that runs the hook in the loop, and returns or raises when it does."""
+
+    async def run(given: Any) -> object:
+        done = hook(given)
+        return await done if inspect.isawaitable(done) else done
+
+    return lambda given: asyncio.run_coroutine_threadsafe(run(given), loop).result()
 
 
 class _Runner:
@@ -137,6 +177,17 @@ class AsyncJob:
             self._job.on_hand_back(callback)  # which says what is accepted
         loop = asyncio.get_running_loop()
         self._job.on_hand_back(lambda seconds_left: loop.call_soon_threadsafe(callback, seconds_left))
+
+    async def on_gpu(self, release: Callable[[float], object], reclaim: Callable[[Grant], object]) -> AsyncGpuLease:
+        """Have the devices of phases moved on and off by hooks; see tidegate.Job.on_gpu.
+
+        They are functions or coroutine functions, and run in the event loop; `async with lease:` keeps them out.
+        """
+        loop = asyncio.get_running_loop()
+        hooks = []
+        for hook in (release, reclaim):
+            hooks.append(_in_loop(loop, hook) if callable(hook) else hook)  # on_gpu says what is accepted
+        return AsyncGpuLease(self._job.on_gpu(hooks[0], hooks[1]))
 
     def should_hand_back(self) -> bool:
         """Return True while the phase is to be left; never waits."""

@@ -43,6 +43,10 @@ class PhaseTimeoutError(TidegateError):
     """A phase was not granted within the time that the caller gave; it is not asked for any longer."""
 
 
+class DevicesNotFreedError(TidegateError):
+    """The release hook of `on_gpu` raised, so the phase is not left: its devices may be in use."""
+
+
 class InvalidNameError(UsageError):
     """A phase, metric, event or group name does not have the accepted form."""
 

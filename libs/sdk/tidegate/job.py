@@ -43,8 +43,7 @@ class Job(Phasing):
     """The job that this process is part of. Made by `tidegate.init()`; safe to use from several threads."""
 
     def __init__(self, identity: Identity, link: Link, gate: StopGate, recall: Recall) -> None:
-        super().__init__(identity, link, recall)
-        self._gate = gate
+        super().__init__(identity, link, gate, recall)
         self._stamp = Stamp(
             job=identity.job,
             attempt=identity.attempt,

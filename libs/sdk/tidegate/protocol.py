@@ -15,9 +15,11 @@ from typing import Any, Dict, Iterator, List
 from tidegate.errors import FrameError
 
 PROTOCOL_MIN = 1
-PROTOCOL_MAX = 2
+PROTOCOL_MAX = 3
 PROTOCOL_ASKS = 2
 """The first version in which phases are asked for and handed back."""
+PROTOCOL_NOT_FREED = 3
+"""The first version in which a process says that it does not hand back devices."""
 
 FRAME_BYTES_MAX = 64 * 1024
 """Longest JSON body of one frame, both ways. Bulk data never travels on this socket."""
@@ -40,7 +42,7 @@ PHASES_PER_SECOND, PHASES_BURST = 10, 40
 ASKS_PER_SECOND, ASKS_BURST = 20, 100
 PUBLISHES_PER_SECOND, PUBLISHES_BURST = 20, 100
 CONTROLS_PER_SECOND, CONTROLS_BURST = 20, 100
-"""saved, save_failed, restored, suspended and finished together."""
+"""saved, save_failed, not_freed, restored, suspended and finished together."""
 REPORTS_PER_SECOND, REPORTS_BURST = 20, 40
 
 DEVICE_VARIABLES = ("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "TIDEGATE_GPU_MILLIS")
@@ -81,6 +83,7 @@ RESERVED_EVENT_KINDS = frozenset(
         "QuotaApplied",
         "ShrinkRefused",
         "HandBackRequested",
+        "HandBackFailed",
         "PreemptRequested",
         "CheckpointSaved",
         "CheckpointFailed",

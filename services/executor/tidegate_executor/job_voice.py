@@ -210,6 +210,17 @@ class JobVoice:
         fact = facts.checkpoint_failed(state, message.step, message.error, self._context.clock.now_ns())
         await self._durably(origin, self._memory.commit([fact], state=state))
 
+    async def on_not_freed(self, origin: Origin, message: messages.NotFreed) -> None:
+        """Report that devices are not handed back, once for each recall: who waits for them need not wait longer."""
+        state, now_ns = self._marked(origin), self._context.clock.now_ns()
+        log.warning("devices_not_freed", sandbox=state.id, phase=message.phase, why=message.error)
+        if not state.hand_back_ns or state.hand_back_ns == state.not_freed_ns:
+            await self._durably(origin, self._memory.commit(state=state))
+            return
+        state = _replace(state, not_freed_ns=state.hand_back_ns)
+        fact = facts.hand_back_failed(state, message.phase, message.error, now_ns)
+        await self._durably(origin, self._memory.commit([fact], state=state))
+
     async def on_restored(self, origin: Origin, message: messages.Restored) -> None:
         """Note where the job continues; a checkpoint it was told to resume from and could not use is reported."""
         state = transitions.step_seen(self._marked(origin), message.step)

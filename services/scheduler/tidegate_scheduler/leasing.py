@@ -159,6 +159,17 @@ def on_hand_back_requested(state: State, event: e.HandBackRequested, at: str) ->
             state.touch(f"job/{job.id}")
 
 
+def on_hand_back_failed(state: State, event: e.HandBackFailed, at: str) -> None:
+    """The recall is over now: waiting for its deadline would bring nothing."""
+    found = _asking(state, event, event.rank)
+    if found is None or found[1].hand_back_ns <= state.header.now_ns:
+        return
+    job, member = found
+    member.hand_back_ns = max(1, state.header.now_ns)
+    job.cause = at
+    state.touch(f"job/{job.id}")
+
+
 def waits_for_phase(state: State, job: Job) -> tuple[e.Reason, ...]:
     """Say which phases members of a running job wait for, and what they lack."""
     spec, found = state.specs[job.id], []

@@ -346,6 +346,7 @@ RULES: dict[type[e.Event], Callable[[State, Any, str], None]] = {
     e.ProgressReported: _on_progress_reported,
     e.QuotaApplied: leasing.on_quota_applied,
     e.ShrinkRefused: leasing.on_shrink_refused,
+    e.HandBackFailed: leasing.on_hand_back_failed,
     e.CheckpointSaved: saving.on_checkpoint_saved,
     e.CheckpointFailed: saving.on_checkpoint_failed,
     e.CheckpointVerified: _nothing,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +14,7 @@ import msgspec
 import pytest
 from tidegate_events.events import (
     CheckpointSaved,
+    HandBackFailed,
     PhaseChanged,
     PhaseRequested,
     Quota,
@@ -156,3 +160,104 @@ async def test_memory_that_is_in_use_is_not_taken_and_that_is_told_once(
 
 def memory(order: SandboxOrder, memory_mib: int) -> tuple[Quota, ...]:
     return tuple(msgspec.structs.replace(quota, memory_mib=memory_mib) for quota in order.quotas)
+
+
+HOOKED = """
+import json, os, pathlib, time, tidegate
+here = pathlib.Path(os.environ["HERE"])
+nodes = {each["name"]: each["containerEdits"]["deviceNodes"][0]["hostPath"]
+         for each in json.loads((here / "cdi.json").read_text())["devices"]}
+job, device = tidegate.init(), None
+def release(seconds_left):
+    if (here / "fail").exists():
+        raise RuntimeError("a kernel is running")
+    device.close()
+def reclaim(grant):
+    global device
+    device = open(nodes[grant.gpus[0]], "rb", buffering=0)
+lease, step = job.on_gpu(release=release, reclaim=reclaim), 0
+with job.phase("learning"):
+    while not job.should_stop():
+        try:
+            with lease:
+                assert device.read(4) == bytes(4)
+                step += 1
+        except tidegate.PhaseRefusedError:
+            break
+        time.sleep(0.01)
+    job.save(state={"step": step}, step=step, wait=True)
+job.exit_suspended()
+"""
+
+
+def stand_ins(here: Path, indices: tuple[int, ...]) -> dict[int, Path]:
+    """Device nodes that stand for GPUs, and a CDI file that names them."""
+    nodes = {index: here / f"gpu{index}" for index in indices}
+    for path in nodes.values():
+        os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 5))
+    devices = [
+        {"name": str(index), "containerEdits": {"deviceNodes": [{"path": f"/dev/gpu{index}", "hostPath": str(path)}]}}
+        for index, path in nodes.items()
+    ]
+    (here / "cdi.json").write_text(
+        json.dumps({"cdiVersion": "0.6.0", "kind": "nvidia.com/gpu", "devices": devices, "containerEdits": {}})
+    )
+    return nodes
+
+
+def open_anywhere(path: Path) -> bool:
+    """Say whether any process of the machine has the file open."""
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            if os.readlink(link) == str(path):
+                return True
+        except OSError:
+            continue  # it ended, or closed it
+    return False
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes device nodes")
+async def test_hooks_hand_back_a_device_take_another_and_say_when_they_cannot(
+    make_agent: Callable[..., Agent], scheduler: Scheduler, tmp_path: Path
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    nodes = stand_ins(here, (1, 3))
+    agent = make_agent()
+    await scheduler.joined()
+    learn = msgspec.structs.replace(component("learn", HOOKED, kind="learner"), resources=NEEDS)
+    order = await decide(scheduler, job("hooked", learn, phase_entry="asked", borrows=True, env={"HERE": str(here)}))
+    await requested(scheduler, 1)
+    order = await decide(scheduler, order, phase="learning", quotas=memory(order, 256), gpu_indices=(3,))
+    await until(lambda: open_anywhere(nodes[3]))
+
+    deadline_ns = time.time_ns() + 60_000_000_000
+    order = await decide(scheduler, order, phase="", hand_back_ns=deadline_ns)
+
+    async def phases(number: int) -> list[str] | None:
+        said = [event.phase for event in await scheduler.events(PhaseChanged)]
+        return said if len(said) >= number else None
+
+    assert await until(lambda: phases(2)) == ["learning", "default"]
+    assert not open_anywhere(nodes[3]), "it is free before it is said to be"
+    assert await requested(scheduler, 2) == ["learning", "learning"], "and wanted again, without the loop's doing"
+    agent.end()
+    agent.start()
+    await scheduler.joined(2)
+    order = await decide(scheduler, order, phase="learning", hand_back_ns=0, gpu_indices=(1,))
+    await until(lambda: open_anywhere(nodes[1]))
+    assert await until(lambda: phases(3)) == ["learning", "default", "learning"]
+
+    (here / "fail").touch()
+    again_ns = time.time_ns() + 60_000_000_000
+    order = await decide(scheduler, order, phase="", hand_back_ns=again_ns)
+    failed: HandBackFailed = await scheduler.first(HandBackFailed, "hooked")
+    assert (failed.rank, failed.phase, failed.reason.code) == (0, "learning", "DevicesNotFreed")
+    assert failed.reason.detail == "the release hook raised RuntimeError('a kernel is running')"
+    assert open_anywhere(nodes[1]), "its own until it has left"
+    await decide(scheduler, order, desired="suspend", deadline_ns=again_ns, reason="LeaseNotReturned")
+    exited = await scheduler.exit_of("hooked")
+    assert (exited.outcome, exited.acknowledged, exited.exit_code) == ("suspended", True, 75)
+    (saved,) = await scheduler.events(CheckpointSaved)
+    assert saved.checkpoint.step > 0
+    assert len(await scheduler.events(HandBackFailed)) == 1

@@ -219,6 +219,25 @@ def test_who_hands_back_in_time_goes_on() -> None:
     assert cluster.stage("borrower") == "running"
 
 
+def test_who_says_that_it_cannot_hand_back_is_asked_to_leave_at_once() -> None:
+    cluster = lent_out()
+    failure = e.Reason(code="DevicesNotFreed", detail="the release hook raised ValueError('x')")
+
+    def fail(job: str) -> list[e.AnyEvent]:
+        member = cluster.members(job)[0]
+        cluster.node_fact(job, member, e.HandBackFailed, phase="learning", reason=failure, _node=False)
+        return cluster.settle()
+
+    assert not asked_to_leave(fail("borrower")), "nothing is recalled"
+    ask(cluster, "owner", "learning")
+    cluster.advance(1)
+    assert not asked_to_leave(fail("owner")), "of the owner nothing is"
+    (asked,) = of(fail("borrower"), e.PreemptRequested)
+    assert (asked.job, asked.deadline_ns, asked.for_job) == ("borrower", at(cluster, GRACE), "owner")
+    assert asked.reasons[0].code == "LeaseNotReturned"
+    assert not fail("borrower"), "once"
+
+
 def test_who_does_not_is_asked_to_save_and_leave_and_the_owner_waits_no_longer_than_both_bounds() -> None:
     cluster = lent_out()
     ask(cluster, "owner", "learning")

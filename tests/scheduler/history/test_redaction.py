@@ -48,7 +48,7 @@ KEPT = {
     ("SandboxStarted", "node"), ("SandboxStarted", "level"), ("SandboxStarted", "image_digest"),
     ("SandboxExited", "node"), ("SandboxExited", "outcome"),
     ("PhaseChanged", "phase"), ("PhaseRequested", "phase"), ("QuotaChanged", "phase"), ("JobSpec", "phase_entry"),
-    ("QuotaApplied", "node"), ("ShrinkRefused", "node"),
+    ("QuotaApplied", "node"), ("ShrinkRefused", "node"), ("HandBackFailed", "phase"),
     ("CheckpointSaved", "node"), ("CheckpointSaved", "tier"),
     ("CheckpointFailed", "stage"), ("CheckpointFailed", "checkpoint_id"),
     ("CheckpointVerified", "checkpoint_id"),

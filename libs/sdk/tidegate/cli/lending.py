@@ -41,6 +41,11 @@ def _shrink_refused(entry: Entry, data: dict[str, Any]) -> str:
     return f"memory in use is not taken back: the kernel keeps {kept or 'the limits'}{_rank(entry)}"
 
 
+def _hand_back_failed(entry: Entry, data: dict[str, Any]) -> str:
+    why = (data.get("reason") or {}).get("detail", "")
+    return f"cannot hand back the devices of phase {data.get('phase')}: {why}{_rank(entry)}"
+
+
 def _rank(entry: Entry) -> str:
     return f" (rank {entry['rank']})" if entry.get("rank") else ""
 
@@ -49,4 +54,5 @@ WORDS: dict[str, Callable[[Entry, dict[str, Any]], str]] = {
     "PhaseRequested": _requested,
     "HandBackRequested": _hand_back,
     "ShrinkRefused": _shrink_refused,
+    "HandBackFailed": _hand_back_failed,
 }

@@ -61,6 +61,7 @@ _STYLES = {
     "QuotaApplied": "dim",
     "HandBackRequested": "magenta",
     "ShrinkRefused": "yellow",
+    "HandBackFailed": "yellow",
     "StepRateLow": "yellow",
     "NodeDrainRequested": "magenta",
     "NodeResumeRequested": "magenta",

@@ -137,6 +137,11 @@ class AgentLink:
             )
         return None
 
+    def not_freed(self, message: Dict[str, Any]) -> None:
+        """Say that devices are not handed back; an agent that does not know the word sees the recall unanswered."""
+        if self._version >= protocol.PROTOCOL_NOT_FREED:
+            self.control(message)
+
     def wait_acknowledged(self, seq: int, seconds: float) -> bool:
         """Wait until the agent has made the message durable."""
         if self._outbox.wait_acknowledged(seq, seconds):

@@ -43,6 +43,9 @@ class Link(Protocol):
         patience.
         """
 
+    def not_freed(self, message: Dict[str, Any]) -> None:
+        """Have it said that devices are not handed back, where an agent takes that word."""
+
     @property
     def report(self) -> Callable[[ReportCall], None]:
         """Return the function that takes metrics to be sent soon. Fetched once and called at every step.

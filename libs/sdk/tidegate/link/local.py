@@ -75,6 +75,10 @@ class LocalLink:
         """Return the devices there are: nobody else needs them."""
         return self._identity.devices
 
+    def not_freed(self, message: Dict[str, Any]) -> None:
+        """Log it."""
+        self.control(message)
+
     @property
     def report(self) -> Callable[[ReportCall], None]:
         """Return the function that takes metrics; they are logged with the first call after their window."""

@@ -8,6 +8,7 @@ from tidegate_events.events import (
     CheckpointFailed,
     CheckpointRef,
     CheckpointSaved,
+    HandBackFailed,
     PhaseChanged,
     PhaseRequested,
     PlacementRejected,
@@ -100,6 +101,12 @@ def quota_applied(
 def shrink_refused(state: AttemptState, node: str, kept: tuple[Quota, ...], now_ns: int) -> ShrinkRefused:
     """The kernel keeps these limits, and not the lower ones that were asked of it."""
     return ShrinkRefused(**_base(state, now_ns), rank=state.rank, node=node, quotas=kept)
+
+
+def hand_back_failed(state: AttemptState, phase: str, detail: str, now_ns: int) -> HandBackFailed:
+    """The recall of what the phase was lent will not be answered."""
+    reason = Reason(code="DevicesNotFreed", detail=plain(detail))
+    return HandBackFailed(**_base(state, now_ns), rank=state.rank, phase=phase, reason=reason)
 
 
 def checkpoint_saved(state: AttemptState, node: str, checkpoint: CheckpointRef, now_ns: int) -> CheckpointSaved:

@@ -88,6 +88,7 @@ class AttemptState(_Part, frozen=True, kw_only=True):
     `begun`: its commands were allowed to run, which in a gang waits for every member.
     `granted`, `hand_back_ns` and `gpu_indices` (None: those of the first order) are the newest order's, which was made
     from the journal up to `order_seq`; 0: none has come since the agent's start.
+    `not_freed_ns` is the recall of which it was told that it fails.
     `shrinks_refused` are the quotas of which it was told that the kernel keeps higher ones.
     """
 
@@ -128,6 +129,7 @@ class AttemptState(_Part, frozen=True, kw_only=True):
     granted: str = ""
     order_seq: int = 0
     hand_back_ns: int = 0
+    not_freed_ns: int = 0
     gpu_indices: tuple[int, ...] | None = None
     shrinks_refused: tuple[Quota, ...] = ()
 

@@ -96,6 +96,9 @@ class ChannelHandler(Protocol):
     async def on_save_failed(self, origin: Origin, message: messages.SaveFailed) -> None:
         """A save failed; the job knows."""
 
+    async def on_not_freed(self, origin: Origin, message: messages.NotFreed) -> None:
+        """Devices that are recalled are not handed back."""
+
     async def on_restored(self, origin: Origin, message: messages.Restored) -> None:
         """The job loads this checkpoint; it may be older than the one named to it, when that one was corrupt."""
 

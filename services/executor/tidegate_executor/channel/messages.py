@@ -101,6 +101,13 @@ class SaveFailed(Control, frozen=True, tag="save_failed"):
     error: Text
 
 
+class NotFreed(Control, frozen=True, tag="not_freed"):
+    """The devices of this phase are not handed back: the job's own hook failed, or has not returned in time."""
+
+    phase: PhaseName
+    error: Text
+
+
 class Restored(Control, frozen=True, tag="restored"):
     """The job continues from this checkpoint; `skipped` newer ones were refused (`why` says how)."""
 
@@ -153,5 +160,17 @@ class Bye(Message, frozen=True, tag="bye"):
 
 
 Incoming = (
-    Hello | Phase | Ask | Publish | Saved | SaveFailed | Restored | Suspended | Finished | Report | StopCount | Bye
+    Hello
+    | Phase
+    | Ask
+    | Publish
+    | Saved
+    | SaveFailed
+    | NotFreed
+    | Restored
+    | Suspended
+    | Finished
+    | Report
+    | StopCount
+    | Bye
 )

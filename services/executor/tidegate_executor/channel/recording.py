@@ -57,6 +57,10 @@ class RecordingHandler:
         """Record it."""
         self._record(origin, message)
 
+    async def on_not_freed(self, origin: Origin, message: messages.NotFreed) -> None:
+        """Record it."""
+        self._record(origin, message)
+
     async def on_restored(self, origin: Origin, message: messages.Restored) -> None:
         """Record it."""
         self._record(origin, message)

@@ -60,6 +60,7 @@ class Session:
             messages.Publish: handler.on_publish,
             messages.Saved: handler.on_saved,
             messages.SaveFailed: handler.on_save_failed,
+            messages.NotFreed: handler.on_not_freed,
             messages.Restored: handler.on_restored,
             messages.Suspended: handler.on_suspended,
             messages.Finished: handler.on_finished,

@@ -26,6 +26,12 @@ def on_shrink_refused(job: Job, event: e.ShrinkRefused) -> bool:
     return True
 
 
+def on_hand_back_failed(job: Job, event: e.HandBackFailed) -> bool:
+    """Say whether the member is there, in a job whose phases are asked for."""
+    member = job.member(event.attempt, event.rank)
+    return member is not None and member.active and job.spec.phase_entry == "asked"
+
+
 def on_hand_back_requested(job: Job, event: e.HandBackRequested) -> bool:
     """Say whether the member is there: bound to the attempt alone, as a change of quotas is."""
     member = job.member(event.attempt, event.rank)

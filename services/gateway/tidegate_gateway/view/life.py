@@ -370,6 +370,7 @@ _FACTS: dict[type[msgspec.Struct], Callable[[Job, Any], bool]] = {
     e.PhaseRequested: lending.on_phase_requested,
     e.QuotaApplied: _on_quota_applied,
     e.ShrinkRefused: lending.on_shrink_refused,
+    e.HandBackFailed: lending.on_hand_back_failed,
     e.CheckpointFailed: _on_checkpoint_failed,
     e.CheckpointVerified: _on_checkpoint_verified,
     e.StepRateLow: _on_step_rate,

@@ -130,8 +130,8 @@ RUNNING: dict[str, tuple[str, str]] = {
         "Leave the phase in time: `hand_back_seconds` of its `preemption`.",
     ),
     "LeaseNotReturned": (
-        "Asked to leave: it did not hand back in time what was leased to it.",
-        "Raise `hand_back_seconds`.",
+        "Asked to leave: it did not hand back in time what was leased to it, or said that it cannot.",
+        "Raise `hand_back_seconds`, or mend its release hook.",
     ),
     "Rebalanced": (
         "Asked to leave: it waits for a phase on a node where much is asked for, and the node that is named has what "
