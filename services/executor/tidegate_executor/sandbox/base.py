@@ -102,10 +102,14 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """A device node of the host, and where it is seen, below /dev. No other than those given is there."""
+    """A device node of the host, and where it is seen, below /dev. No other than those given is there.
+
+    `name` is that of the device it is of, by the Container Device Interface, where it has one.
+    """
 
     source: str
     target: str
+    name: str = ""
 
 
 class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -92,10 +92,13 @@ def _read(path: Path) -> Specification:
 def granted(names: Iterable[str], known: dict[str, Specification]) -> Granted:
     """Return what these devices need, and nothing of any other. Raises CdiError."""
     edits: list[Edits] = []
+    nodes: dict[tuple[str, str], Device] = {}  # what several devices share is named by the first of them
     for name in names:
-        edits += _edits(name, known)
+        edits += (found := _edits(name, known))
+        for device in (_device(node, name) for edit in found for node in edit.device_nodes):
+            nodes.setdefault((device.source, device.target), device)
     return Granted(
-        devices=tuple(dict.fromkeys(_device(node) for edit in edits for node in edit.device_nodes)),
+        devices=tuple(nodes.values()),
         mounts=tuple(dict.fromkeys(_mount(mount) for edit in edits for mount in edit.mounts)),
         env=dict(_variable(text) for edit in edits for text in edit.env),
     )
@@ -115,7 +118,7 @@ def all_names(known: dict[str, Specification]) -> list[str]:
     return [f"{kind}={entry.name}" for kind, specification in sorted(known.items()) for entry in specification.devices]
 
 
-def _device(node: DeviceNode) -> Device:
+def _device(node: DeviceNode, name: str) -> Device:
     source = os.path.realpath(node.host_path or node.path)
     try:
         mode = os.stat(source).st_mode
@@ -123,7 +126,7 @@ def _device(node: DeviceNode) -> Device:
         raise CdiError(f"device node {source} is not there: {error.strerror}") from error
     if not (stat.S_ISCHR(mode) or stat.S_ISBLK(mode)):
         raise CdiError(f"{source} is no device node")
-    return Device(source=source, target=node.path)
+    return Device(source=source, target=node.path, name=name)
 
 
 def _mount(mount: CdiMount) -> Mount:
@@ -138,8 +141,25 @@ def _variable(text: str) -> tuple[str, str]:
     return name, value
 
 
-def as_docker(devices: Iterable[Device]) -> dict[str, Any]:
-    """Devices as a container engine takes them."""
+def known_alike(devices: tuple[Device, ...], directories: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of the devices if files in these directories give them the same nodes; else none. Blocks."""
+    names = tuple(dict.fromkeys(device.name for device in devices))
+    if "" in names:
+        return ()
+    try:
+        there = granted(names, specifications(directories))
+    except CdiError:
+        return ()
+    return names if there.devices == devices else ()
+
+
+def as_docker(devices: Iterable[Device], names: tuple[str, ...]) -> dict[str, Any]:
+    """Devices as a container engine takes them: by their names where it knows these, else by their nodes.
+
+    What else their users need is mounted by us too: the engine mounts it before the image's layers, which hide it.
+    """
+    if names:
+        return {"DeviceRequests": [{"Driver": "cdi", "DeviceIDs": list(names)}]}
     return {
         "Devices": [
             {"PathOnHost": device.source, "PathInContainer": device.target, "CgroupPermissions": "rw"}

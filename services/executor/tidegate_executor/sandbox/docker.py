@@ -25,11 +25,12 @@ from tidegate_executor.sandbox.base import (
     Layer,
     Level,
     ProbeResult,
+    RequestRefusedError,
     Sandbox,
     SandboxError,
     SandboxSpec,
 )
-from tidegate_executor.sandbox.cdi import as_docker
+from tidegate_executor.sandbox.cdi import as_docker, known_alike
 from tidegate_executor.sandbox.plan import CPU_TOPOLOGY, PlanEntry, build_etc, checked_devices, mount_plan, unrooted
 from tidegate_executor.sandbox.probe import ProbeFailure, answers_of, probe_sandbox, refuse_connections, refused_port
 from tidegate_executor.sandbox.settings import SandboxSettings
@@ -166,6 +167,8 @@ class DockerBackend:
     async def create(self, spec: SandboxSpec) -> Sandbox:
         from tidegate_executor.sandbox.engine_images import base_image  # noqa: PLC0415 - as in `engine`
 
+        if spec.devices and self._level in OWN_KERNEL:
+            raise RequestRefusedError(f"level {self._level} passes no device of the host; accepted: level trusted")
         links = await asyncio.to_thread(self._links, spec)
         try:
             async with self.engine() as docker:
@@ -177,10 +180,22 @@ class DockerBackend:
             raise BackendUnavailableError(f"no control groups: {'; '.join(detected.tried)}")
         place = f"{engine_path(detected.driver)}/{spec.id}"
 
+        names = await asyncio.to_thread(self._requested, spec)
+
         def prepare(spec: SandboxSpec, state: StateDirectory) -> dict[str, Any]:
-            return self._prepare(spec, state, image, place)
+            return self._prepare(spec, state, image, place, names)
 
         return await self._sandboxes.create(spec, prepare)
+
+    def _requested(self, spec: SandboxSpec) -> tuple[str, ...]:
+        """The names by which the engine can be asked for the sandbox's devices; none where it must be given nodes."""
+        if not spec.devices:
+            return ()
+        try:
+            info = Engine(self._settings.docker_socket).call("GET", "/info")
+        except EngineError as error:
+            raise InfrastructureError(f"the engine does not answer: {error}") from error
+        return known_alike(spec.devices, info.get("CDISpecDirs") or ())
 
     def _links(self, spec: SandboxSpec) -> list[tuple[str, str]]:
         state = StateDirectory(self._settings.sandboxes_dir, spec.id)
@@ -195,7 +210,9 @@ class DockerBackend:
             own |= {target for _, _, target in plan if target == "/etc" or target.startswith("/etc/")}
         return [entry for entry in plan if entry[2] not in own and entry[0] != "device"]
 
-    def _prepare(self, spec: SandboxSpec, state: StateDirectory, image: str, place: str) -> dict[str, Any]:
+    def _prepare(
+        self, spec: SandboxSpec, state: StateDirectory, image: str, place: str, names: tuple[str, ...]
+    ) -> dict[str, Any]:
         return {
             "docker": {
                 "socket": self._settings.docker_socket,
@@ -210,7 +227,7 @@ class DockerBackend:
                 "own_kernel": self._level in OWN_KERNEL,
                 "threads": THREADS_OF_GUEST if self._level in OWN_KERNEL else THREADS,
                 "overhead_each_mib": OVERHEAD_EACH_MIB[self._level],
-                "devices": as_docker(checked_devices(spec.devices)),
+                "devices": as_docker(checked_devices(spec.devices), names),
             },
             "overhead_mib": OVERHEAD_MIB,
             "overhead_each_mib": 64 + OVERHEAD_EACH_MIB[self._level],

@@ -148,7 +148,6 @@ class ContainerLauncher(Launching):
                 "LogConfig": {"Type": "none", "Config": {}},
                 "OomKillDisable": False,
                 "Init": False,
-                **self._docker["devices"],
                 **host,
             },
         }
@@ -177,6 +176,7 @@ class ContainerLauncher(Launching):
             "Ulimits": [{"Name": "nproc", "Soft": quota.pids, "Hard": quota.pids}]
             if self._docker["own_kernel"]
             else [],
+            **self._docker["devices"],
             **self._limits(quota),
         }
         self._started += 1
