@@ -26,7 +26,7 @@ MARK = "86399.25"  # how long a process of the host sleeps
 OF_THE_GUEST = {"gvisor": {"raise_file_limit", "lower_oom_score", "read_environment_of_process_1"}}
 
 
-@pytest.fixture(params=["bwrap", "gvisor", "docker"])
+@pytest.fixture(params=["bwrap", "gvisor", "docker", "docker-guarded"])
 async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
     opened = await open_world(request.param, tmp_path)
     yield opened

@@ -19,7 +19,7 @@ FILLINGS = {
 }
 
 
-@pytest.fixture(params=["bwrap", "gvisor", "docker"])
+@pytest.fixture(params=["bwrap", "gvisor", "docker", "docker-guarded"])
 async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
     opened = await open_world(request.param, tmp_path)
     yield opened

@@ -63,12 +63,12 @@ class JobVoice:
         """Remember that this process can be asked to leave over the channel."""
         self._check_open()
         origin = client.origin
-        log.info("process_connected", sandbox=self._memory.state.id, component=origin.component, sdk=client.sdk)
         state = transitions.connect(self._memory.state, origin.component, origin.replica)
         state = _replace(
             state, asks=asks.back(state.asks, origin.client), phase=phases.away(state.phase, origin.client, 0)
         )
         if state != self._memory.state:  # a process may come back as often as it likes
+            log.info("process_connected", sandbox=self._memory.state.id, component=origin.component, sdk=client.sdk)
             await self._memory.commit(state=state)
 
     async def on_phase(self, origin: Origin, message: messages.Phase) -> None:

@@ -16,6 +16,7 @@ from tidegate_executor.channel import framing, listening, messages
 from tidegate_executor.channel.framing import FrameRefused
 from tidegate_executor.channel.handler import ChannelHandler, ClientInfo, HandlerUnavailable, Origin, Sandbox
 from tidegate_executor.channel.rate import Bucket, Rates, ReplicaRates
+from tidegate_executor.channel.refusals import Refusals
 from tidegate_executor.channel.session import Session
 from tidegate_executor.channel.stop_group import StopGroup
 
@@ -58,6 +59,7 @@ class ChannelServer:
         self._sessions: dict[str, Session] = {}
         self._connections = 0
         self._rates: dict[tuple[str, int], ReplicaRates] = {}  # one for each declared replica that ever connected
+        self._refusals = Refusals(sandbox.id)
         self._connects = Bucket(CONNECTS_PER_SECOND, CONNECTS_BURST)
         self.ever_connected = False
         self.acknowledged: set[tuple[str, int]] = set()
@@ -143,7 +145,7 @@ class ChannelServer:
             await asyncio.sleep(_ACCEPT_PAUSE_SECONDS)
             return None
         if self._connections >= CLIENTS_MAX or self._connects.take(loop.time()):
-            _log.warning("channel.too_many_connections", sandbox=self.sandbox.id, connected=self._connections)
+            self._refusals.note("too_many_connections", f"{self._connections} are open", loop.time())
             connection.close()
             return None
         return connection
@@ -154,6 +156,7 @@ class ChannelServer:
         try:
             await self._converse(connection, reader, writer)
         except FrameRefused as refusal:
+            self._refusals.note(refusal.code, str(refusal), asyncio.get_running_loop().time())
             writer.write(framing.encode({"kind": "error", "code": refusal.code, "message": str(refusal)}))
         except (ConnectionError, HandlerUnavailable) as reason:
             _log.info("channel.closed", sandbox=self.sandbox.id, reason=str(reason))
@@ -192,6 +195,7 @@ class ChannelServer:
 
         session = Session((reader, writer), client, hello, self._handler, on_durable)
         session.rates = Rates(self._rates.setdefault(place, ReplicaRates()))
+        session.refusals = self._refusals
         self._sessions[hello.client] = session
         try:
             await self._handler.on_hello(client)

@@ -18,6 +18,7 @@ from tidegate_executor.channel.handler import (
     Origin,
 )
 from tidegate_executor.channel.rate import Rates, ReplicaRates
+from tidegate_executor.channel.refusals import Refusals
 
 VIOLATIONS_MAX = 100
 """Refused messages after which a connection is closed."""
@@ -41,7 +42,7 @@ class Session:
         handler: ChannelHandler,
         on_durable: Callable[[messages.Control], None],
     ) -> None:
-        """`rates` may be set before `run`: to those that this connection shares with others of its replica."""
+        """`rates` and `refusals` may be set before `run`: to those shared with others of its replica or sandbox."""
         self._on_durable = on_durable
         self._reader, self._writer = streams
         self.client = client
@@ -50,6 +51,7 @@ class Session:
         self.ended = asyncio.Event()
         self._handler = handler
         self.rates = Rates(ReplicaRates())
+        self.refusals = Refusals(self._sandbox)
         self._violations = 0
         self._expected = 0
         self._version = 0
@@ -141,10 +143,13 @@ class Session:
 
     async def _take_control(self, message: messages.Control) -> None:
         seq = message.seq
-        if seq < self._expected:
+        if seq < self._expected:  # said before: it has no effect again
             self.send({"kind": "ack", "seq": self._expected - 1})
             return
         if seq > self._expected:
+            self.refusals.note(
+                "out_of_order", f"message {seq} came", asyncio.get_running_loop().time(), self.hello.client
+            )
             self.send({"kind": "error", "code": "out_of_order", "message": "", "expected": self._expected})
             return
         self._check_rate(str(message.__struct_config__.tag), seq)
@@ -173,12 +178,11 @@ class Session:
 
     def _refuse(self, refusal: FrameRefused) -> None:
         reply: dict[str, Any] = {"kind": "error", "code": refusal.code, "message": str(refusal)}
+        self.refusals.note(refusal.code, str(refusal), asyncio.get_running_loop().time(), self.hello.client)
         if isinstance(refusal, _TooFast):
             reply["retry_after_ms"] = refusal.retry_after_ms
         else:
             self._violations += 1
-            said = {"code": refusal.code, "text": str(refusal)[:200]}
-            _log.warning("channel.refused", sandbox=self._sandbox, client=self.hello.client, **said)
             if refusal.seq == self._expected:
                 # The process will not send it again: the next one is due.
                 self._expected += 1

@@ -55,7 +55,7 @@ def read(blobs: Blobs, named: str = "") -> OciImage:
             return _of_layout(blobs, named)
         if blobs.has("manifest.json"):
             return _of_docker_save(blobs, named)
-    except (KeyError, TypeError, AttributeError, ValueError, msgspec.MsgspecError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise ImageRefusedError(f"the image's description is malformed: {error!r}") from error
     raise ImageRefusedError(
         "there is neither index.json nor manifest.json: an OCI layout, or `docker save`, is accepted"
