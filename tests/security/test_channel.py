@@ -82,7 +82,7 @@ async def test_what_a_job_may_not_say_is_refused_and_logged(world: World) -> Non
     with capture_logs() as lines:
         async with Neighbour(other / "agent.sock", OTHER_CLIENT) as neighbour:
             process = world.process(*world.python("").argv[:-2], "/inputs/program/attempts.py", limits=LIMITS)
-            exited, output = await world.run(sandbox, process)
+            exited, output = await world.run(sandbox, process, 90.0)
             slowest = neighbour.seconds_max
     for task in serving:
         task.cancel()

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import msgspec
 import structlog
 
+from tidegate_executor.sandbox import disk
 from tidegate_executor.sandbox.base import FoundSandbox, SandboxBackend
 from tidegate_executor.sandbox.bwrap import BwrapBackend
 from tidegate_executor.sandbox.docker import DockerBackend
@@ -67,7 +68,10 @@ async def offered_levels(settings: Settings, backends: Mapping[str, SandboxBacke
     problems = []
     for level in wanted:
         result = await backends[level].probe()
-        if result.available:
+        if result.available and level != "unisolated" and (why := await _unlimited(settings, result.backend)):
+            problems.append(f"{level}: {why}")
+            log.error("level_not_available", isolation=level, remedy=why, notes=())
+        elif result.available:
             levels.add(level)
             log.info("level_offered", isolation=level, backend=result.backend, limits=result.limits, notes=result.notes)
         else:
@@ -76,6 +80,15 @@ async def offered_levels(settings: Settings, backends: Mapping[str, SandboxBacke
     if not levels:
         raise NoLevelError(f"no isolation level can be given here. {' '.join(problems)}")
     return frozenset(levels)
+
+
+async def _unlimited(settings: Settings, backend: str) -> str:
+    """Return why the operator's bounds of disk would not hold at this backend; empty where they do, or are none."""
+    if not settings.sandbox_disk_mib:
+        return ""
+    if backend == "docker":
+        return "sandbox_disk_mib is set, and backend docker bounds no disk; set it to 0, or use another backend"
+    return await asyncio.to_thread(disk.probe, settings.paths.sandboxes)
 
 
 async def find_all(backends: Mapping[str, SandboxBackend]) -> dict[str, FoundSandbox]:

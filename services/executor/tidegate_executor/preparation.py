@@ -29,6 +29,7 @@ from tidegate_executor.sandbox.base import (
     CPU_MILLIS_MIN,
     MEMORY_MIB_MIN,
     ComponentProcess,
+    DiskLimits,
     Limits,
     Mount,
     Network,
@@ -135,6 +136,7 @@ def _assemble(
         mounts=(*mounts, *gpus.mounts),
         devices=gpus.devices,
         network=_network(order, state),
+        disk=_disk(context, state),
         pids_max=PIDS_PER_REPLICA * max(4, sum(scaling.most(component) for component in order.spec.components)),
     )
     places = _places(context, order, spec, (image, declared_target))
@@ -151,6 +153,13 @@ def _assemble(
         image_digest=image.digest,
         image_env={**image.env, **gpus.env},
     )
+
+
+def _disk(context: Context, state: AttemptState) -> DiskLimits | None:
+    mib = context.settings.sandbox_disk_mib
+    if not mib or state.level == "unisolated":  # where nothing else is bounded either
+        return None
+    return DiskLimits(mib=mib, inodes=context.settings.sandbox_inodes)
 
 
 def _gpus(context: Context, order: SandboxOrder, state: AttemptState) -> cdi.Granted:

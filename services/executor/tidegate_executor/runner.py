@@ -370,9 +370,10 @@ class AttemptRunner:
         self._server.stop(request.reason, request.deadline_ns, here_only=state.stop is None)
 
     async def _conclude(self) -> None:
-        state = self.memory.state
+        if self._sandbox is not None and (full := await self._sandbox.disk_full()):
+            self.memory.change(_replace(self.memory.state, disk_full=full))
         if (failure := self._gang.anomaly) is not None:
-            self.memory.change(transitions.peer_failed(state, self._spec, failure))
+            self.memory.change(transitions.peer_failed(self.memory.state, self._spec, failure))
         await conclusion.conclude(self._context, self.memory, (self._server, self._prepared), self._log)
 
     def _end(self, sandbox: Sandbox, grace_seconds: float, tasks: asyncio.TaskGroup) -> None:

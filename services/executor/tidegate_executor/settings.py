@@ -69,6 +69,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     levels where trying them shows that they work. `trusted_backend` and `guarded_backend` say what gives a level;
     `docker_socket` and `runsc` are where their programs are. In `cdi_dirs` lie the files by which GPUs enter a sandbox,
     as devices of `cdi_gpu_kind` that are named by their index.
+    `sandbox_disk_mib` and `sandbox_inodes` bound what a member writes into directories of its sandbox's own (0 MiB:
+    nothing does); a level whose backend cannot do that is not offered then.
     """
 
     node: str
@@ -106,6 +108,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     guarded_backend: Literal["gvisor", "docker"] = "gvisor"
     cdi_dirs: tuple[str, ...] = ("/etc/cdi", "/var/run/cdi")
     cdi_gpu_kind: str = "nvidia.com/gpu"
+    sandbox_disk_mib: int = 0
+    sandbox_inodes: int = 1_000_000
     docker_socket: str = DOCKER_SOCKET_DEFAULT
     runsc: str = RUNSC_DEFAULT
     cgroup_name: str | None = None
@@ -196,6 +200,8 @@ _NUMBERS = {
     "TIDEGATE_FETCHED_IMAGES_MIB": "fetched_images_mib",
     "TIDEGATE_TIER_MIB_PER_SECOND": "tier_mib_per_second",
     "TIDEGATE_UID_BASE": "uid_base",
+    "TIDEGATE_SANDBOX_DISK_MIB": "sandbox_disk_mib",
+    "TIDEGATE_SANDBOX_INODES": "sandbox_inodes",
 }
 _ROOTS = {
     "TIDEGATE_INPUT_ROOTS": "input_roots",
@@ -287,6 +293,12 @@ def checked(settings: Settings) -> Settings:
         value = getattr(settings, name)
         if value is not None and value <= 0:
             raise SettingsError(f"{name}: {value} refused; a positive amount, or nothing to detect it, is accepted")
+    least = 16 if settings.sandbox_disk_mib else 0
+    if settings.sandbox_disk_mib < least or settings.sandbox_inodes < 64:
+        raise SettingsError(
+            f"sandbox_disk_mib {settings.sandbox_disk_mib}, sandbox_inodes {settings.sandbox_inodes} refused; 0 (no "
+            "bound) or at least 16 MiB, and at least 64 inodes, are accepted"
+        )
     if not 0 <= settings.share_index < settings.share_count:
         raise SettingsError(
             f"share_index {settings.share_index} of share_count {settings.share_count} refused; 0 to share_count - 1"

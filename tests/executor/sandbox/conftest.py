@@ -88,15 +88,24 @@ class World:
     def python(self, code: str, **changes: object) -> ComponentProcess:
         return self.process(PYTHON, "-I", "-S", "-u", "-c", code, **changes)  # type: ignore[arg-type]
 
-    async def run(self, sandbox: Sandbox, process: ComponentProcess) -> tuple[ReplicaExited, str]:
+    async def run(
+        self, sandbox: Sandbox, process: ComponentProcess, seconds: float = WAIT_SECONDS
+    ) -> tuple[ReplicaExited, str]:
         """Start, wait for the exit, return it with the whole output."""
         started = await sandbox.start(process)
-        exited = await exit_of(sandbox, process.component, process.replica, after_ns=started.at_ns)
+        exited = await exit_of(sandbox, process.component, process.replica, after_ns=started.at_ns, seconds=seconds)
         return exited, await output_of(sandbox, process.component, process.replica)
 
 
-async def exit_of(sandbox: Sandbox, component: str = "main", replica: int = 0, *, after_ns: int = 0) -> ReplicaExited:
-    async with asyncio.timeout(WAIT_SECONDS):
+async def exit_of(
+    sandbox: Sandbox,
+    component: str = "main",
+    replica: int = 0,
+    *,
+    after_ns: int = 0,
+    seconds: float = WAIT_SECONDS,
+) -> ReplicaExited:
+    async with asyncio.timeout(seconds):
         async for recorded in sandbox.events():
             event = recorded.event
             if not isinstance(event, ReplicaExited) or event.at_ns < after_ns:

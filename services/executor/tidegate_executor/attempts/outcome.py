@@ -46,7 +46,7 @@ def _unasked(state: AttemptState, main: tuple[Replica, ...], telling: Replica) -
     if (failure := state.failure) is not None:
         return Ending(
             outcome="failed",
-            detail=failure.detail,
+            detail=failure.detail + (f"; {state.disk_full}" if state.disk_full else ""),
             exit_code=failure.exit_code,
             signal=failure.signal,
             oom=failure.oom,
@@ -55,7 +55,8 @@ def _unasked(state: AttemptState, main: tuple[Replica, ...], telling: Replica) -
         return Ending(outcome="lost", detail="the sandbox ended before its main component did")
     if all(replica.exit_code == 0 for replica in main):
         return _from(telling, "completed")
-    return _from(telling, "failed", detail=_failed_detail(telling))
+    full = f"; {state.disk_full}" if state.disk_full else ""
+    return _from(telling, "failed", detail=_failed_detail(telling) + full)
 
 
 def _all_left_suspended(main: tuple[Replica, ...]) -> bool:

@@ -89,6 +89,7 @@ class AttemptState(_Part, frozen=True, kw_only=True):
     `granted`, `hand_back_ns` and `gpu_indices` (None: those of the first order) are the newest order's, which was made
     from the journal up to `order_seq`; 0: none has come since the agent's start.
     `not_freed_ns` is the recall of which it was told that it fails.
+    `disk_full` is what of its sandbox's disk was used up when nothing ran in it any more.
     `shrinks_refused` are the quotas of which it was told that the kernel keeps higher ones.
     """
 
@@ -132,6 +133,7 @@ class AttemptState(_Part, frozen=True, kw_only=True):
     not_freed_ns: int = 0
     gpu_indices: tuple[int, ...] | None = None
     shrinks_refused: tuple[Quota, ...] = ()
+    disk_full: str = ""
 
     @property
     def id(self) -> str:

@@ -28,7 +28,6 @@ MKFS = "mkfs.erofs"
 MKFS_SECONDS_MAX = 3600.0
 MOUNT_SECONDS_MAX = 30.0
 UUID = "00000000-0000-0000-0000-000000000000"  # the same content is the same file
-MNT_DETACH = 2
 LOOK_SECONDS = 0.2
 COMPLAINT_BYTES_MAX = 500
 FLAGS = syscalls.MS_RDONLY | syscalls.MS_NOSUID | syscalls.MS_NODEV
@@ -125,7 +124,7 @@ def mount(file: Path, target: Path, form: Form) -> None:
 
 def unmount(target: Path) -> None:
     """Undo it at once for us; sandboxes that use it keep it. Raises OSError."""
-    syscalls.unmount(str(target), MNT_DETACH)
+    syscalls.unmount(str(target), syscalls.MNT_DETACH)
 
 
 def _run(arguments: list[str], seconds_max: float, given_up: Callable[[], bool] = bool) -> None:

@@ -112,14 +112,22 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
 
 
+class DiskLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a sandbox's own files may take on disk: in all, and how many files and directories (rounded up)."""
+
+    mib: int
+    inodes: int
+
+
 class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One sandbox. Its state lies in `<sandboxes_dir of the backend>/<id>`; everything there goes on `destroy`.
 
     `engine_image` is an image that a container engine has, instead of layers; other backends refuse it.
     `uid_slot` selects the host uid (`uid_base + uid_slot`) when the agent is root; sandboxes of different jobs alive
     at the same time must not share a slot (ranks of one job that share a writable mount should). `log_dir` survives
-    `destroy`. `redact` are values (>= 4 bytes) replaced in the logs; they, and every `secret_env` value, reach the
-    shim over a pipe and are never written to disk.
+    `destroy`. `disk` bounds what the job writes into directories of the sandbox's own, mounts not counted; a backend
+    that cannot bound it refuses. `redact` are values (>= 4 bytes) replaced in the logs; they, and every `secret_env`
+    value, reach the shim over a pipe and are never written to disk.
     """
 
     id: str
@@ -132,6 +140,7 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
     mounts: tuple[Mount, ...] = ()
     devices: tuple[Device, ...] = ()
     network: Network | None = None
+    disk: DiskLimits | None = None
     pids_max: int = 4096
     log_bytes_max: int = 16 * 1024 * 1024
     redact: tuple[str, ...] = ()
@@ -325,6 +334,10 @@ class Sandbox(Protocol):
 
     async def logs(self, component: str, replica: int, offset: int = 0, bytes_max: int = 65536) -> LogChunk:
         """Read output from `offset` on; an empty chunk means nothing new. Negative offset: that many from the end."""
+        ...
+
+    async def disk_full(self) -> str:
+        """What of the sandbox's own disk is used up, in words; empty: nothing is. Until it is destroyed."""
         ...
 
     async def stop(self, grace_seconds: float) -> tuple[ReplicaExited, ...]:

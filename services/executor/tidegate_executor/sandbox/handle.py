@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from tidegate_executor.sandbox import disk
 from tidegate_executor.sandbox.base import (
     CPU_MILLIS_MIN,
     GRACE_SECONDS_MAX,
@@ -32,6 +33,7 @@ from tidegate_executor.sandbox.base import (
 from tidegate_executor.sandbox.client import ShimGoneError, ask, connected
 from tidegate_executor.sandbox.logs import read_log
 from tidegate_executor.sandbox.remains import clear_remains, end_remains
+from tidegate_executor.sandbox.shim.layout import FILES_NAME
 from tidegate_executor.sandbox.state import ID_PATTERN, StateDirectory
 
 KILL_SECONDS_MAX = 20.0
@@ -130,6 +132,9 @@ class ShimSandboxHandle:
     async def logs(self, component: str, replica: int, offset: int = 0, bytes_max: int = 65536) -> LogChunk:
         check_name(component)
         return await asyncio.to_thread(read_log, self._log_dir, component, replica, offset, bytes_max)
+
+    async def disk_full(self) -> str:
+        return await asyncio.to_thread(disk.fullness, self._state.path / FILES_NAME)
 
     async def stop(self, grace_seconds: float) -> tuple[ReplicaExited, ...]:
         if not 0 <= grace_seconds <= GRACE_SECONDS_MAX:

@@ -11,10 +11,11 @@ from pathlib import Path
 from tidegate_executor.cgroups.base import CgroupError
 from tidegate_executor.cgroups.detect import driver_from
 from tidegate_executor.cgroups.engine import engine_path, remove_elsewhere
-from tidegate_executor.sandbox import networks
+from tidegate_executor.sandbox import disk, networks
 from tidegate_executor.sandbox.base import InfrastructureError
 from tidegate_executor.sandbox.shim import processes
 from tidegate_executor.sandbox.shim.engine import Engine, EngineError
+from tidegate_executor.sandbox.shim.layout import FILES_NAME
 from tidegate_executor.sandbox.state import ID_PATTERN, StateDirectory
 
 SHIM_SECONDS_MAX = 5.0
@@ -24,6 +25,7 @@ def clear_remains(state: StateDirectory) -> None:
     """End the shim if it still lives, then its processes, then remove groups and the directory. Idempotent."""
     record = state.record()
     end_remains(state)
+    disk.release(state.path / FILES_NAME)
     state.remove()
     if record is not None and record.network and record.network not in _networks_in_use(state.path.parent):
         networks.remove(state.path.parent, record.network)

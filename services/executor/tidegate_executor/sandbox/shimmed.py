@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from tidegate_executor.cgroups.base import CgroupError, Driver
 from tidegate_executor.cgroups.detect import Detected, detect
-from tidegate_executor.sandbox import networks
+from tidegate_executor.sandbox import disk, networks
 from tidegate_executor.sandbox.base import (
     LOG_BYTES_MIN,
     BackendUnavailableError,
@@ -26,6 +26,7 @@ from tidegate_executor.sandbox.handle import ShimSandboxHandle
 from tidegate_executor.sandbox.launch import launch_shim
 from tidegate_executor.sandbox.remains import clear_remains
 from tidegate_executor.sandbox.settings import SandboxSettings
+from tidegate_executor.sandbox.shim.layout import FILES_NAME
 from tidegate_executor.sandbox.state import ID_PATTERN, SandboxRecord, StateDirectory
 
 PIDS_MAX_LEAST = 4
@@ -112,6 +113,15 @@ class ShimmedSandboxes:
             raise RequestRefusedError(f"log_bytes_max={spec.log_bytes_max} refused; at least {LOG_BYTES_MIN}")
         if spec.pids_max < PIDS_MAX_LEAST:
             raise RequestRefusedError(f"pids_max={spec.pids_max} refused; at least {PIDS_MAX_LEAST}")
+        if spec.disk is not None and not self.limits_disk:
+            raise RequestRefusedError(f"backend {self._backend} bounds no disk here; accepted: a sandbox without")
+        if spec.disk is not None and (spec.disk.mib < disk.MIB_LEAST or spec.disk.inodes < 1):
+            raise RequestRefusedError(f"{spec.disk} refused; accepted: at least {disk.MIB_LEAST} MiB and an inode")
+
+    @property
+    def limits_disk(self) -> bool:
+        """Whether a sandbox can have a disk of its own: an engine would not see it, in another mount namespace."""
+        return self._level != "unisolated" and not self._engine and os.geteuid() == 0
 
     def host_uid(self, uid_slot: int) -> int | None:
         if os.geteuid() != 0 or self._level == "unisolated":
@@ -170,6 +180,8 @@ def _make(
     state = begun[0]
     _begin(*begun)
     try:
+        if spec.disk is not None:
+            disk.attach(state.path / FILES_NAME, state.path.parent / BASE_NAME, spec.disk)
         return prepare(spec, state)
     except BaseException:
         clear_remains(state)
