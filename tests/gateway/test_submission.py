@@ -144,6 +144,12 @@ async def test_all_problems_come_in_one_answer(bench: Any, valid: Any) -> None:
         ({"priority": 101}, "priority", "0 to 100"),
         ({"type": "smapling"}, "type", "did you mean sampling"),
         ({"isolation": "none"}, "isolation", "trusted"),
+        (
+            {"isolation": "guarded", "resources": {**AMOUNTS, "gpus": 1}},
+            "isolation",
+            "its guest's kernel opens no device of the host",
+        ),
+        ({"isolation": "vm", "resources": {**AMOUNTS, "gpu_millis": 500}}, "isolation", "level vm passes no GPU"),
         ({"gang_size": 0}, "gang_size", "out of bounds"),
         ({"seed": 2**60}, "seed", "out of bounds"),
         ({"timeout": 5}, "timeout", "time_limit_seconds"),

@@ -21,6 +21,7 @@ from tidegate_events.spec import (
 )
 
 from tidegate_gateway.submission import bounds
+from tidegate_gateway.submission.devices import check_devices
 from tidegate_gateway.submission.lending import check_lending
 from tidegate_gateway.submission.nodes import WHOLE_MILLIS
 from tidegate_gateway.submission.problems import Problems, child, item
@@ -245,6 +246,7 @@ def read_job(value: Any, problems: Problems, *, submitter: str | None = None) ->
     _check_gpus(read, problems)
     _check_locality(value, read, problems)
     check_lending(value, read, problems)
+    check_devices(read, problems)
     read.setdefault("name", DEFAULT_NAME)
     if problems:
         return Draft(read, None, key)
