@@ -80,7 +80,7 @@ class GpuLease:
     def acquire(self, user: Optional[int] = None) -> Optional[Grant]:
         """Wait for the devices and keep the hooks out until `free`; `user` is a thread that would wait for itself."""
         with self._changed:
-            self._refuse_own(user)
+            self.refuse_own(user)
             self._changed.wait_for(lambda: not self._busy and (self._state != HANDED_BACK or self._refusal is not None))
             if self._refusal is not None:
                 raise self._refusal
@@ -99,6 +99,14 @@ class GpuLease:
     def holds(self) -> bool:
         """Return whether there are devices, so that a recall is this lease's to answer."""
         return self._state == HELD
+
+    def refuse_own(self, user: Optional[int]) -> None:
+        """Raise UsageError where that thread holds the lease, and would wait for itself."""
+        if user is not None and self._user == user:
+            raise UsageError(
+                "a phase was entered or left, or the lease was taken, inside `with lease:` of the same thread: "
+                "end that block first"
+            )
 
     def begin(self, grant: Grant) -> None:
         """The process is in a phase already, with what it has."""
@@ -202,13 +210,6 @@ class GpuLease:
     def _exclude(self) -> None:
         """Wait until nobody uses the devices, nor waits for them again, and keep everybody out."""
         with self._changed:
-            self._refuse_own(threading.get_ident())
+            self.refuse_own(threading.get_ident())
             self._changed.wait_for(lambda: not self._busy and not self._asking)
             self._busy = True
-
-    def _refuse_own(self, user: Optional[int]) -> None:
-        if user is not None and self._user == user:
-            raise UsageError(
-                "a phase was entered or left, or the lease was taken, inside `with lease:` of the same thread: "
-                "end that block first"
-            )

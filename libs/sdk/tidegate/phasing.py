@@ -85,6 +85,8 @@ class Phasing(Member):
     def _in_phase(self, name: str, timeout: Optional[float], given_up: threading.Event) -> Iterator[Grant]:
         self._check_open("phase")
         validation.phase(name)
+        if self._lease is not None:
+            self._lease.refuse_own(threading.get_ident())
         patience = Patience(validation.timeout(timeout), given_up)
         with self._lock:
             if self._open_phase is not None:
@@ -102,6 +104,8 @@ class Phasing(Member):
             self._leased = leased
             if self._lease is not None:
                 self._lease.enter(grant)
+                if self._lease.holds and self._recall.pending:  # it came before there was anything to hand back
+                    self._recall.tell_again()
             yield grant
         finally:
             leased.given_up.set()
@@ -143,6 +147,7 @@ class Phasing(Member):
         if self._leased is not None:
             self._lease.begin(self._leased.grant)
         self._recall.call(self._on_recall)
+        self._recall.tell_again()
         return self._lease
 
     def _on_recall(self, seconds_left: float) -> None:
@@ -164,8 +169,10 @@ class Phasing(Member):
             raise UsageError(
                 f"on_hand_back({callback!r}) was refused: a function that takes the seconds left is accepted"
             )
-        self._told_of_recall = callback
+        first, self._told_of_recall = self._told_of_recall is None, callback
         self._recall.call(self._on_recall)
+        if first:  # the hooks of on_gpu() may have been asked before, in a phase without devices
+            self._recall.tell_again()
 
     def should_hand_back(self) -> bool:
         """Return True while the phase is to be left, because what it was lent is recalled. Cheap."""

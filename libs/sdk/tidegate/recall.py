@@ -59,6 +59,12 @@ class Recall:
                 self._thread.start()
             self._condition.notify_all()
 
+    def tell_again(self) -> None:
+        """Call for a recall that waits, if somebody was called for it before who had nothing to answer it with."""
+        with self._condition:
+            self._called_ns = 0
+            self._condition.notify_all()
+
     def close(self) -> None:
         """Call nobody any more."""
         with self._condition:

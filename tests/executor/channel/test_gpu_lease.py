@@ -250,6 +250,24 @@ def test_phases_without_devices_are_none_of_the_hooks_business(
     assert model.moves == []
 
 
+def test_a_recall_that_came_before_the_devices_is_answered_once_they_are_there(
+    agent: Any, asked: Any, model: Model, wait_for: Any
+) -> None:
+    job = asked()
+    training = Training(job, model, job.on_gpu(release=model.release, reclaim=model.reclaim))
+    wait_for(lambda: len(asks(agent)) == 1)
+    recall(agent, 30)
+    wait_for(job.should_hand_back)
+    grant(agent)
+    wait_for(lambda: len(asks(agent)) == 2)
+    assert [move for move, _ in model.moves] == ["on", "off"]
+    recall(agent, 0)
+    grant(agent, OTHER)
+    wait_for(lambda: len(model.moves) == 3)
+    assert training.ended() is None
+    assert phases(agent)[:3] == ["learning", None, "learning"]
+
+
 def test_misuse_of_hooks_is_refused_by_what_it_is(asked: Any, model: Model) -> None:
     job = asked(entry="told")
     with pytest.raises(UsageError, match=r"on_gpu\(release=None\) was refused: a function is accepted"):
@@ -264,6 +282,10 @@ def test_misuse_of_hooks_is_refused_by_what_it_is(asked: Any, model: Model) -> N
         job.on_gpu(release=model.release, reclaim=model.reclaim)
     with lease as given:
         assert given is None, "outside of phases there is nothing to wait for"
+        with pytest.raises(UsageError, match="end that block first"), job.phase("learning"):
+            pass
+    with job.phase("learning"):
+        pass
 
 
 async def test_an_async_job_hands_back_in_its_event_loop(
