@@ -65,15 +65,16 @@ def may_be_left(pid: int, parent_of: dict[int, int]) -> bool:
     return above == os.getpid()
 
 
-def namespaces() -> set[str]:
-    """Every namespace that such a process is in."""
-    found = set()
+def namespaces() -> dict[str, str]:
+    """Every namespace that such a process is in, and what one of them is."""
+    found = {}
     parent_of = parents()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and may_be_left(int(entry.name), parent_of):
             for kind in ("net", "mnt", "pid", "user"):
                 try:
-                    found.add(os.readlink(entry / "ns" / kind))
+                    command = (entry / "cmdline").read_text().replace("\0", " ")[:120]
+                    found[os.readlink(entry / "ns" / kind)] = f"{entry.name}: {command}"
                 except (FileNotFoundError, ProcessLookupError, PermissionError):
                     continue
     return found
@@ -117,7 +118,8 @@ async def come_and_go(world: World, cycles: int) -> None:
     for number in range(1, cycles + 1):
         await cycle(number)
     assert (mounts(world), len(os.listdir("/proc/self/fd")), groups(world.settings.cgroup_name), interfaces()) == before
-    assert len(namespaces() - spaces) <= SPACES_OF_OTHERS_MAX
+    left = {space: what for space, what in namespaces().items() if space not in spaces}
+    assert len(left) <= SPACES_OF_OTHERS_MAX, left
     assert kin(Path(world.settings.sandboxes_dir)) == []
     assert left_over(world) == []
     if isinstance(world.backend, DockerBackend):
