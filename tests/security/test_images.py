@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tidegate_events.events import NodeImagesChanged, PlacementRejected, SandboxStarted
+from tidegate_events.events import PlacementRejected, SandboxStarted
 from tidegate_events.orders import SandboxOrder
 
 from tests.executor.agent.conftest import Agent, Scheduler, component, job, until
@@ -113,7 +113,8 @@ async def test_a_job_on_a_hostile_image_is_rejected_and_that_is_logged(
         return found if len(found) >= len(places) - 1 else None
 
     async def converted() -> bool:
-        return any("honest" in event.images for event in await scheduler.events(NodeImagesChanged))
+        lines = [json.loads(line) for line in await asyncio.to_thread(lines_of, agent.log)]
+        return any((line["event"], line.get("image")) == ("oci_image_converted", "honest") for line in lines)
 
     found = await until(rejected, 60)
     await until(converted)
