@@ -1,11 +1,11 @@
-"""What the backends with a shim share: creation, reconciliation, sweeping."""
+"""What every backend with a shim is: creation, reconciliation, sweeping; a backend adds what is its own level's."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import tempfile
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,10 +20,12 @@ from tidegate_executor.sandbox.base import (
     InfrastructureError,
     Level,
     RequestRefusedError,
+    Sandbox,
     SandboxSpec,
 )
 from tidegate_executor.sandbox.handle import ShimSandboxHandle
 from tidegate_executor.sandbox.launch import launch_shim
+from tidegate_executor.sandbox.plan import build_etc
 from tidegate_executor.sandbox.remains import clear_remains
 from tidegate_executor.sandbox.settings import SandboxSettings
 from tidegate_executor.sandbox.state import ID_PATTERN, SandboxRecord, StateDirectory
@@ -38,8 +40,8 @@ class Preparation(Protocol):
     def __call__(self, spec: SandboxSpec, state: StateDirectory) -> dict[str, Any]: ...
 
 
-class ShimmedSandboxes:
-    """The sandboxes of one level below `sandboxes_dir`."""
+class ShimmedBackend:
+    """The sandboxes of one level below `sandboxes_dir`. A backend adds `probe` and `_prepare`; see `SandboxBackend`."""
 
     def __init__(
         self, settings: SandboxSettings, kind: tuple[str, Level], *, limits_required: bool, engine: str = ""
@@ -51,6 +53,7 @@ class ShimmedSandboxes:
         self._engine = engine
         self._limits_required = limits_required
         self._detected: Detected | None = None
+        self._etc: Path | None = None
 
     def use_limits(self, detected: Detected) -> None:
         """Take this instead of finding out (control groups that someone else handed over)."""
@@ -59,11 +62,30 @@ class ShimmedSandboxes:
     async def limits(self) -> Detected:
         """The control groups that work here; found out once."""
         if self._detected is None:
-            name, parent = self.settings.cgroup_name, self.settings.cgroup_parent
-            self._detected = await asyncio.to_thread(detect, name, parent)
+            self._detected = await self._detect()
         return self._detected
 
-    async def create(self, spec: SandboxSpec, prepare: Preparation) -> ShimSandboxHandle:
+    async def _detect(self) -> Detected:
+        return await asyncio.to_thread(detect, self.settings.cgroup_name, self.settings.cgroup_parent)
+
+    def etc(self) -> Path:
+        """The /etc that sandboxes here share. Blocks."""
+        if self._etc is None or not self._etc.is_dir():
+            self._etc = build_etc(Path(self.settings.sandboxes_dir, BASE_NAME))
+        return self._etc
+
+    @property
+    def level(self) -> Level:
+        return self._level
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        return await self._create(spec, self._prepare)
+
+    def _prepare(self, spec: SandboxSpec, state: StateDirectory) -> dict[str, Any]:
+        """See `Preparation`; one that needs no more than all do has nothing to add."""
+        return {}
+
+    async def _create(self, spec: SandboxSpec, prepare: Preparation) -> ShimSandboxHandle:
         self._check(spec)
         if spec.network is not None:
             networks.plan(self.settings.sandboxes_dir, spec.network)  # refuses before anything is made
@@ -113,6 +135,9 @@ class ShimmedSandboxes:
         if spec.pids_max < PIDS_MAX_LEAST:
             raise RequestRefusedError(f"pids_max={spec.pids_max} refused; at least {PIDS_MAX_LEAST}")
 
+    def path_inside(self, spec: SandboxSpec, target: str) -> str:
+        return target
+
     def host_uid(self, uid_slot: int) -> int | None:
         if os.geteuid() != 0 or self._level == "unisolated":
             return None
@@ -126,7 +151,7 @@ class ShimmedSandboxes:
         with tempfile.TemporaryDirectory(prefix="probe-", dir=parent) as directory:
             yield directory
 
-    async def find(self) -> tuple[FoundSandbox, ...]:
+    async def list(self) -> tuple[FoundSandbox, ...]:
         return await asyncio.to_thread(self._find)
 
     def _find(self) -> tuple[FoundSandbox, ...]:
@@ -140,7 +165,7 @@ class ShimmedSandboxes:
             found.append(FoundSandbox(condition=state.condition(), sandbox=handle))
         return tuple(found)
 
-    def _states(self) -> list[StateDirectory]:
+    def _states(self) -> Sequence[StateDirectory]:
         directory = Path(self.settings.sandboxes_dir)
         if not directory.is_dir():
             return []
@@ -149,7 +174,7 @@ class ShimmedSandboxes:
 
     async def sweep(self, keep: Set[str]) -> tuple[str, ...]:
         swept = []
-        for found in await self.find():
+        for found in await self.list():
             if found.sandbox.id not in keep:
                 await found.sandbox.destroy()
                 swept.append(found.sandbox.id)
