@@ -16,7 +16,8 @@ from tidegate_executor.sandbox import seccomp
 from tidegate_executor.sandbox.shim import syscalls
 from tidegate_executor.sandbox.shim.bubblewrap import Bubblewrap
 from tidegate_executor.sandbox.shim.joining import join
-from tidegate_executor.sandbox.shim.launching import Launching
+from tidegate_executor.sandbox.shim.late import Gathered, carry, make_place
+from tidegate_executor.sandbox.shim.launching import Launching, NotReadyError
 from tidegate_executor.sandbox.shim.layout import INSIDE_ID
 
 # Joined from inside the sandbox's outer user namespace, in this order; the mount namespace last of these.
@@ -51,14 +52,40 @@ class BwrapLauncher(Launching):
         """Pid of bubblewrap, our child, which ends when process 1 does."""
         return self._bwrap
 
-    def open(self, meanwhile: Callable[[], None]) -> int | None:
+    def ground(self) -> None:
         syscalls.become_subreaper()
-        self._bubblewrap.build(self._place)
+        self._place(self._bwrap)
+
+    def lay_out(self) -> None:
+        self._bubblewrap.prepare(self._config)
+
+    def open(self, meanwhile: Callable[[], None]) -> int | None:
+        self._bubblewrap.build()
         meanwhile()
         self.holder = self._bubblewrap.await_standing()
         self._open_namespaces()
         join(self._config["network"], self._namespaces["net"])
         return self._bubblewrap.alive
+
+    def adopt(self, late: list[list[str]]) -> None:
+        if self.collapsing():
+            raise NotReadyError("process 1 of the sandbox that stood ready has ended")
+        carry(self._config, late, self._attach)
+        join(self._config["network"], self._namespaces["net"])
+
+    def _attach(self, gathered: list[Gathered]) -> None:
+        """In a child: mount all of it inside, where the root is read-only."""
+        for kind in ("uts", "mnt"):
+            syscalls.setns(self._namespaces[kind], NAMESPACES[kind])
+        syscalls.set_hostname(self._config["bwrap"]["hostname"])
+        flags = syscalls.MS_BIND | syscalls.MS_REMOUNT | syscalls.MS_NOSUID | syscalls.MS_NODEV
+        syscalls.mount("none", "/", None, flags)
+        syscalls.create_as(self._config["uid"])
+        for each in gathered:
+            make_place(each.target, is_directory=each.is_directory)
+            syscalls.attach_mounts(each.tree, each.target)
+        if not any(target == "/" for _, _, target in self._config["bwrap"]["plan"]):
+            syscalls.mount("none", "/", None, flags | syscalls.MS_RDONLY)
 
     def _open_namespaces(self) -> None:
         """Keep the namespaces by descriptor: a pid could be another process tomorrow."""

@@ -143,7 +143,6 @@ class Replicas:
     def __init__(self, config: dict[str, Any], group: Group | None) -> None:
         self._config = config
         self._group = group
-        self._redact = [value.encode() for value in config["redact"]]
         self.running: dict[tuple[str, int], Replica] = {}
         self._ahead: Ahead | None = None
         self._first: Group | None = None
@@ -157,6 +156,10 @@ class Replicas:
             holder.bound(
                 self._config.get("overhead_mib", OVERHEAD_MIB), self._config.get("overhead_pids", OVERHEAD_PIDS)
             )
+
+    def bound_anew(self) -> None:
+        """The sandbox is known now, and so how many processes it may have."""
+        self._bound(0)
 
     def hold(self, pid: int) -> None:
         if self._group is not None:
@@ -194,7 +197,8 @@ class Replicas:
         group = launcher.group(self._group.child(f"{component}.{number}")) if self._group is not None else None
         replica = Replica(component, number, ahead.group if ahead is not None else first or group, quota)
         secrets = [value.encode() for value in request["secret_env"].values()]
-        replica.redactor = Redactor(self._redact + secrets)
+        redact = [value.encode() for value in self._config["redact"]]
+        replica.redactor = Redactor(redact + secrets)
         process = Process(request["argv"], {**request["env"], **request["secret_env"]}, request["cwd"])
         try:
             replica.log = LogFile(self._config["log_dir"], replica.name, self._config["log_bytes_max"])
