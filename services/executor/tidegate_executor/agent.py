@@ -44,6 +44,8 @@ class NodeAgent:
         self._joined_ns = 0
         self._prefetcher = Prefetcher(context.images, context.starts)
         context.images.in_use = self._images_in_use
+        context.images.leaving = context.warm.leave
+        context.warm.claimed = self._uid_slots
 
     # ---- what there is ----
 
@@ -194,6 +196,9 @@ class NodeAgent:
             )
             await self._context.spool.put([changed])
 
+    def _uid_slots(self) -> set[int]:
+        return {claim.uid_slot for claim in self._claims()}
+
     def _images_in_use(self) -> set[str]:
         """Return the images that members here run on or are made ready with, as they named them."""
         memories = [each.memory for each in self._runners.values()]
@@ -243,6 +248,10 @@ class NodeAgent:
             await self._refuse(memory, reason, now_ns)
         else:
             log.info("placement_taken", sandbox=state.id, job=order.job, isolation=state.level)
+            alone = not any(claim.job == order.job for claim in claims)  # else it shares a user with others of its job
+            if image is not None and alone:
+                slot = self._context.warm.promise(state.level, image, state.id)
+                state = memory.state = _replace(state, uid_slot=state.uid_slot if slot is None else slot)
             memory.change(transitions.on_order(state, order, at_seq))
             self._run(memory, None)
 
@@ -275,6 +284,7 @@ class NodeAgent:
             # One member must not take the node's other ones along, nor again at each start of the agent.
             log.exception("attempt_fault")
             await attempt_runner.give_up(error)
+        self._context.warm.withdraw(attempt_runner.memory.state.level, attempt_runner.memory.state.id)
         del self._runners[attempt_runner.memory.state.id]
         self._remember(attempt_runner.memory)
 

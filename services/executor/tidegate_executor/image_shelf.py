@@ -11,7 +11,7 @@ import itertools
 import shutil
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Set
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Set
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -52,7 +52,8 @@ class ImageUnavailableError(Exception):
 class ImageShelf:
     """See the module.
 
-    `in_use` says which images, by name or digest, members here may need: they stay. `hinted` are those that are awaited
+    `in_use` says which images, by name or digest, members here may need: they stay. `leaving` is called with the digest
+    of one before it leaves. `hinted` are those that are awaited
     here: they leave for a start only.
     """
 
@@ -70,6 +71,7 @@ class ImageShelf:
         self._under_way: dict[str, int] = {}
         self._unused_since: dict[str, float] = {}
         self.in_use: Callable[[], Set[str]] = frozenset
+        self.leaving: Callable[[str], Awaitable[None]] = _nobody_minds
         self.hinted: Set[str] = frozenset()
         self.changed = asyncio.Event()
         self.unavailable: dict[str, str] = {}
@@ -325,6 +327,7 @@ class ImageShelf:
             del self._known[name]
         self._unused_since.pop(record.digest, None)
         self.changed.set()
+        await self.leaving(record.digest)
         if isinstance(record, Record):
             await self._oci.remove(record.digest)
         else:
@@ -342,6 +345,10 @@ class ImageShelf:
         own = {name: [Path(layer.source) for layer in image.layers] for name, image in self._known.items()}
         names = {name for name, sources in own.items() if any(source.is_relative_to(place) for source in sources)}
         return names | {record.digest} | ({record.name} - set(own))
+
+
+async def _nobody_minds(digest: str) -> None:
+    """Nothing else has anything of an image."""
 
 
 def _step(steps: Iterator[int]) -> int | None:

@@ -37,13 +37,13 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReadySandboxes:
-    """Those of one backend. `hits` and `misses` count the sandboxes that were asked for since this process began."""
+    """Those of one backend. `hits` counts the sandboxes that were one of them since this process began."""
 
     def __init__(self, sandboxes_dir: str) -> None:
         self.directory = Path(sandboxes_dir, DIRECTORY)
         self._standing: list[Ready] = []
         self._promised: dict[str, Ready] = {}
-        self.hits = self.misses = 0
+        self.hits = 0
 
     def add(self, ready: Ready) -> None:
         self._standing.append(ready)
@@ -81,7 +81,7 @@ class ReadySandboxes:
         """Return the one that becomes this sandbox, None where none can."""
         ready = self._promised.pop(spec.id, None)
         fits = ready is not None and (ready.layers, ready.uid_slot) == (spec.layers, spec.uid_slot)
-        if ready is None or not fits or ready not in self._standing:
+        if ready is None or not fits or ready not in self._standing or spec.devices or spec.engine_image:
             return None
         self._standing.remove(ready)
         return ready

@@ -39,6 +39,7 @@ from tidegate_executor.sandbox.state import ID_PATTERN, SandboxRecord, StateDire
 
 PIDS_MAX_LEAST = 4
 READY_BACKENDS = ("bwrap", "gvisor")
+LATE_NETWORK = ("bwrap",)  # a guest's kernel looks at its interfaces as it boots
 GONE_SECONDS_MAX = 5.0
 BASE_NAME = ".base"  # beside the sandboxes: what they share; no sandbox id starts with a dot
 
@@ -97,7 +98,8 @@ class ShimmedBackend:
         return self._level
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
-        if (ready := self.ready.take(spec)) is not None:
+        ready = self.ready.take(spec) if spec.network is None or self._backend in LATE_NETWORK else None
+        if ready is not None:
             try:
                 adopted = await self._adopt(spec, ready)
             except InfrastructureError as error:
@@ -105,7 +107,6 @@ class ShimmedBackend:
             else:
                 self.ready.hits += 1
                 return adopted
-        self.ready.misses += self.keeps_ready
         return await self._create(spec, self._prepare)
 
     def _prepare(self, spec: SandboxSpec, state: StateDirectory) -> dict[str, Any]:
