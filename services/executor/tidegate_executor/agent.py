@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 import structlog
-from tidegate_events.events import HeldSandbox, NodeImagesChanged, NodeJoined, Reason
+from tidegate_events.events import HeldSandbox, NodeJoined, Reason
 from tidegate_events.orders import FORGOTTEN_INCARNATION, NodeOrders, SandboxOrder
 
-from tidegate_executor import admission, conclusion, preparation, retention, runner
+from tidegate_executor import admission, conclusion, image_news, preparation, retention, runner
 from tidegate_executor.admission import Claim, Offer
 from tidegate_executor.attempt_memory import ORDER_SUFFIX, AttemptMemory
 from tidegate_executor.attempts import facts, transitions
@@ -42,6 +42,7 @@ class NodeAgent:
         self._newest_orders = (0, 0)
         self._offer: Offer | None = None
         self._joined_ns = 0
+        self._told = image_news.Images()
         self._prefetcher = Prefetcher(context.images, context.starts)
         context.images.in_use = self._images_in_use
         context.images.leaving = context.warm.leave
@@ -164,6 +165,8 @@ class NodeAgent:
             address=self._context.settings.address,
             fetches_images=offer.fetches_images,
         )
+        self._told = image_news.Images(digests=joined.images)
+        self._context.images.changed.set()  # what could not be had is said anew to one who has forgotten it
         log.info("node_joining", incarnation=self.incarnation, held=len(held), levels=joined.levels)
         await self._context.spool.put([joined])
 
@@ -181,20 +184,16 @@ class NodeAgent:
         await self._prefetcher.run()
 
     async def tell_images(self) -> None:
-        """Say which images are here whenever that has changed, until cancelled."""
+        """Say which images came and left whenever that has changed, until cancelled."""
         shelf = self._context.images
         while True:
             await shelf.changed.wait()
             shelf.changed.clear()
-            changed = NodeImagesChanged(
-                id="",
-                at_ns=self._context.clock.now_ns(),
-                node=self._context.node,
-                incarnation=self.incarnation,
-                images={name: image.digest for name, image in (await shelf.here()).items()},
-                unavailable=tuple(shelf.unavailable),
-            )
-            await self._context.spool.put([changed])
+            now = shelf.news()
+            stamp = (self._context.node, self.incarnation, self._context.clock.now_ns())
+            if events := image_news.since(self._told, now, stamp):
+                await self._context.spool.put(events)
+            self._told = now
 
     def _uid_slots(self) -> set[int]:
         return {claim.uid_slot for claim in self._claims()}
