@@ -1,7 +1,8 @@
 """Mounts for a sandbox that stands already: gathered where their sources are seen, attached in its mount namespace.
 
-Done by a child, which goes from the one to the other and ends; what is attached stays. Nothing of a job may run in the
-sandbox before: who could change its files meanwhile could lead a mount elsewhere.
+Done by a child, which goes from the one to the other and ends; what is attached stays. Its end takes long, for a mount
+namespace ends with it, so nobody waits for that: the shim reaps it. Nothing of a job may run in the sandbox before: who
+could change its files meanwhile could lead a mount elsewhere.
 """
 
 from __future__ import annotations
@@ -45,19 +46,20 @@ def carry(config: dict[str, Any], late: list[list[str]], attach: Callable[[list[
         except BaseException as error:  # noqa: BLE001 - the report is the only way out of a forked child
             os.write(write, f"{type(error).__name__}: {error}".encode()[:COMPLAINT_BYTES_MAX])
         finally:
+            os.close(write)
             os._exit(0)
     os.close(write)
     if mapping is not None:
         mapping.close()
     with open(read, "rb") as reading:
         complaint = reading.read()
-    os.waitpid(child, 0)
     if complaint:
         raise LateError(complaint.decode(errors="replace"))
 
 
 def _gather(layout: Layout, late: list[list[str]], hosts: bytes) -> list[Gathered]:
     layout.stage()
+    os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)  # else it would end as we leave it, not when we do
     found = [_copied(layout, entry) for entry in layout.staged()]
     path = f"{staging.STAGE}/own.hosts"
     with open(path, "wb") as writing:
