@@ -60,6 +60,7 @@ class GuardedLauncher(Launching):
         self._started = 0
         self._entering = ""
         self._ready: Guest | None = None
+        self._used_ready = False
         self._tell = self._answer = -1
 
     def open(self, meanwhile: Callable[[], None]) -> int | None:
@@ -67,6 +68,9 @@ class GuardedLauncher(Launching):
         self._keeper.open()
         meanwhile()
         return None
+
+    def join(self, holder: int) -> None:
+        self._close_talk()  # a guest is told to the end of that, which comes when nobody else could say more
 
     # --- a replica's life -----------------------------------------------------------------------------------
 
@@ -82,7 +86,8 @@ class GuardedLauncher(Launching):
         """Have the replica's guest, in its group: the one that stands ready, or a new one."""
         assert group is not None
         ready, self._ready = self._ready, None
-        if ready is not None and ready.lives and quota.pids == PIDS_AHEAD:
+        self._used_ready = ready is not None and ready.lives and quota.pids == PIDS_AHEAD
+        if ready is not None and self._used_ready:
             self._guests[name] = ready
         else:
             if ready is not None:
@@ -102,6 +107,9 @@ class GuardedLauncher(Launching):
         answered, _, _ = select.select([self._answer], [], [], COMMAND_SECONDS_MAX)
         if not answered or os.read(self._answer, len(DONE)) != DONE:
             raise NotReadyError("the guest that stood ready did not do what it was told")
+
+    def prepared_for(self, name: str) -> bool:
+        return self._used_ready
 
     def _boot_ahead(self, group: Group) -> Guest:
         """Boot a guest of which the image alone is known; its process 1 waits to be told the rest."""
@@ -140,7 +148,9 @@ class GuardedLauncher(Launching):
 
     def translate(self, process: Process) -> Process:
         """The runtime's command that runs it inside. In the child that becomes it, whose memory holds the secrets."""
-        guest = self._guests[self._entering]
+        # One that was forked before the first replica was known knows the guest that stood ready by then.
+        guest = self._guests[self._entering] if self._entering else self._ready
+        assert guest is not None, "it was booted"
         described = memory_file("process", runtime.process(process.argv, process.env, process.cwd))
         os.set_inheritable(described, True)
         os.set_inheritable(self._binary, True)
@@ -199,11 +209,15 @@ class GuardedLauncher(Launching):
 
     def close(self) -> None:
         self._guests.clear()
+        self._close_talk()
+        self._keeper.close()
+
+    def _close_talk(self) -> None:
+        """What a guest that stands ready is told over, and answers over."""
         for descriptor in (self._tell, self._answer):
             if descriptor >= 0:
                 os.close(descriptor)
         self._tell = self._answer = -1
-        self._keeper.close()
 
     # --- the runtime ----------------------------------------------------------------------------------------
 

@@ -51,8 +51,12 @@ class Launching:
         return group
 
     def prepare(self, group: Group) -> bool:
-        """Make ready for the first replica, before it is known, in this group; say whether it will be that one's."""
-        return False
+        """Make ready for the first replica, before it is known, in this group; say whether its process can wait too."""
+        return self.clones
+
+    def prepared_for(self, name: str) -> bool:
+        """Whether what was made ready, the process that waits included, fits this replica, which begins."""
+        return True
 
     def begin(self, name: str, group: Group | None, quota: Quota) -> None:
         """Make ready for a replica, whose group stands. Raises SpawnError."""
