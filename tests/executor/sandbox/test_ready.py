@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tidegate_executor.sandbox.base import Layer, Limits, Mount, SandboxSpec
+from tidegate_executor.sandbox.base import Device, Layer, Limits, Mount, SandboxSpec
 from tidegate_executor.sandbox.shim.guarded import PIDS_AHEAD
 from tidegate_executor.sandbox.shimmed import ShimmedBackend
 
@@ -139,6 +139,18 @@ async def test_one_that_has_ended_is_passed_over(warm: World) -> None:
     await look(warm, "dead.1.0")
     assert backend.ready.hits == 0
     assert os.listdir(backend.ready.directory) == []
+
+
+async def test_what_it_was_not_built_for_is_built_afresh(cell: World) -> None:
+    backend = backend_of(cell)
+    if not backend.keeps_ready:
+        pytest.skip("only root adds mounts to a sandbox that stands")
+    await backend.make_ready(image_layers(), SLOT)
+    backend.ready.promise(image_layers(), "device.1.0")
+    made = await backend.create(spec_of(cell, "device.1.0", devices=(Device(source="/dev/null", target="/dev/own"),)))
+    exited, output = await cell.run(made, cell.process("/bin/sh", "-c", "echo x > /dev/own && echo there", cwd="/"))
+    assert (exited.exit_code, output, backend.ready.hits) == (0, "there\n", 0)
+    await made.destroy()
 
 
 @pytest.mark.parametrize(

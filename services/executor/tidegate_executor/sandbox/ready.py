@@ -22,14 +22,25 @@ DIRECTORY = ".ready"  # beside the sandboxes; no sandbox id starts with a dot
 log = structlog.get_logger()
 
 
-class Ready(msgspec.Struct, frozen=True, kw_only=True):
-    """One that stands. `plan` are the mounts that it has."""
+LATE = ("id", "hostname", "log_dir", "workdir", "mounts", "network", "pids_max", "log_bytes_max", "redact")
+"""What of a specification a sandbox that stands can be given. All else it was built with."""
 
-    layers: tuple[Layer, ...]
-    uid_slot: int
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True):
+    """One that stands, built by `spec`. `plan` are the mounts that it has."""
+
+    spec: SandboxSpec
     shim: Waiting
     state: StateDirectory
     plan: list[tuple[str, str, str]]
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        return self.spec.layers
+
+    def becomes(self, spec: SandboxSpec) -> bool:
+        """Whether a sandbox of that specification can be made of it."""
+        return msgspec.structs.replace(self.spec, **{name: getattr(spec, name) for name in LATE}) == spec
 
     @property
     def lives(self) -> bool:
@@ -53,7 +64,7 @@ class ReadySandboxes:
         return [ready.layers for ready in self._standing]
 
     def uid_slots(self) -> set[int]:
-        return {ready.uid_slot for ready in self._standing}
+        return {ready.spec.uid_slot for ready in self._standing}
 
     def groups(self) -> set[str]:
         """Return their control groups, with those of sandboxes that are just being made ready. Blocks."""
@@ -70,7 +81,7 @@ class ReadySandboxes:
         for ready in self._standing:
             if ready.layers == layers and id(ready) not in promised and ready.lives:
                 self._promised[sandbox] = ready
-                return ready.uid_slot
+                return ready.spec.uid_slot
         return None
 
     def withdraw(self, sandbox: str) -> None:
@@ -80,8 +91,7 @@ class ReadySandboxes:
     def take(self, spec: SandboxSpec) -> Ready | None:
         """Return the one that becomes this sandbox, None where none can."""
         ready = self._promised.pop(spec.id, None)
-        fits = ready is not None and (ready.layers, ready.uid_slot) == (spec.layers, spec.uid_slot)
-        if ready is None or not fits or ready not in self._standing or spec.devices or spec.engine_image:
+        if ready is None or ready not in self._standing or not ready.becomes(spec):
             return None
         self._standing.remove(ready)
         return ready

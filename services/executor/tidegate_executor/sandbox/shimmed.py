@@ -171,9 +171,7 @@ class ShimmedBackend:
             shim.connection.close()
             await asyncio.shield(asyncio.to_thread(clear_remains, state))
             raise
-        self.ready.add(
-            Ready(layers=layers, uid_slot=uid_slot, shim=Waiting(shim.connection, record.group), state=state, plan=plan)
-        )
+        self.ready.add(Ready(spec=spec, shim=Waiting(shim.connection, record.group), state=state, plan=plan))
 
     async def _adopt(self, spec: SandboxSpec, ready: Ready) -> Sandbox:
         """Make the sandbox of one that stands ready. Raises InfrastructureError; then nothing of either is left."""
