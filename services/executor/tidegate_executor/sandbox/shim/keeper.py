@@ -18,7 +18,7 @@ from typing import Any
 from tidegate_executor.sandbox.shim import staging, syscalls
 from tidegate_executor.sandbox.shim.hold import executable
 from tidegate_executor.sandbox.shim.joining import join
-from tidegate_executor.sandbox.shim.late import HOSTS_PATH, Gathered, carry, make_place
+from tidegate_executor.sandbox.shim.late import HOSTS_PATH, Carrier, Gathered, make_place
 from tidegate_executor.sandbox.shim.layout import DIRECTORIES, HOLD_PATH, Layout, hosts_text
 from tidegate_executor.sandbox.shim.own_programs import set_process_limit
 from tidegate_executor.sandbox.shim.told import carry_out_and_hold
@@ -55,6 +55,7 @@ class Keeper:
         self.state = -1
         self.mounts: Mounts = []
         self.late: list[tuple[str, str]] = []
+        self._carrier: Carrier | None = None
 
     def open(self) -> None:
         """Make them. Raises KeeperError; then nothing is left."""
@@ -85,18 +86,13 @@ class Keeper:
             os.close(report_read)
             os.close(done_write)
             os.waitpid(child, 0)
+        if self._config.get("ready"):
+            self._carrier = Carrier(self._attach)
 
     def adopt(self, config: dict[str, Any], entries: list[list[str]]) -> None:
         """Add these entries of the mount plan. Raises LateError."""
-
-        def attach(gathered: list[Gathered]) -> None:
-            syscalls.setns(self._mount_namespace, syscalls.CLONE_NEWNS)
-            for number, each in enumerate(gathered):
-                for place in (f"{LATE}/{number}", ROOTFS + each.target):
-                    make_place(place, is_directory=each.is_directory)
-                syscalls.attach_mounts(each.tree, f"{LATE}/{number}")
-
-        carry(config, entries, attach)
+        assert self._carrier is not None, "it stands ready"
+        self._carrier.carry(config, entries)
         # /etc/hosts, which comes last, is mounted in every guest already.
         targets = [*((target, kind != "read") for kind, _, target in entries), (HOSTS_PATH, False)]
         self.late = [(f"{LATE_PATH}/{number}", target) for number, (target, _) in enumerate(targets)]
@@ -105,6 +101,14 @@ class Keeper:
             bind(f"{LATE}/{number}", target, writable=writable) for number, (target, writable) in enumerate(targets)
         ]
 
+    def _attach(self, config: dict[str, Any], gathered: list[Gathered]) -> None:
+        """In a child: mount all of it where guests see it, and have places for it in their root."""
+        syscalls.setns(self._mount_namespace, syscalls.CLONE_NEWNS)
+        for number, each in enumerate(gathered):
+            for place in (f"{LATE}/{number}", ROOTFS + each.target):
+                make_place(place, is_directory=each.is_directory)
+            syscalls.attach_mounts(each.tree, f"{LATE}/{number}")
+
     def enter(self) -> None:
         """In a child: go there."""
         syscalls.setns(self._network, syscalls.CLONE_NEWNET)
@@ -112,6 +116,8 @@ class Keeper:
         os.chdir("/")
 
     def close(self) -> None:
+        if self._carrier is not None:
+            self._carrier.close()
         for descriptor in (self._mount_namespace, self._network, self.state):
             if descriptor >= 0:
                 os.close(descriptor)

@@ -1,20 +1,25 @@
 """Mounts for a sandbox that stands already: gathered where their sources are seen, attached in its mount namespace.
 
-Done by a child, which goes from the one to the other and ends; what is attached stays. Its end takes long, for a mount
-namespace ends with it, so nobody waits for that: the shim reaps it. Nothing of a job may run in the sandbox before: who
-could change its files meanwhile could lead a mount elsewhere.
+Done by a child of the shim, which goes from the one to the other and ends; what is attached stays. Its end takes long,
+for a mount namespace ends with it, so nobody waits for that: the shim reaps it. Nothing of a job may run in the sandbox
+before: who could change its files meanwhile could lead a mount elsewhere.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import struct
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from contextlib import suppress
+from typing import Any, NamedTuple, NoReturn
 
 from tidegate_executor.sandbox.shim import staging, syscalls
 from tidegate_executor.sandbox.shim.layout import Layout, hosts_text
 
 COMPLAINT_BYTES_MAX = 2000
+DONE = b"\1"
+LENGTH = "<I"
 KINDS = ("read", "write", "take", "workspace")  # of plan entries that can come late
 HOSTS_PATH = "/etc/hosts"
 
@@ -32,32 +37,73 @@ class Gathered(NamedTuple):
     writable: bool
 
 
-def carry(config: dict[str, Any], late: list[list[str]], attach: Callable[[list[Gathered]], None]) -> None:
-    """Gather the mounts of these plan entries, and /etc/hosts; have a child `attach` them. Raises LateError."""
-    named = {**config, "bwrap": {**config["bwrap"], "plan": late, "site": []}}
-    mapping = staging.Mapping() if any(kind == "workspace" for kind, _, _ in late) else None
-    layout = Layout(named, mapping)
-    layout.give()
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            attach(_gather(layout, late, hosts_text(config["bwrap"]["hostname"], config["network"])))
-        except BaseException as error:  # noqa: BLE001 - the report is the only way out of a forked child
-            os.write(write, f"{type(error).__name__}: {error}".encode()[:COMPLAINT_BYTES_MAX])
-        finally:
-            os.close(write)
-            os._exit(0)
-    os.close(write)
-    if mapping is not None:
-        mapping.close()
-    with open(read, "rb") as reading:
-        complaint = reading.read()
-    if complaint:
-        raise LateError(complaint.decode(errors="replace"))
+class Carrier:
+    """That child, forked while there is time, with all it needs but the word what to mount; it ends without one."""
+
+    def __init__(self, attach: Callable[[dict[str, Any], list[Gathered]], None]) -> None:
+        """`attach` is what it does, with the configuration by then and the mounts that it has gathered."""
+        self._mapping: staging.Mapping | None = staging.Mapping()
+        tell_read, self._tell = os.pipe()
+        self._report, report_write = os.pipe()
+        self._child = os.fork()
+        if self._child == 0:
+            os.close(self._tell)
+            assert self._mapping is not None, "it was just made"
+            _be_carrier(self._mapping, (tell_read, report_write), attach)
+        os.close(tell_read)
+        os.close(report_write)
+
+    def carry(self, config: dict[str, Any], late: list[list[str]]) -> None:
+        """Have the mounts of these plan entries, and /etc/hosts, attached. Raises LateError."""
+        named = {name: config[name] for name in ("state_dir", "uid", "network")}
+        named["bwrap"] = {**config["bwrap"], "plan": late, "site": []}
+        Layout(named).give()
+        with suppress(BrokenPipeError), open(self._tell, "wb") as telling:  # it says why it ended, if it did
+            self._tell = -1
+            text = json.dumps(named).encode()
+            telling.write(struct.pack(LENGTH, len(text)) + text)
+        with open(self._report, "rb") as reading:
+            self._report = -1
+            report = reading.read()
+        self.close()
+        if report != DONE:
+            raise LateError(report.decode(errors="replace") or "what mounts it ended early")
+
+    def close(self) -> None:
+        """Need it no more."""
+        for descriptor in (self._tell, self._report):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._tell = self._report = -1
+        if self._mapping is not None:
+            self._mapping.close()
+            self._mapping = None
 
 
-def _gather(layout: Layout, late: list[list[str]], hosts: bytes) -> list[Gathered]:
+def _be_carrier(
+    mapping: staging.Mapping,
+    pipes: tuple[int, int],
+    attach: Callable[[dict[str, Any], list[Gathered]], None],
+) -> NoReturn:
+    tell, report = pipes
+    try:
+        with open(tell, "rb") as hearing:
+            length = hearing.read(struct.calcsize(LENGTH))
+            if not length:
+                os._exit(0)  # nobody needs us
+            # Not to the end, which comes late: processes that were forked since hold the pipe too.
+            config = json.loads(hearing.read(*struct.unpack(LENGTH, length)))
+        layout = Layout(config, mapping)
+        attach(config, _gather(layout, hosts_text(config["bwrap"]["hostname"], config["network"])))
+        os.write(report, DONE)
+    except BaseException as error:  # noqa: BLE001 - the report is the only way out of a forked child
+        os.write(report, f"{type(error).__name__}: {error}".encode()[:COMPLAINT_BYTES_MAX])
+    finally:
+        os.close(report)
+        os._exit(0)
+
+
+def _gather(layout: Layout, hosts: bytes) -> list[Gathered]:
     layout.stage()
     os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)  # else it would end as we leave it, not when we do
     found = [_copied(layout, entry) for entry in layout.staged()]
