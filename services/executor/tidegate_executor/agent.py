@@ -165,7 +165,8 @@ class NodeAgent:
             address=self._context.settings.address,
             fetches_images=offer.fetches_images,
         )
-        self._told = image_news.Images(digests=joined.images)
+        sizes = self._context.images.news().size_bytes
+        self._told = image_news.Images(digests=joined.images, size_bytes=sizes)
         self._context.images.changed.set()  # what could not be had is said anew to one who has forgotten it
         log.info("node_joining", incarnation=self.incarnation, held=len(held), levels=joined.levels)
         await self._context.spool.put([joined])
