@@ -60,6 +60,7 @@ async def serve(settings: Settings, clock: Clock) -> None:
     available = backends.make(await asyncio.to_thread(backends.record, settings))
     levels = await backends.offered_levels(settings, available)
     found = await backends.find_all(available)
+    await backends.clear_strays(available)
     async with asyncio.TaskGroup() as tasks:
         bus: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         tasks.create_task(_connect(settings, bus))

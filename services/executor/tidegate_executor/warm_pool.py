@@ -80,7 +80,6 @@ class WarmPool:
 
     async def run(self) -> None:
         """Fill up what was taken, until cancelled; then let go of all."""
-        await asyncio.to_thread(self._clear_strays)
         try:
             while True:
                 await self._told.wait()
@@ -93,10 +92,6 @@ class WarmPool:
         finally:
             for backend in self._backends.values():
                 backend.ready.let_go()
-
-    def _clear_strays(self) -> None:
-        for backend in self._backends.values():
-            backend.ready.clear_strays()
 
     async def _fill(self, level: str, digest: str) -> None:
         slot = self._free_slot()

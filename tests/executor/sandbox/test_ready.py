@@ -189,5 +189,10 @@ async def test_they_end_with_the_process_that_made_them(warm: World) -> None:
     directory = backend_of(warm).ready.directory
     await asyncio.to_thread(hold_and_be_killed, warm)
     assert len(os.listdir(directory)) == 1, "nobody was there to remove it"
-    assert await warm.backend.sweep(frozenset()) == ()
+    stray = await backend_of(warm).limits()
+    assert stray.driver is not None
+    stray.driver.group("ready-stray").create()
+    kept = await warm.backend.create(spec_of(warm, "kept.1.0"))
+    assert await backend_of(warm).clear_strays() == ("ready-stray",)
     assert os.listdir(directory) == []
+    assert (await warm.run(kept, warm.process("/bin/sh", "-c", "echo up", limits=LIMITS)))[1] == "up\n"

@@ -72,7 +72,12 @@ class ShimmedBackend:
     @property
     def keeps_ready(self) -> bool:
         """Whether sandboxes of this backend can stand ready here: mounts are added to one by root alone."""
-        return self._backend in READY_BACKENDS and os.geteuid() == 0
+        return self.makes_ahead and os.geteuid() == 0
+
+    @property
+    def makes_ahead(self) -> bool:
+        """Whether groups of this backend may be there before it is known for which sandbox."""
+        return self._backend in READY_BACKENDS
 
     def use_limits(self, detected: Detected) -> None:
         """Take this instead of finding out (control groups that someone else handed over)."""
@@ -268,18 +273,25 @@ class ShimmedBackend:
 
     async def sweep(self, keep: Set[str]) -> tuple[str, ...]:
         swept = []
-        await asyncio.to_thread(self.ready.clear_strays)
         for found in await self.list():
             if found.sandbox.id not in keep:
                 await found.sandbox.destroy()
                 swept.append(found.sandbox.id)
+        return tuple(sorted({*swept, *await self.clear_strays(keep)}))
+
+    async def clear_strays(self, keep: Set[str] = frozenset()) -> tuple[str, ...]:
+        """Remove what an earlier process left ready, and groups of no sandbox but those in `keep`; return the latter.
+
+        Nothing may be starting meanwhile.
+        """
+        await asyncio.to_thread(self.ready.clear_strays)
         detected = await self.limits()
-        if detected.driver is not None:
-            records = [state.record() for state in self._states()]
-            known = keep | {record.group_name for record in records if record is not None}
-            known |= zygotes.groups() | self.ready.groups()
-            swept += await asyncio.to_thread(_remove_strays, detected.driver, known)
-        return tuple(sorted(set(swept)))
+        if detected.driver is None:
+            return ()
+        records = [state.record() for state in self._states()]
+        known = keep | {record.group_name for record in records if record is not None}
+        known |= zygotes.groups() | await asyncio.to_thread(self.ready.groups)
+        return tuple(await asyncio.to_thread(_remove_strays, detected.driver, known))
 
     async def release(self) -> None:
         await self.ready.discard()
