@@ -140,6 +140,9 @@ EXAMPLES: tuple[e.Event, ...] = (
         fetches_images=True,
     ),
     e.NodeImagesChanged(**_NODE, images={"host": "b3:12", "sim": "b3:34"}, unavailable=("torch",)),
+    e.ImageCached(**_NODE, image="sim", digest="sha256:34", size_bytes=429_000_000),
+    e.ImageEvicted(**_NODE, image="sim", digest="sha256:34", size_bytes=429_000_000),
+    e.ImageUnavailable(**_NODE, image="torch"),
     e.PlacementRejected(**_FACT, rank=0, node="n1", reason=_REASON),
     e.SandboxStarted(
         **_FACT, rank=0, node="n1", level="trusted", image_digest="sha256:1234", start_ms=35, prepare_ms=20

@@ -62,6 +62,10 @@ def test_facts_about_an_attempt_say_which() -> None:
         ("scheduler", "NodeCordoned", True),
         ("node", "ImagePrefetchHinted", False),
         ("node", "NodeImagesChanged", True),
+        ("node", "ImageCached", True),
+        ("node", "ImageEvicted", True),
+        ("node", "ImageUnavailable", True),
+        ("scheduler", "ImageEvicted", False),
     ],
 )
 def test_who_may_write_what(service: str, kind: str, allowed: bool) -> None:

@@ -7,12 +7,13 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tidegate_local.chaos import records, schedule
+from tidegate_local.chaos import records, remains, schedule
 from tidegate_local.chaos.faults import Hit
 from tidegate_local.chaos.history import Elected, History, percentile, takeover_ms
 from tidegate_local.chaos.reckoning import Verified, reckon
 from tidegate_local.chaos.run import Outcome
 from tidegate_local.chaos.schedule import BUS_GAP_SECONDS, KILLS_MAX, KILLS_WITHIN_SECONDS, LEADER, WEIGHTS
+from tidegate_local.home import Home
 from tidegate_local.topology import NATS, Topology
 
 TOPOLOGY = Topology(bus_servers=3, schedulers=2, nodes=3)
@@ -179,3 +180,17 @@ def test_why_history_could_not_be_verified_is_told() -> None:
 
 def test_what_the_stack_left_behind_counts_as_leaked() -> None:
     assert reckon(1, outcome(), ALL_VERIFIED, ["mount /x"]).leaked_sandboxes == 1
+
+
+def test_groups_that_were_made_ahead_are_left_behind_only_where_they_are_too_many() -> None:
+    assert remains.unclaimed({"ready-1", "ready-2", "ready-3"}, {"ready-3"}) == [], "two shims wait"
+    assert remains.unclaimed({"ready-1", "ready-2", "ready-3"}, set()) == ["ready-1", "ready-2", "ready-3"]
+
+
+def test_a_directory_of_a_job_is_left_behind(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    (home.root / "nodes" / "n1" / "sandboxes" / ".ready" / "ready-1").mkdir(parents=True)
+    assert remains.sandboxes(home) == []
+    left = home.root / "nodes" / "n1" / "sandboxes" / "j-1.1.0"
+    left.mkdir()
+    assert remains.sandboxes(home) == [f"directory {left}"]

@@ -339,4 +339,6 @@ def report(name: str, function: Callable[[], Any]) -> dict[str, str]:
 
 
 for each, function in list(ATTEMPTS.items()):
+    if each in HOST["left_out"]:
+        continue
     print(json.dumps(report(each, function)), flush=True)

@@ -22,6 +22,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 _NEVER = "never"
+_OTHER_INCARNATION = "the node has another incarnation"
 _OTHER_ATTEMPT = "the job is at another attempt, or has ended"
 _OTHER_REVISION = "the job's revision is another one"
 _ENDED = "the job is unknown or has ended"
@@ -106,11 +107,32 @@ CONTRACT: tuple[Row, ...] = (
         "a newer incarnation of the node is known",
     ),
     Row(
+        e.ImageCached,
+        "node",
+        "the node has the image: jobs that need it fit there, and it is hinted there no more",
+        "incarnation",
+        _OTHER_INCARNATION,
+    ),
+    Row(
+        e.ImageEvicted,
+        "node",
+        "the node has the image no more; it may get it again",
+        "incarnation",
+        _OTHER_INCARNATION,
+    ),
+    Row(
+        e.ImageUnavailable,
+        "node",
+        "the image is not hinted there again until the node joins again",
+        "incarnation",
+        _OTHER_INCARNATION,
+    ),
+    Row(
         e.NodeImagesChanged,
         "node",
-        "the node has these images; those it cannot get are not hinted there again until it joins again",
+        "the node has these images and cannot get those: what earlier agents said instead of the three above",
         "incarnation",
-        "the node has another incarnation",
+        _OTHER_INCARNATION,
     ),
     Row(
         e.PlacementRejected,

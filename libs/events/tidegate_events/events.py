@@ -23,6 +23,9 @@ from tidegate_events.envelope import AttemptEvent as AttemptEvent
 from tidegate_events.envelope import Decision as Decision
 from tidegate_events.envelope import Event as Event
 from tidegate_events.envelope import JobEvent as JobEvent
+from tidegate_events.node_facts import ImageCached as ImageCached
+from tidegate_events.node_facts import ImageEvicted as ImageEvicted
+from tidegate_events.node_facts import ImageUnavailable as ImageUnavailable
 from tidegate_events.node_facts import NodeImagesChanged as NodeImagesChanged
 from tidegate_events.node_facts import NodeJoined as NodeJoined
 from tidegate_events.operations import HoldRequested as HoldRequested
@@ -373,6 +376,9 @@ AnyEvent = (
     | MaintenanceCancelled
     | NodeJoined
     | NodeImagesChanged
+    | ImageCached
+    | ImageEvicted
+    | ImageUnavailable
     | PlacementRejected
     | SandboxStarted
     | SandboxExited

@@ -31,8 +31,36 @@ class NodeJoined(Event, frozen=True, kw_only=True):
     fetches_images: bool = False
 
 
+class ImageCached(Event, frozen=True, kw_only=True):
+    """An image can be mounted on the node from now on; `size_bytes` is what it takes of its disk (0: not known)."""
+
+    node: str
+    incarnation: int
+    image: str
+    digest: str
+    size_bytes: int = 0
+
+
+class ImageEvicted(Event, frozen=True, kw_only=True):
+    """An image is not on the node any more: it made room, or its name is another image's now."""
+
+    node: str
+    incarnation: int
+    image: str
+    digest: str
+    size_bytes: int = 0
+
+
+class ImageUnavailable(Event, frozen=True, kw_only=True):
+    """The node was hinted an image and could not get it; its log says why."""
+
+    node: str
+    incarnation: int
+    image: str
+
+
 class NodeImagesChanged(Event, frozen=True, kw_only=True):
-    """The images that a node has from now on, by name and digest, and those it was hinted and could not get."""
+    """All images that a node had, and those it could not get; agents said this before they told of each one."""
 
     node: str
     incarnation: int

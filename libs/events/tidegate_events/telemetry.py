@@ -43,6 +43,8 @@ NODE_COUNTERS = {
     "image_fetched_bytes": "bytes of the images that the agent fetched since it began",
     "starts_prepared": "sandboxes that found their process waiting ready since the agent began",
     "starts_unprepared": "sandboxes that found none, in a burst perhaps, since the agent began",
+    "starts_warm": "members whose sandbox stood ready for their image and level, since the agent began",
+    "starts_cold": "members for which none did, at levels at which sandboxes can stand ready, since the agent began",
 }
 GPU_GAUGES = {
     "utilization_ratio": "share of time in which a kernel ran on the GPU",

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 import structlog
-from tidegate_events.events import HeldSandbox, NodeImagesChanged, NodeJoined, Reason
+from tidegate_events.events import HeldSandbox, NodeJoined, Reason
 from tidegate_events.orders import FORGOTTEN_INCARNATION, NodeOrders, SandboxOrder
 
-from tidegate_executor import admission, conclusion, preparation, retention, runner
+from tidegate_executor import admission, conclusion, image_news, preparation, retention, runner
 from tidegate_executor.admission import Claim, Offer
 from tidegate_executor.attempt_memory import ORDER_SUFFIX, AttemptMemory
 from tidegate_executor.attempts import facts, transitions
@@ -42,8 +42,11 @@ class NodeAgent:
         self._newest_orders = (0, 0)
         self._offer: Offer | None = None
         self._joined_ns = 0
+        self._told = image_news.Images()
         self._prefetcher = Prefetcher(context.images, context.starts)
         context.images.in_use = self._images_in_use
+        context.images.leaving = context.warm.leave
+        context.warm.claimed = self._uid_slots
 
     # ---- what there is ----
 
@@ -162,6 +165,9 @@ class NodeAgent:
             address=self._context.settings.address,
             fetches_images=offer.fetches_images,
         )
+        sizes = self._context.images.news().size_bytes
+        self._told = image_news.Images(digests=joined.images, size_bytes=sizes)
+        self._context.images.changed.set()  # what could not be had is said anew to one who has forgotten it
         log.info("node_joining", incarnation=self.incarnation, held=len(held), levels=joined.levels)
         await self._context.spool.put([joined])
 
@@ -179,20 +185,19 @@ class NodeAgent:
         await self._prefetcher.run()
 
     async def tell_images(self) -> None:
-        """Say which images are here whenever that has changed, until cancelled."""
+        """Say which images came and left whenever that has changed, until cancelled."""
         shelf = self._context.images
         while True:
             await shelf.changed.wait()
             shelf.changed.clear()
-            changed = NodeImagesChanged(
-                id="",
-                at_ns=self._context.clock.now_ns(),
-                node=self._context.node,
-                incarnation=self.incarnation,
-                images={name: image.digest for name, image in (await shelf.here()).items()},
-                unavailable=tuple(shelf.unavailable),
-            )
-            await self._context.spool.put([changed])
+            now = shelf.news()
+            stamp = (self._context.node, self.incarnation, self._context.clock.now_ns())
+            if events := image_news.since(self._told, now, stamp):
+                await self._context.spool.put(events)
+            self._told = now
+
+    def _uid_slots(self) -> set[int]:
+        return {claim.uid_slot for claim in self._claims()}
 
     def _images_in_use(self) -> set[str]:
         """Return the images that members here run on or are made ready with, as they named them."""
@@ -243,6 +248,10 @@ class NodeAgent:
             await self._refuse(memory, reason, now_ns)
         else:
             log.info("placement_taken", sandbox=state.id, job=order.job, isolation=state.level)
+            alone = not any(claim.job == order.job for claim in claims)  # else it shares a user with others of its job
+            if image is not None and alone:
+                slot = self._context.warm.promise(state.level, image, state.id)
+                state = memory.state = _replace(state, uid_slot=state.uid_slot if slot is None else slot)
             memory.change(transitions.on_order(state, order, at_seq))
             self._run(memory, None)
 
@@ -275,6 +284,7 @@ class NodeAgent:
             # One member must not take the node's other ones along, nor again at each start of the agent.
             log.exception("attempt_fault")
             await attempt_runner.give_up(error)
+        self._context.warm.withdraw(attempt_runner.memory.state.level, attempt_runner.memory.state.id)
         del self._runners[attempt_runner.memory.state.id]
         self._remember(attempt_runner.memory)
 

@@ -15,6 +15,7 @@ from tidegate_executor.sandbox.docker import DockerBackend
 from tidegate_executor.sandbox.gvisor import GvisorBackend
 from tidegate_executor.sandbox.process import ProcessBackend
 from tidegate_executor.sandbox.settings import SandboxSettings
+from tidegate_executor.sandbox.shimmed import ShimmedBackend
 from tidegate_executor.settings import NodePaths, Settings, sandbox_settings
 from tidegate_executor.spool.segments import write_durably
 
@@ -95,3 +96,10 @@ async def find_all(backends: Mapping[str, SandboxBackend]) -> dict[str, FoundSan
     """Return every sandbox of this data directory by its id."""
     found = await asyncio.gather(*(backend.list() for backend in backends.values()))
     return {each.sandbox.id: each for of_backend in found for each in of_backend}
+
+
+async def clear_strays(backends: Mapping[str, SandboxBackend]) -> None:
+    """Remove what an earlier agent here had made ahead for nobody, before anything starts."""
+    for backend in backends.values():
+        if isinstance(backend, ShimmedBackend) and backend.makes_ahead:
+            await backend.clear_strays()

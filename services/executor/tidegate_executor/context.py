@@ -15,6 +15,7 @@ from tidegate_executor.sandbox.base import SandboxBackend
 from tidegate_executor.settings import NodePaths, Settings
 from tidegate_executor.spool.spool import Spool
 from tidegate_executor.starts import Starts
+from tidegate_executor.warm_pool import WarmPool
 from tidegate_executor.workdirs import Workdirs
 
 
@@ -32,6 +33,7 @@ class Context:
     reports: ProcessReports
     starts: Starts
     images: ImageShelf
+    warm: WarmPool
     gangs: GangExchange
 
     @property

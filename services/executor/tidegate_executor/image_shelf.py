@@ -11,7 +11,7 @@ import itertools
 import shutil
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Set
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Set
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ import msgspec
 import structlog
 
 from tidegate_executor import fetched_images, image_store, images, watermarks
+from tidegate_executor.image_news import Images
 from tidegate_executor.image_store import TEMPORARY, Stored, StoreError
 from tidegate_executor.images import Image, find
 from tidegate_executor.oci.images import Record
@@ -52,7 +53,8 @@ class ImageUnavailableError(Exception):
 class ImageShelf:
     """See the module.
 
-    `in_use` says which images, by name or digest, members here may need: they stay. `hinted` are those that are awaited
+    `in_use` says which images, by name or digest, members here may need: they stay. `leaving` is called with the digest
+    of one before it leaves. `hinted` are those that are awaited
     here: they leave for a start only.
     """
 
@@ -69,7 +71,9 @@ class ImageShelf:
         self._staged = itertools.count()
         self._under_way: dict[str, int] = {}
         self._unused_since: dict[str, float] = {}
+        self._size_bytes: dict[str, int] = {}
         self.in_use: Callable[[], Set[str]] = frozenset
+        self.leaving: Callable[[str], Awaitable[None]] = _nobody_minds
         self.hinted: Set[str] = frozenset()
         self.changed = asyncio.Event()
         self.unavailable: dict[str, str] = {}
@@ -88,8 +92,11 @@ class ImageShelf:
         )
         for stored in whole:
             name = stored.name if stored.name not in known else stored.digest
+            self._size_bytes[stored.digest] = stored.size_bytes
             known[name] = stored.at(self._place(stored), name)
-        for image in await self._oci.open():
+        oci = await self._oci.open()
+        self._size_bytes |= {record.digest: record.size_bytes for record in await self._oci.held()}
+        for image in oci:
             known[image.name if image.name not in known else image.digest] = image
         self._known.update(known)
         for stored in damaged:
@@ -109,6 +116,11 @@ class ImageShelf:
     def fetches_others(self) -> bool:
         """Say whether an image that is not here may be had."""
         return bool(self._settings.image_store_dir)
+
+    def news(self) -> Images:
+        """Return which images are here, for whoever tells of what came and left."""
+        digests = {name: image.digest for name, image in self._known.items()}
+        return Images(digests=digests, size_bytes=dict(self._size_bytes), unavailable=tuple(self.unavailable))
 
     def counters(self) -> dict[str, float]:
         """Return what was fetched since the agent began, by the names of NODE_COUNTERS."""
@@ -213,6 +225,7 @@ class ImageShelf:
         """An image came: it counts, and is told of."""
         self._known[image.name] = image
         self._unused_since[image.digest] = time.monotonic()
+        self._size_bytes[image.digest] = size_bytes
         self.unavailable = {name: why for name, why in self.unavailable.items() if find(self._known, name) is None}
         self.fetches += 1
         self.fetched_bytes += size_bytes
@@ -324,7 +337,9 @@ class ImageShelf:
         for name in self._names(record) & set(self._known):
             del self._known[name]
         self._unused_since.pop(record.digest, None)
+        self._size_bytes.pop(record.digest, None)
         self.changed.set()
+        await self.leaving(record.digest)
         if isinstance(record, Record):
             await self._oci.remove(record.digest)
         else:
@@ -342,6 +357,10 @@ class ImageShelf:
         own = {name: [Path(layer.source) for layer in image.layers] for name, image in self._known.items()}
         names = {name for name, sources in own.items() if any(source.is_relative_to(place) for source in sources)}
         return names | {record.digest} | ({record.name} - set(own))
+
+
+async def _nobody_minds(digest: str) -> None:
+    """Nothing else has anything of an image."""
 
 
 def _step(steps: Iterator[int]) -> int | None:

@@ -60,6 +60,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     `image_store_dir` is where images lie that this node may copy, of which it keeps `fetched_images_mib` at most.
     `pinned_images` never leave. Where the disk is fuller than `images_high_percent`, others that nobody needs do, the
     one that was not used for longest first, until `images_low_percent`.
+    `warm_sandboxes` stand ready for each image and level that members asked for last, in `warm_memory_mib` at most.
     A hot directory slower than `hot_mib_per_second_min` ends a member; 0 asks nothing of it.
     `rack` and `switch` say where the node stands in the network; `address` is where the other nodes of a gang reach it
     (left out: this is the only machine).
@@ -103,6 +104,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     images_high_percent: int = 90
     images_low_percent: int = 80
     hot_mib_per_second_min: int = 0
+    warm_sandboxes: int = 1
+    warm_memory_mib: int = 256
     uid_base: int | None = None
     trusted_backend: Literal["bwrap", "docker"] = "bwrap"
     guarded_backend: Literal["gvisor", "docker"] = "gvisor"
@@ -202,6 +205,8 @@ _NUMBERS = {
     "TIDEGATE_UID_BASE": "uid_base",
     "TIDEGATE_SANDBOX_DISK_MIB": "sandbox_disk_mib",
     "TIDEGATE_SANDBOX_INODES": "sandbox_inodes",
+    "TIDEGATE_WARM_SANDBOXES": "warm_sandboxes",
+    "TIDEGATE_WARM_MEMORY_MIB": "warm_memory_mib",
 }
 _ROOTS = {
     "TIDEGATE_INPUT_ROOTS": "input_roots",
@@ -323,6 +328,9 @@ def _check_images(settings: Settings) -> None:
         raise SettingsError(f"images_low_percent {low}, images_high_percent {high} refused; 0 < low <= high <= 100")
     if settings.hot_mib_per_second_min < 0:
         raise SettingsError(f"hot_mib_per_second_min: {settings.hot_mib_per_second_min} refused; 0 or more is accepted")
+    for name in ("warm_sandboxes", "warm_memory_mib"):
+        if getattr(settings, name) < 0:
+            raise SettingsError(f"{name}: {getattr(settings, name)} refused; 0 or more is accepted")
     if settings.fetched_images_mib < 0:
         raise SettingsError(f"fetched_images_mib: {settings.fetched_images_mib} refused; 0 or more is accepted")
 

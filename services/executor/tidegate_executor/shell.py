@@ -41,6 +41,7 @@ from tidegate_executor.spool.publisher import FactPublisher
 from tidegate_executor.spool.spool import Spool
 from tidegate_executor.starts import Starts
 from tidegate_executor.user_stream import NatsUserStream
+from tidegate_executor.warm_pool import WarmPool
 from tidegate_executor.workdirs import Workdirs
 
 HEARTBEAT_SECONDS = 1.0
@@ -59,6 +60,7 @@ async def serve(settings: Settings, clock: Clock) -> None:
     available = backends.make(await asyncio.to_thread(backends.record, settings))
     levels = await backends.offered_levels(settings, available)
     found = await backends.find_all(available)
+    await backends.clear_strays(available)
     async with asyncio.TaskGroup() as tasks:
         bus: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         tasks.create_task(_connect(settings, bus))
@@ -138,6 +140,7 @@ async def _context(settings: Settings, clock: Clock, spool: Spool, available: di
         reports=ProcessReports(),
         starts=starts,
         images=ImageShelf(settings, starts),
+        warm=WarmPool(available, settings, starts),
         gangs=GangExchange(settings.node),
     )
 
@@ -174,11 +177,14 @@ async def _attend(tasks: asyncio.TaskGroup, context: Context, agent: NodeAgent, 
         context.clock,
         context.reports,
         agent.sandboxes,
-        NodeReader(context.paths.root, counted=lambda: context.images.counters() | zygotes.counters()),
+        NodeReader(
+            context.paths.root, counted=lambda: context.images.counters() | context.warm.counters() | zygotes.counters()
+        ),
     )
     tasks.create_task(sampler.run(lambda data: _publish(client, subjects.telemetry(node), data)))
     tasks.create_task(_tidy(agent))
     tasks.create_task(agent.prefetch())
+    tasks.create_task(context.warm.run())
     tasks.create_task(agent.tell_images())
     tasks.create_task(context.images.convert_own())
     say_ready()

@@ -179,6 +179,46 @@ def _on_image_prefetch_hinted(state: State, event: e.ImagePrefetchHinted, _at: s
         state.touch(f"node/{node.name}")
 
 
+def _on_image_cached(state: State, event: e.ImageCached, _at: str) -> None:
+    if (node := _joined_as(state, event)) is None:
+        return
+    node.images = {**node.images, event.image: event.digest}
+    _have_or_miss(state, node, {event.image, event.digest})
+    node.unavailable = [image for image in node.unavailable if image not in (event.image, event.digest)]
+
+
+def _on_image_evicted(state: State, event: e.ImageEvicted, _at: str) -> None:
+    node = _joined_as(state, event)
+    if node is None or node.images.get(event.image) != event.digest:
+        return
+    images = node.images
+    node.images = {name: digest for name, digest in images.items() if name != event.image}
+    if has_less_images(node, images, node.unavailable):
+        note_change(state, event.at_ns)
+    state.touch(f"node/{node.name}")
+
+
+def _on_image_unavailable(state: State, event: e.ImageUnavailable, _at: str) -> None:
+    if (node := _joined_as(state, event)) is None:
+        return
+    if event.image not in node.unavailable:
+        note_change(state, event.at_ns)
+    node.unavailable = [*(image for image in node.unavailable if image != event.image), event.image][-HINTS_KEPT:]
+    _have_or_miss(state, node, {event.image})
+
+
+def _joined_as(state: State, event: e.ImageCached | e.ImageEvicted | e.ImageUnavailable) -> Node | None:
+    """Return the node if its agent is the one that says so."""
+    node = state.nodes.get(event.node)
+    return node if node is not None and node.incarnation == event.incarnation else None
+
+
+def _have_or_miss(state: State, node: Node, images: set[str]) -> None:
+    """What a node has or cannot get is no hint any more."""
+    node.hinted = [image for image in node.hinted if image not in images]
+    state.touch(f"node/{node.name}")
+
+
 def _on_node_images_changed(state: State, event: e.NodeImagesChanged, _at: str) -> None:
     """Take over what the node has; what it has or cannot get is no hint any more."""
     node = state.nodes.get(event.node)
@@ -201,6 +241,9 @@ _RULES: dict[type[e.Event], Callable[[State, Any, str], None]] = {
     e.DecisionPass: _on_decision_pass,
     e.NodeJoined: _on_node_joined,
     e.NodeImagesChanged: _on_node_images_changed,
+    e.ImageCached: _on_image_cached,
+    e.ImageEvicted: _on_image_evicted,
+    e.ImageUnavailable: _on_image_unavailable,
     e.NodeUnreachable: _on_node_unreachable,
     e.NodeReachable: _on_node_reachable,
     e.NodeLost: _on_node_lost,

@@ -11,7 +11,9 @@ from tidegate_executor.agent import NodeAgent
 from tidegate_executor.attempts import transitions
 from tidegate_executor.context import Context
 from tidegate_executor.runner import AttemptRunner
+from tidegate_executor.settings import Settings
 from tidegate_executor.starts import Starts
+from tidegate_executor.warm_pool import WarmPool
 
 from tests.executor.agent.conftest import component, job
 
@@ -36,7 +38,10 @@ class Failing:
 
 async def attend(error: Exception, *, broken: bool = False) -> Failing:
     failing = Failing(error)
-    context: Any = SimpleNamespace(spool=SimpleNamespace(broken=broken), images=SimpleNamespace(), starts=Starts())
+    starts = Starts()
+    warm = WarmPool({}, Settings(node="n1", data_dir="/n", hot_dir="/n", secrets_dir="/n"), starts)
+    spool, images = SimpleNamespace(broken=broken), SimpleNamespace()
+    context: Any = SimpleNamespace(spool=spool, images=images, starts=starts, warm=warm)
     async with asyncio.TaskGroup() as tasks:
         agent = NodeAgent(cast(Context, context), 1, tasks)
         agent._runners["j.1.0"] = cast(AttemptRunner, failing)

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tidegate_events.events import NodeImagesChanged, SandboxStarted
+from tidegate_events.events import ImageCached, SandboxStarted
 from tidegate_events.orders import SandboxOrder
 from tidegate_events.resources import Resources
 from tidegate_events.spec import Component, ResourceRange
@@ -40,11 +40,12 @@ async def test_an_image_is_converted_told_of_run_on_and_checked(
     agent = make_agent(images={"made": {"oci": f"oci:{place}"}}, offer_trusted=True)
     assert (await scheduler.joined()).images == {}
 
-    async def told() -> NodeImagesChanged | None:
-        news = await scheduler.events(NodeImagesChanged)
-        return news[-1] if news and news[-1].images else None
+    async def told() -> list[ImageCached]:
+        return await scheduler.events(ImageCached)
 
-    assert (await until(told)).images == {"made": digest}
+    (cached,) = await until(told)
+    assert (cached.image, cached.digest, cached.incarnation) == ("made", digest, scheduler.incarnation)
+    assert cached.size_bytes > 1_000_000
     scheduler.want(on("made", "first", 'test "$(cat /etc/motto)" = layers && test "$COLOUR" = blue'))
     assert (await scheduler.first(SandboxStarted, "first")).image_digest == digest
     assert (await scheduler.exit_of("first")).outcome == "completed"

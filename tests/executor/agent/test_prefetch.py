@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tidegate_events.events import NodeImagesChanged, SandboxStarted
+from tidegate_events.events import ImageCached, ImageUnavailable, SandboxStarted
 from tidegate_executor import image_shelf, image_store, images
 from tidegate_executor.image_shelf import ImageShelf, ImageUnavailableError
 from tidegate_executor.images import Image
@@ -293,13 +293,12 @@ async def test_an_agent_fetches_what_is_hinted_or_started_and_tells_it(
     scheduler.prefetch = ("absent", "sim")
     scheduler.at_seq += 1
 
-    async def told() -> NodeImagesChanged | None:
-        news = await scheduler.events(NodeImagesChanged)
-        return news[-1] if news and "sim" in news[-1].images else None
+    async def told() -> list[ImageCached]:
+        return await scheduler.events(ImageCached)
 
-    changed: NodeImagesChanged = await until(told)
-    assert (changed.images["sim"], changed.unavailable) == (digest, ("absent",))
-    assert changed.incarnation == scheduler.incarnation
+    (cached,) = await until(told)
+    assert (cached.image, cached.digest, cached.incarnation) == ("sim", digest, scheduler.incarnation)
+    assert [event.image for event in await scheduler.events(ImageUnavailable)] == ["absent"]
 
     for name, wanted in (("sim", digest), ("other", other)):  # one that was hinted, and one that was not
         order = job(f"on-{name}", component("main", "print('ran')"))

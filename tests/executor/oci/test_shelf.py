@@ -10,7 +10,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from tidegate_events.events import ImageEvicted
 from tidegate_executor import watermarks
+from tidegate_executor.image_news import since
 from tidegate_executor.image_shelf import ImageShelf, ImageUnavailableError
 from tidegate_executor.prefetching import Prefetcher
 from tidegate_executor.settings import Settings, SettingsError, checked
@@ -130,6 +132,15 @@ async def test_a_full_disk_sends_the_unused_away_first(
     for name in ("pinned", "used", "old", "newer"):
         await shelf.get(name)
     shelf.in_use = lambda: {"used"}
+    left: list[str] = []
+
+    async def leaving(digest: str) -> None:
+        assert all(os.listdir(layer.source) for layer in layers[digest]), "it is still there"
+        left.append(digest)
+
+    shelf.leaving = leaving
+    layers = {image.digest: image.layers for image in (await shelf.here()).values()}
+    told = shelf.news()
     await shelf.trim()
     assert set(await shelf.here()) == {"old", "used", "pinned", "newer"}
     monkeypatch.setattr(watermarks, "excess_bytes", lambda *_: 1)
@@ -137,6 +148,10 @@ async def test_a_full_disk_sends_the_unused_away_first(
     await shelf.trim()
     assert set(await shelf.here()) == {"used", "pinned", "newer"}
     assert shelf.changed.is_set()
+    (evicted,) = since(told, shelf.news(), ("n1", 1, 0))
+    assert isinstance(evicted, ImageEvicted)
+    assert (evicted.image, left) == ("old", [evicted.digest])
+    assert evicted.size_bytes == told.size_bytes[evicted.digest] > 0
     monkeypatch.setattr(watermarks, "excess_bytes", lambda *_: 10**12)
     await shelf.trim()
     assert set(await shelf.here()) == {"used", "pinned"}

@@ -12,17 +12,16 @@ from pathlib import Path
 
 import pytest
 from tidegate_executor.sandbox.base import InfrastructureError
-from tidegate_executor.sandbox.launch import WAITING_MAX, Zygote, Zygotes, launch_shim
-from tidegate_executor.sandbox.shim.main import PLAIN
+from tidegate_executor.sandbox.launch import WAITING_MAX, Zygote, Zygotes, ground_of, take_shim, tell_shim
 
 WAIT_SECONDS = 20
+PLAIN = ground_of("process", None)
 
 HOLDS = """
 import sys, time
-from tidegate_executor.sandbox.launch import Zygote
-from tidegate_executor.sandbox.shim.main import ISOLATED
+from tidegate_executor.sandbox.launch import Zygote, ground_of
 zygote = Zygote(sys.executable)
-zygote.refill(ISOLATED)
+zygote.refill(ground_of("bwrap", None))
 print(zygote.pid, flush=True)
 time.sleep(600)
 """
@@ -49,12 +48,12 @@ def until(condition: object) -> None:
 
 def test_one_waits_for_the_next_start() -> None:
     zygote = Zygote(sys.executable)
-    zygote.take(PLAIN).close()
+    zygote.take(PLAIN).connection.close()
     assert (zygote.prepared, zygote.unprepared) == (0, 1)
     zygote.refill(PLAIN)
     zygote.refill(PLAIN)
     until(lambda: len(children(zygote.pid)) == WAITING_MAX)
-    zygote.take(PLAIN).close()
+    zygote.take(PLAIN).connection.close()
     assert (zygote.prepared, zygote.unprepared) == (1, 1)
     until(lambda: len(children(zygote.pid)) == WAITING_MAX - 1)
 
@@ -66,7 +65,7 @@ def test_one_that_was_killed_is_passed_over() -> None:
     for pid in children(zygote.pid):
         os.kill(pid, signal.SIGKILL)
     until(lambda: not children(zygote.pid))
-    zygote.take(PLAIN).close()
+    zygote.take(PLAIN).connection.close()
     assert (zygote.prepared, zygote.unprepared) == (0, 1)
 
 
@@ -94,6 +93,7 @@ def test_all_that_wait_end_with_who_had_them_forked() -> None:
 
 async def test_what_cannot_be_set_up_says_why(tmp_path: Path) -> None:
     config = {"level": "unisolated", "backend": "process", "state_dir": str(tmp_path / "absent")}
-    with pytest.raises(InfrastructureError, match="No such file or directory"):
+    shim = await take_shim(sys.executable, PLAIN)
+    with shim.connection, pytest.raises(InfrastructureError, match="No such file or directory"):
         async with asyncio.timeout(WAIT_SECONDS):
-            await launch_shim(sys.executable, config)
+            await tell_shim(shim, config)

@@ -13,6 +13,7 @@ from tidegate_scheduler.offers import CHANGES_FOR_MAX
 from tests.scheduler.elastic.lab import HOUR, elastic, of, run
 from tests.scheduler.elastic.lent import borrower
 from tests.support.cluster import SECOND, Cluster, spec
+from tests.support.images import say_images
 
 AFTER = 60
 STRANGE: dict[str, Any] = {"image": "that no node has"}
@@ -167,9 +168,7 @@ def test_a_node_that_is_forgotten_may_join_again() -> None:
 
 
 def images(cluster: Cluster, *names: str) -> None:
-    stamp = {"id": f"images-{len(cluster.frames)}", "at_ns": cluster.now}
-    there = {name: f"b3:{name}" for name in names}
-    cluster.append("node", "n0", e.NodeImagesChanged(**stamp, node="n0", incarnation=1, images=there))
+    say_images(cluster, "n0", {name: f"b3:{name}" for name in names})
 
 
 @pytest.mark.parametrize("image", ["torch", "b3:torch"])

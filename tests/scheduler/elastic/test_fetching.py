@@ -14,6 +14,7 @@ from tidegate_scheduler.policy.registry import outlook
 
 from tests.scheduler.elastic.lab import HOUR, elastic, nodes_of, of, run
 from tests.support.cluster import Cluster, spec
+from tests.support.images import say_images
 
 AFTER = 60
 TORCH: dict[str, Any] = {"image": "torch"}
@@ -35,10 +36,7 @@ def join(cluster: Cluster, name: str, *images: str, cpu: int = 2000, fetches: bo
 
 
 def told(cluster: Cluster, name: str, *images: str, unavailable: tuple[str, ...] = ()) -> None:
-    stamp = {"id": f"images-{name}-{len(cluster.frames)}", "at_ns": cluster.now}
-    there = {image: f"b3:{image}" for image in images}
-    changed = e.NodeImagesChanged(**stamp, node=name, incarnation=1, images=there, unavailable=unavailable)
-    cluster.append("node", name, changed)
+    say_images(cluster, name, {image: f"b3:{image}" for image in images}, unavailable)
 
 
 def hinted(cluster: Cluster) -> list[str]:

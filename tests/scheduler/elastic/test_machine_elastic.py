@@ -34,6 +34,7 @@ from tests.scheduler.elastic.world import (
 from tests.scheduler.test_machine import NODES
 from tests.scheduler.test_snapshot import RestartedMachine
 from tests.support.cluster import SECOND, spec
+from tests.support.images import say_images
 
 TENANTS = ["t", "a", "b"]
 RACKS = {"n1": "a", "n2": "a", "n3": "a"}
@@ -203,10 +204,8 @@ class ElasticMachine(RestartedMachine):
         self.the_images_are(name, images, unavailable)
 
     def the_images_are(self, name: str, images: list[str], unavailable: tuple[str, ...] = ()) -> None:
-        about: dict[str, Any] = {"id": f"images-{len(self.cluster.frames)}", "at_ns": self.cluster.now, "node": name}
-        about |= {"incarnation": self.incarnations[name], "unavailable": unavailable}
-        changed = e.NodeImagesChanged(**about, images={image: f"b3:{image}" for image in images})
-        self.cluster.append("node", name, changed)
+        there = {image: f"b3:{image}" for image in images}
+        say_images(self.cluster, name, there, unavailable, self.incarnations[name])
 
     @rule(seconds=st.lists(st.sampled_from(ODD_SECONDS), min_size=1, max_size=3))
     def somebody_asks_about_other_times(self, seconds: list[int]) -> None:

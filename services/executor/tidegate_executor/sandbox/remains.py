@@ -47,7 +47,7 @@ def end_remains(state: StateDirectory) -> None:
     record = state.record()
     if record is not None and record.cgroup is not None:
         try:
-            driver_from(record.cgroup).group(state.id).remove()
+            driver_from(record.cgroup).group(record.group_name).remove()
         except CgroupError as error:
             raise InfrastructureError(f"sandbox {state.id}: {error}") from error
     if record is not None and record.engine and record.cgroup is not None:

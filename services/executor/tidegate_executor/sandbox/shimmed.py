@@ -1,14 +1,18 @@
-"""What the backends with a shim share: creation, reconciliation, sweeping."""
+"""What every backend with a shim is: creation, reconciliation, sweeping; a backend adds what is its own level's."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import tempfile
-from collections.abc import Iterator, Set
+import time
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
+
+import structlog
 
 from tidegate_executor.cgroups.base import CgroupError, Driver
 from tidegate_executor.cgroups.detect import Detected, detect
@@ -18,19 +22,30 @@ from tidegate_executor.sandbox.base import (
     BackendUnavailableError,
     FoundSandbox,
     InfrastructureError,
+    Layer,
     Level,
     RequestRefusedError,
+    Sandbox,
     SandboxSpec,
 )
 from tidegate_executor.sandbox.handle import ShimSandboxHandle
-from tidegate_executor.sandbox.launch import launch_shim
+from tidegate_executor.sandbox.launch import READY_PREFIX, Waiting, ground_of, refill, take_shim, tell_shim, zygotes
+from tidegate_executor.sandbox.plan import build_etc
+from tidegate_executor.sandbox.ready import Ready, ReadySandboxes
 from tidegate_executor.sandbox.remains import clear_remains
 from tidegate_executor.sandbox.settings import SandboxSettings
+from tidegate_executor.sandbox.shim.late import KINDS as LATE_KINDS
 from tidegate_executor.sandbox.shim.layout import FILES_NAME
 from tidegate_executor.sandbox.state import ID_PATTERN, SandboxRecord, StateDirectory
 
 PIDS_MAX_LEAST = 4
+READY_BACKENDS = ("bwrap", "gvisor")
+LATE_NETWORK = ("bwrap",)  # a guest's kernel looks at its interfaces as it boots
+GONE_SECONDS_MAX = 5.0
 BASE_NAME = ".base"  # beside the sandboxes: what they share; no sandbox id starts with a dot
+
+
+log = structlog.get_logger()
 
 
 class Preparation(Protocol):
@@ -39,8 +54,8 @@ class Preparation(Protocol):
     def __call__(self, spec: SandboxSpec, state: StateDirectory) -> dict[str, Any]: ...
 
 
-class ShimmedSandboxes:
-    """The sandboxes of one level below `sandboxes_dir`."""
+class ShimmedBackend:
+    """The sandboxes of one level below `sandboxes_dir`. A backend adds `probe` and `_prepare`; see `SandboxBackend`."""
 
     def __init__(
         self, settings: SandboxSettings, kind: tuple[str, Level], *, limits_required: bool, engine: str = ""
@@ -52,6 +67,18 @@ class ShimmedSandboxes:
         self._engine = engine
         self._limits_required = limits_required
         self._detected: Detected | None = None
+        self._etc: Path | None = None
+        self.ready = ReadySandboxes(settings.sandboxes_dir)
+
+    @property
+    def keeps_ready(self) -> bool:
+        """Whether sandboxes of this backend can stand ready here: mounts are added to one by root alone."""
+        return self.makes_ahead and os.geteuid() == 0
+
+    @property
+    def makes_ahead(self) -> bool:
+        """Whether groups of this backend may be there before it is known for which sandbox."""
+        return self._backend in READY_BACKENDS
 
     def use_limits(self, detected: Detected) -> None:
         """Take this instead of finding out (control groups that someone else handed over)."""
@@ -60,35 +87,129 @@ class ShimmedSandboxes:
     async def limits(self) -> Detected:
         """The control groups that work here; found out once."""
         if self._detected is None:
-            name, parent = self.settings.cgroup_name, self.settings.cgroup_parent
-            self._detected = await asyncio.to_thread(detect, name, parent)
+            self._detected = await self._detect()
         return self._detected
 
-    async def create(self, spec: SandboxSpec, prepare: Preparation) -> ShimSandboxHandle:
+    async def _detect(self) -> Detected:
+        return await asyncio.to_thread(detect, self.settings.cgroup_name, self.settings.cgroup_parent)
+
+    def etc(self) -> Path:
+        """The /etc that sandboxes here share. Blocks."""
+        if self._etc is None or not self._etc.is_dir():
+            self._etc = build_etc(Path(self.settings.sandboxes_dir, BASE_NAME))
+        return self._etc
+
+    @property
+    def level(self) -> Level:
+        return self._level
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        comes_late = spec.disk is None and (spec.network is None or self._backend in LATE_NETWORK)
+        ready = self.ready.take(spec) if comes_late else None
+        if ready is not None:
+            try:
+                adopted = await self._adopt(spec, ready)
+            except InfrastructureError as error:
+                log.warning("ready_sandbox_not_used", sandbox=spec.id, why=str(error))
+            else:
+                self.ready.hits += 1
+                return adopted
+        return await self._create(spec, self._prepare)
+
+    def _prepare(self, spec: SandboxSpec, state: StateDirectory) -> dict[str, Any]:
+        """See `Preparation`; one that needs no more than all do has nothing to add."""
+        return {}
+
+    async def _create(self, spec: SandboxSpec, prepare: Preparation) -> ShimSandboxHandle:
+        driver = await self._admit(spec)
+        state = StateDirectory(self.settings.sandboxes_dir, spec.id)
+        ground = ground_of(self._backend, driver.describe() if driver is not None else None)
+        shim = await take_shim(self.settings.shim_python, ground)
+        with shim.connection:
+            record = self._record(spec, driver, shim.group)
+            extra = await asyncio.to_thread(_make, (state, record, driver), spec, prepare)
+            try:
+                await tell_shim(shim, self._config(spec, state, record) | extra)
+            except BaseException:
+                await asyncio.shield(asyncio.to_thread(clear_remains, state))
+                raise
+        refill(self.settings.shim_python, ground)
+        return ShimSandboxHandle(state, spec.log_dir)
+
+    async def _admit(self, spec: SandboxSpec) -> Driver | None:
         self._check(spec)
         if spec.network is not None:
             networks.plan(self.settings.sandboxes_dir, spec.network)  # refuses before anything is made
         detected = await self.limits()
-        driver = detected.driver
-        if driver is None and self._limits_required:
+        if detected.driver is None and self._limits_required:
             raise BackendUnavailableError(f"no control groups: {'; '.join(detected.tried)}")
-        state = StateDirectory(self.settings.sandboxes_dir, spec.id)
-        record = SandboxRecord(
+        return detected.driver
+
+    def _record(self, spec: SandboxSpec, driver: Driver | None, group: str) -> SandboxRecord:
+        return SandboxRecord(
             id=spec.id,
             level=self._level,
             log_dir=spec.log_dir,
             cgroup=driver.describe() if driver is not None else None,
+            group=group,
             backend=self._backend,
             engine=self._engine,
             network=spec.network.name if spec.network is not None else "",
         )
-        extra = await asyncio.to_thread(_make, (state, record, driver), spec, prepare)
+
+    # --- sandboxes that stand ready ---------------------------------------------------------------------------
+
+    async def make_ready(self, layers: tuple[Layer, ...], uid_slot: int) -> None:
+        """Have one more sandbox of this image stand ready. Raises InfrastructureError."""
+        name = f"{READY_PREFIX}{secrets.token_hex(6)}"
+        spec = SandboxSpec(id=name, hostname="ready", log_dir="", uid_slot=uid_slot, layers=layers)
+        driver = await self._admit(spec)
+        assert driver is not None, "limits are required where sandboxes are kept ready"
+        state = StateDirectory(str(self.ready.directory), name)
+        ground = ground_of(self._backend, driver.describe())
+        shim = await take_shim(self.settings.shim_python, ground)
         try:
-            await launch_shim(self.settings.shim_python, self._config(spec, state, record) | extra)
+            record = self._record(spec, driver, shim.group or name)
+            extra = await asyncio.to_thread(_make, (state, record, driver), spec, self._prepare)
+            plan = [entry for entry in extra["bwrap"]["plan"] if entry[2] != "/workspace"]
+            extra["bwrap"] |= {"plan": plan, "ready": True}
+            await tell_shim(shim, self._config(spec, state, record) | extra | {"ready": True})
         except BaseException:
+            shim.connection.close()
             await asyncio.shield(asyncio.to_thread(clear_remains, state))
             raise
+        self.ready.add(Ready(spec=spec, shim=Waiting(shim.connection, record.group), state=state, plan=plan))
+
+    async def _adopt(self, spec: SandboxSpec, ready: Ready) -> Sandbox:
+        """Make the sandbox of one that stands ready. Raises InfrastructureError; then nothing of either is left."""
+        state = StateDirectory(self.settings.sandboxes_dir, spec.id)
+        with ready.shim.connection:
+            try:
+                driver = await self._admit(spec)
+                record = self._record(spec, driver, ready.shim.group)
+                extra = await asyncio.to_thread(self._take_over, spec, (ready, state), record)
+                await tell_shim(ready.shim, self._config(spec, state, record) | extra)
+            except BaseException:
+                for place in (ready.state, state):
+                    await asyncio.shield(asyncio.to_thread(clear_remains, place))
+                raise
         return ShimSandboxHandle(state, spec.log_dir)
+
+    def _take_over(
+        self, spec: SandboxSpec, places: tuple[Ready, StateDirectory], record: SandboxRecord
+    ) -> dict[str, Any]:
+        ready, state = places
+        extra = self._prepare(spec, state)
+        plan = extra["bwrap"]["plan"]
+        late = [entry for entry in plan if entry not in ready.plan]
+        if any(entry not in plan for entry in ready.plan) or any(kind not in LATE_KINDS for kind, _, _ in late):
+            raise InfrastructureError("the one that stood ready has not what this sandbox needs")
+        state.adopt(ready.state, record)
+        try:
+            Path(spec.log_dir).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InfrastructureError(f"sandbox {state.id}: {error}") from error
+        return extra
 
     def _config(self, spec: SandboxSpec, state: StateDirectory, record: SandboxRecord) -> dict[str, Any]:
         return {
@@ -101,6 +222,7 @@ class ShimmedSandboxes:
             "pids_max": spec.pids_max,
             "redact": list(spec.redact),
             "cgroup": record.cgroup,
+            "group": record.group_name,
             "uid": self.host_uid(spec.uid_slot),
             "network": networks.plan(self.settings.sandboxes_dir, spec.network) if spec.network is not None else None,
         }
@@ -123,6 +245,9 @@ class ShimmedSandboxes:
         """Whether a sandbox can have a disk of its own: an engine would not see it, in another mount namespace."""
         return self._level != "unisolated" and not self._engine and os.geteuid() == 0
 
+    def path_inside(self, spec: SandboxSpec, target: str) -> str:
+        return target
+
     def host_uid(self, uid_slot: int) -> int | None:
         if os.geteuid() != 0 or self._level == "unisolated":
             return None
@@ -136,7 +261,7 @@ class ShimmedSandboxes:
         with tempfile.TemporaryDirectory(prefix="probe-", dir=parent) as directory:
             yield directory
 
-    async def find(self) -> tuple[FoundSandbox, ...]:
+    async def list(self) -> tuple[FoundSandbox, ...]:
         return await asyncio.to_thread(self._find)
 
     def _find(self) -> tuple[FoundSandbox, ...]:
@@ -150,7 +275,7 @@ class ShimmedSandboxes:
             found.append(FoundSandbox(condition=state.condition(), sandbox=handle))
         return tuple(found)
 
-    def _states(self) -> list[StateDirectory]:
+    def _states(self) -> Sequence[StateDirectory]:
         directory = Path(self.settings.sandboxes_dir)
         if not directory.is_dir():
             return []
@@ -159,19 +284,34 @@ class ShimmedSandboxes:
 
     async def sweep(self, keep: Set[str]) -> tuple[str, ...]:
         swept = []
-        for found in await self.find():
+        for found in await self.list():
             if found.sandbox.id not in keep:
                 await found.sandbox.destroy()
                 swept.append(found.sandbox.id)
+        return tuple(sorted({*swept, *await self.clear_strays(keep)}))
+
+    async def clear_strays(self, keep: Set[str] = frozenset()) -> tuple[str, ...]:
+        """Remove what an earlier process left ready, and groups of no sandbox but those in `keep`; return the latter.
+
+        Nothing may be starting meanwhile.
+        """
+        await asyncio.to_thread(self.ready.clear_strays)
         detected = await self.limits()
-        if detected.driver is not None:
-            known = keep | {state.id for state in self._states()}
-            swept += await asyncio.to_thread(_remove_strays, detected.driver, known)
-        return tuple(sorted(set(swept)))
+        if detected.driver is None:
+            return ()
+        records = [state.record() for state in self._states()]
+        known = keep | {record.group_name for record in records if record is not None}
+        known |= zygotes.groups() | await asyncio.to_thread(self.ready.groups)
+        return tuple(await asyncio.to_thread(_remove_strays, detected.driver, known))
 
     async def release(self) -> None:
+        await self.ready.discard()
         if self._detected is not None and self._detected.driver is not None:
-            await asyncio.to_thread(self._detected.driver.release)
+            driver = self._detected.driver
+            waiting = zygotes.groups()
+            zygotes.dismiss(ground_of(self._backend, driver.describe()))
+            await asyncio.to_thread(_await_gone, driver, waiting - zygotes.groups())
+            await asyncio.to_thread(driver.release)
 
 
 def _make(
@@ -197,6 +337,13 @@ def _begin(state: StateDirectory, record: SandboxRecord, driver: Driver | None) 
     except (CgroupError, OSError) as error:
         state.remove()
         raise InfrastructureError(f"sandbox {state.id}: {error}") from error
+
+
+def _await_gone(driver: Driver, names: Set[str]) -> None:
+    """Groups of shims that were dismissed, which remove them as they end."""
+    deadline = time.monotonic() + GONE_SECONDS_MAX
+    while names & set(driver.names()) and time.monotonic() < deadline:
+        time.sleep(0.005)
 
 
 def _remove_strays(driver: Driver, known: Set[str]) -> list[str]:

@@ -30,9 +30,14 @@ class SandboxRecord(msgspec.Struct, frozen=True, kw_only=True):
     level: Level
     log_dir: str
     cgroup: dict[str, str] | None
+    group: str = ""  # its control group's name, where that is not its own: it was made before the sandbox was known
     backend: str = ""
     network: str = ""  # the private network that it is plugged into
     engine: str = ""  # the socket of the container engine that has containers of it
+
+    @property
+    def group_name(self) -> str:
+        return self.group or self.id
 
 
 class ShimIdentity(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +60,16 @@ class StateDirectory:
             self.path.mkdir(mode=0o700, parents=True)
         except FileExistsError:
             raise RequestRefusedError(f"sandbox {self.id} exists already in {self.path}") from None
+        self._write(record)
+
+    def adopt(self, ready: StateDirectory, record: SandboxRecord) -> None:
+        """Take over the directory of a sandbox that stood ready for nobody."""
+        if self.path.exists():
+            raise RequestRefusedError(f"sandbox {self.id} exists already in {self.path}")
+        ready.path.rename(self.path)
+        self._write(record)
+
+    def _write(self, record: SandboxRecord) -> None:
         temporary = self.path / f"{RECORD_NAME}.tmp"
         temporary.write_bytes(msgspec.json.encode(record))
         temporary.rename(self.path / RECORD_NAME)

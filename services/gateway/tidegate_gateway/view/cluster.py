@@ -14,9 +14,8 @@ Nodes = dict[str, Node]
 JobsOn = Callable[[str], list[Job]]
 """Returns the jobs whose current attempt has a member on the node of that name."""
 
-_OF_INCARNATION = (
-    e.NodeImagesChanged | e.NodeUnreachable | e.NodeReachable | e.NodeLost | e.NodeCordoned | e.NodeForgotten
-)
+_IMAGES = e.NodeImagesChanged | e.ImageCached | e.ImageEvicted
+_OF_INCARNATION = _IMAGES | e.NodeUnreachable | e.NodeReachable | e.NodeLost | e.NodeCordoned | e.NodeForgotten
 
 
 def on_node_event(nodes: Nodes, jobs_on: JobsOn, event: e.Event) -> bool:
@@ -37,14 +36,24 @@ def _on_incarnation(nodes: Nodes, node: Node, jobs_on: JobsOn, event: e.Event) -
     """Fold what was decided about the node as its agent had joined last."""
     if not isinstance(event, _OF_INCARNATION) or node.incarnation != event.incarnation:
         return False
-    if isinstance(event, e.NodeImagesChanged):
-        node.images = event.images
-        return True
+    if isinstance(event, _IMAGES):
+        return _on_images(node, event)
     if isinstance(event, e.NodeLost):
         return _on_lost(node, jobs_on(node.name), event.at_ns)
     if isinstance(event, e.NodeForgotten):
         return _forget(nodes, node)
     return _on_cordoned(node, event) if isinstance(event, e.NodeCordoned) else _on_reach(node, event)
+
+
+def _on_images(node: Node, event: e.NodeImagesChanged | e.ImageCached | e.ImageEvicted) -> bool:
+    before = node.images
+    if isinstance(event, e.NodeImagesChanged):
+        node.images = event.images
+    elif isinstance(event, e.ImageCached):
+        node.images = {**before, event.image: event.digest}
+    elif before.get(event.image) == event.digest:
+        node.images = {name: digest for name, digest in before.items() if name != event.image}
+    return node.images != before or isinstance(event, e.NodeImagesChanged)
 
 
 def _on_reach(node: Node, event: e.NodeUnreachable | e.NodeReachable) -> bool:

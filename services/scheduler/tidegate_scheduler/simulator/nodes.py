@@ -230,14 +230,15 @@ class Nodes:
             known = self.scribe.state.nodes.get(node)
             if known is not None and model.alive:
                 model.images[image] = image
-                changed = e.NodeImagesChanged(
+                cached = e.ImageCached(
                     id=self.scribe.next_id(),
                     at_ns=at_ns,
                     node=node,
                     incarnation=known.incarnation,
-                    images=dict(model.images),
+                    image=image,
+                    digest=image,
                 )
-                self.say(node, changed)
+                self.say(node, cached)
 
         self._agenda.at(there_ns, pulled)
 

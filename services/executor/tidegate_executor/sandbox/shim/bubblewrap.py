@@ -10,7 +10,6 @@ import os
 import select
 import signal
 import struct
-from collections.abc import Callable
 from typing import Any
 
 from tidegate_executor.sandbox import seccomp
@@ -63,10 +62,9 @@ class Bubblewrap:
         except BrokenPipeError:
             return  # its complaint says why
 
-    def build(self, place: Callable[[int], None]) -> None:
-        """Have it build the sandbox. `place` puts it into its control group, while it prepares."""
+    def build(self) -> None:
+        """Have it build the sandbox; it is in its control group by now."""
         try:
-            place(self.pid)
             os.write(self._tell, b"\1")
         except BrokenPipeError:
             return  # its complaint says why

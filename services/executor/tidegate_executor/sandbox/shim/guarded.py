@@ -17,11 +17,12 @@ from typing import Any
 from tidegate_executor.cgroups.base import Group, Quota
 from tidegate_executor.sandbox.shim import keeper, own_programs, runtime, syscalls
 from tidegate_executor.sandbox.shim.keeper import LIMITER_PATH, STATE, Keeper
-from tidegate_executor.sandbox.shim.launching import Launching
+from tidegate_executor.sandbox.shim.launching import Launching, NotReadyError
 from tidegate_executor.sandbox.shim.memory import memory_file
 from tidegate_executor.sandbox.shim.padded import PaddedGroup
 from tidegate_executor.sandbox.shim.processes import start_ticks
 from tidegate_executor.sandbox.shim.spawn import Process, SpawnError
+from tidegate_executor.sandbox.shim.told import DONE, instructions
 
 COMMAND_SECONDS_MAX = 20.0
 POLL_SECONDS = 0.002
@@ -59,12 +60,17 @@ class GuardedLauncher(Launching):
         self._started = 0
         self._entering = ""
         self._ready: Guest | None = None
+        self._used_ready = False
+        self._tell = self._answer = -1
 
     def open(self, meanwhile: Callable[[], None]) -> int | None:
         syscalls.become_subreaper()
         self._keeper.open()
         meanwhile()
         return None
+
+    def join(self, holder: int) -> None:
+        self._close_talk()  # a guest is told to the end of that, which comes when nobody else could say more
 
     # --- a replica's life -----------------------------------------------------------------------------------
 
@@ -73,14 +79,15 @@ class GuardedLauncher(Launching):
 
     def prepare(self, group: Group) -> bool:
         group.create()
-        self._ready = self._boot(group, PIDS_AHEAD)
+        self._ready = self._boot_ahead(group) if self._config.get("ready") else self._boot(group, PIDS_AHEAD)
         return True
 
     def begin(self, name: str, group: Group | None, quota: Quota) -> None:
         """Have the replica's guest, in its group: the one that stands ready, or a new one."""
         assert group is not None
         ready, self._ready = self._ready, None
-        if ready is not None and ready.lives and quota.pids == PIDS_AHEAD:
+        self._used_ready = ready is not None and ready.lives and quota.pids == PIDS_AHEAD
+        if ready is not None and self._used_ready:
             self._guests[name] = ready
         else:
             if ready is not None:
@@ -88,16 +95,52 @@ class GuardedLauncher(Launching):
             self._guests[name] = self._boot(group, quota.pids)
         self._entering = name
 
+    def adopt(self, late: list[list[str]]) -> None:
+        if self._ready is None or not self._ready.lives:
+            raise NotReadyError("the guest that stood ready has ended")
+        self._keeper.adopt(self._config, late)
+        hostname = self._config["bwrap"]["hostname"]
+        told = instructions(os.uname().machine, hostname, self._keeper.late, keeper.LATE_PATH)
+        with open(self._tell, "wb", buffering=0) as telling:
+            self._tell = -1
+            telling.write(told)
+        answered, _, _ = select.select([self._answer], [], [], COMMAND_SECONDS_MAX)
+        if not answered or os.read(self._answer, len(DONE)) != DONE:
+            raise NotReadyError("the guest that stood ready did not do what it was told")
+
+    def prepared_for(self, name: str) -> bool:
+        return self._used_ready
+
+    def _boot_ahead(self, group: Group) -> Guest:
+        """Boot a guest of which the image alone is known; its process 1 waits to be told the rest."""
+        told, self._tell = os.pipe()
+        self._answer, answer_write = os.pipe()
+        try:
+            mounts = [*self._keeper.mounts, keeper.bind(keeper.LATE, keeper.LATE_PATH)]
+            spec = runtime.specification_ahead(
+                keeper.ROOTFS, mounts, (self._config["uid"], PIDS_AHEAD), keeper.TOLD_PATH
+            )
+            return self._boot_as(spec, group, (told, answer_write))
+        finally:
+            os.close(told)
+            os.close(answer_write)
+
     def _boot(self, group: Group, pids: int) -> Guest:
-        self._started += 1
-        guest_name = f"g{self._started}"
         ids = (self._config["uid"], pids)
         hostname = self._config["bwrap"]["hostname"]
         spec = runtime.specification(keeper.ROOTFS, hostname, self._keeper.mounts, ids)
+        return self._boot_as(spec, group, (-1, -1))
+
+    def _boot_as(self, spec: dict[str, Any], group: Group, files: tuple[int, int]) -> Guest:
+        """`files` are the input and the output of its process 1, -1 for none."""
+        self._started += 1
+        guest_name = f"g{self._started}"
         os.mkdir(guest_name, 0o700, dir_fd=self._keeper.state)
         self._write(f"{guest_name}/config.json", json.dumps(spec).encode())
         bundle = f"{STATE}/{guest_name}"
-        self._command(guest_name, ["run", "--detach", f"--bundle={bundle}", f"--pid-file={bundle}/pid"], group.add)
+        self._command(
+            guest_name, ["run", "--detach", f"--bundle={bundle}", f"--pid-file={bundle}/pid"], group.add, files=files
+        )
         return Guest(guest_name, int(self._read(f"{guest_name}/pid")))
 
     def enter(self) -> None:
@@ -105,7 +148,9 @@ class GuardedLauncher(Launching):
 
     def translate(self, process: Process) -> Process:
         """The runtime's command that runs it inside. In the child that becomes it, whose memory holds the secrets."""
-        guest = self._guests[self._entering]
+        # One that was forked before the first replica was known knows the guest that stood ready by then.
+        guest = self._guests[self._entering] if self._entering else self._ready
+        assert guest is not None, "it was booted"
         described = memory_file("process", runtime.process(process.argv, process.env, process.cwd))
         os.set_inheritable(described, True)
         os.set_inheritable(self._binary, True)
@@ -146,7 +191,7 @@ class GuardedLauncher(Launching):
         told = memory_file("limit", own_programs.process_limit(quota.pids))
         os.set_inheritable(described, True)
         try:
-            self._command(guest.name, ["exec", f"--process=/proc/self/fd/{described}"], self._place, told=told)
+            self._command(guest.name, ["exec", f"--process=/proc/self/fd/{described}"], self._place, files=(told, -1))
         finally:
             os.close(described)
             os.close(told)
@@ -164,7 +209,15 @@ class GuardedLauncher(Launching):
 
     def close(self) -> None:
         self._guests.clear()
+        self._close_talk()
         self._keeper.close()
+
+    def _close_talk(self) -> None:
+        """What a guest that stands ready is told over, and answers over."""
+        for descriptor in (self._tell, self._answer):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._tell = self._answer = -1
 
     # --- the runtime ----------------------------------------------------------------------------------------
 
@@ -174,7 +227,7 @@ class GuardedLauncher(Launching):
         arguments: list[str],
         place: Callable[[int], None],
         *,
-        told: int = -1,
+        files: tuple[int, int] = (-1, -1),
         after: list[str] | None = None,
     ) -> None:
         """Run one command of the runtime to its end. Raises SpawnError with what it complained of."""
@@ -186,7 +239,7 @@ class GuardedLauncher(Launching):
         if child == 0:
             try:
                 os.close(gate_write)
-                self._become(argv, told, gate_read)
+                self._become(argv, files, gate_read)
             finally:
                 os._exit(127)
         os.close(gate_read)
@@ -200,13 +253,14 @@ class GuardedLauncher(Launching):
             text = runtime.complaint(self._read(log))
             raise SpawnError(f"the runtime's `{arguments[0]}` failed: {text or code}", job=False)
 
-    def _become(self, argv: list[str], told: int, gate: int) -> None:
+    def _become(self, argv: list[str], files: tuple[int, int], gate: int) -> None:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         if os.read(gate, 1) != b"\1":
             return
         null = os.open("/dev/null", os.O_RDWR)
-        for target, source in ((0, null if told < 0 else told), (1, null), (2, null)):
+        told, answer = (null if each < 0 else each for each in files)
+        for target, source in ((0, told), (1, answer), (2, null)):
             os.dup2(source, target)
         self._keeper.enter()
         os.set_inheritable(self._binary, True)

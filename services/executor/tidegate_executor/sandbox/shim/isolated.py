@@ -16,7 +16,8 @@ from tidegate_executor.sandbox import seccomp
 from tidegate_executor.sandbox.shim import syscalls
 from tidegate_executor.sandbox.shim.bubblewrap import Bubblewrap
 from tidegate_executor.sandbox.shim.joining import join
-from tidegate_executor.sandbox.shim.launching import Launching
+from tidegate_executor.sandbox.shim.late import Carrier, Gathered, make_place
+from tidegate_executor.sandbox.shim.launching import Launching, NotReadyError
 from tidegate_executor.sandbox.shim.layout import INSIDE_ID
 
 # Joined from inside the sandbox's outer user namespace, in this order; the mount namespace last of these.
@@ -45,20 +46,51 @@ class BwrapLauncher(Launching):
         self._namespaces: dict[str, int] = {}
         self._outer_user = -1
         self._nested = False
+        self._carrier: Carrier | None = None
 
     @property
     def bwrap(self) -> int:
         """Pid of bubblewrap, our child, which ends when process 1 does."""
         return self._bwrap
 
-    def open(self, meanwhile: Callable[[], None]) -> int | None:
+    def ground(self) -> None:
         syscalls.become_subreaper()
-        self._bubblewrap.build(self._place)
+        self._place(self._bwrap)
+
+    def lay_out(self) -> None:
+        self._bubblewrap.prepare(self._config)
+
+    def open(self, meanwhile: Callable[[], None]) -> int | None:
+        self._bubblewrap.build()
         meanwhile()
         self.holder = self._bubblewrap.await_standing()
         self._open_namespaces()
-        join(self._config["network"], self._namespaces["net"])
+        if self._config.get("ready"):
+            self._carrier = Carrier(self._attach)
+        else:
+            join(self._config["network"], self._namespaces["net"])
         return self._bubblewrap.alive
+
+    def adopt(self, late: list[list[str]]) -> None:
+        if self.collapsing():
+            raise NotReadyError("process 1 of the sandbox that stood ready has ended")
+        assert self._carrier is not None, "it stands ready"
+        self._carrier.carry(self._config, late)
+        join(self._config["network"], self._namespaces["net"])
+
+    def _attach(self, config: dict[str, Any], gathered: list[Gathered]) -> None:
+        """In a child: mount all of it inside, where the root is read-only unless it is an image's."""
+        for kind in ("uts", "mnt"):
+            syscalls.setns(self._namespaces[kind], NAMESPACES[kind])
+        syscalls.set_hostname(config["bwrap"]["hostname"])
+        flags = syscalls.MS_BIND | syscalls.MS_REMOUNT | syscalls.MS_NOSUID | syscalls.MS_NODEV
+        syscalls.mount("none", "/", None, flags)
+        syscalls.create_as(config["uid"])
+        for each in gathered:
+            make_place(each.target, is_directory=each.is_directory)
+            syscalls.attach_mounts(each.tree, each.target)
+        if not any(target == "/" for _, _, target in self._config["bwrap"]["plan"]):
+            syscalls.mount("none", "/", None, flags | syscalls.MS_RDONLY)
 
     def _open_namespaces(self) -> None:
         """Keep the namespaces by descriptor: a pid could be another process tomorrow."""
@@ -106,6 +138,8 @@ class BwrapLauncher(Launching):
         return fields[0] in "ZX" or bool(int(fields[6]) & 0x4)  # PF_EXITING
 
     def close(self) -> None:
+        if self._carrier is not None:
+            self._carrier.close()
         self._bubblewrap.close()
         for descriptor in (*self._namespaces.values(), self._outer_user):
             if descriptor >= 0:

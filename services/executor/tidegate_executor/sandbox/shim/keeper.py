@@ -18,14 +18,19 @@ from typing import Any
 from tidegate_executor.sandbox.shim import staging, syscalls
 from tidegate_executor.sandbox.shim.hold import executable
 from tidegate_executor.sandbox.shim.joining import join
+from tidegate_executor.sandbox.shim.late import HOSTS_PATH, Carrier, Gathered, make_place
 from tidegate_executor.sandbox.shim.layout import DIRECTORIES, HOLD_PATH, Layout, hosts_text
 from tidegate_executor.sandbox.shim.own_programs import set_process_limit
+from tidegate_executor.sandbox.shim.told import carry_out_and_hold
 
 ROOTFS = f"{staging.STAGE}/rootfs"
 STATE = f"{staging.STAGE}/state"  # of the runtime
 UPPER = f"{staging.STAGE}/upper"
 SHARED = {"/tmp": f"{staging.STAGE}/tmp", "/dev/shm": f"{staging.STAGE}/shm"}
 LIMITER_PATH = f"{os.path.dirname(HOLD_PATH)}/limit"
+TOLD_PATH = f"{os.path.dirname(HOLD_PATH)}/told"
+LATE = f"{staging.STAGE}/late"  # what is mounted here later is seen by guests that stand, at LATE_PATH
+LATE_PATH = f"{os.path.dirname(HOLD_PATH)}/late"
 SETUP_SECONDS_MAX = 20.0
 REPORT_BYTES_MAX = 65536
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
@@ -39,7 +44,8 @@ class KeeperError(Exception):
 
 class Keeper:
     """Holds them. `mounts` are what each guest mounts besides its root, as its runtime wants them; `state` is the
-    directory of that, reached from outside.
+    directory of that, reached from outside. `late` are places seen by a guest that was booted before they were, each
+    with where it belongs.
     """
 
     def __init__(self, config: dict[str, Any], place: Callable[[int], None]) -> None:
@@ -48,6 +54,8 @@ class Keeper:
         self._mount_namespace = self._network = -1
         self.state = -1
         self.mounts: Mounts = []
+        self.late: list[tuple[str, str]] = []
+        self._carrier: Carrier | None = None
 
     def open(self) -> None:
         """Make them. Raises KeeperError; then nothing is left."""
@@ -78,6 +86,28 @@ class Keeper:
             os.close(report_read)
             os.close(done_write)
             os.waitpid(child, 0)
+        if self._config.get("ready"):
+            self._carrier = Carrier(self._attach)
+
+    def adopt(self, config: dict[str, Any], entries: list[list[str]]) -> None:
+        """Add these entries of the mount plan. Raises LateError."""
+        assert self._carrier is not None, "it stands ready"
+        self._carrier.carry(config, entries)
+        # /etc/hosts, which comes last, is mounted in every guest already.
+        targets = [*((target, kind != "read") for kind, _, target in entries), (HOSTS_PATH, False)]
+        self.late = [(f"{LATE_PATH}/{number}", target) for number, (target, _) in enumerate(targets)]
+        self.mounts = [mount for mount in self.mounts if mount["destination"] != HOSTS_PATH]
+        self.mounts += [
+            bind(f"{LATE}/{number}", target, writable=writable) for number, (target, writable) in enumerate(targets)
+        ]
+
+    def _attach(self, config: dict[str, Any], gathered: list[Gathered]) -> None:
+        """In a child: mount all of it where guests see it, and have places for it in their root."""
+        syscalls.setns(self._mount_namespace, syscalls.CLONE_NEWNS)
+        for number, each in enumerate(gathered):
+            for place in (f"{LATE}/{number}", ROOTFS + each.target):
+                make_place(place, is_directory=each.is_directory)
+            syscalls.attach_mounts(each.tree, f"{LATE}/{number}")
 
     def enter(self) -> None:
         """In a child: go there."""
@@ -86,6 +116,8 @@ class Keeper:
         os.chdir("/")
 
     def close(self) -> None:
+        if self._carrier is not None:
+            self._carrier.close()
         for descriptor in (self._mount_namespace, self._network, self.state):
             if descriptor >= 0:
                 os.close(descriptor)
@@ -132,7 +164,8 @@ def bring_up(interface: str) -> None:
 def lay_out(layout: Layout, config: dict[str, Any]) -> Mounts:
     """In the private mount namespace: build the root, return what is mounted on it by the runtime."""
     layout.stage()
-    for path in (ROOTFS, STATE, UPPER, *SHARED.values()):
+    syscalls.mount("none", staging.STAGE, None, syscalls.MS_SHARED)  # so that guests see what is mounted later
+    for path in (ROOTFS, STATE, UPPER, LATE, *SHARED.values()):
         os.mkdir(path, 0o755)
     for path in SHARED.values():
         syscalls.mount("tmpfs", path, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "mode=1777")
@@ -155,6 +188,8 @@ def lay_out(layout: Layout, config: dict[str, Any]) -> Mounts:
         LIMITER_PATH: set_process_limit(machine),
         "/etc/hosts": hosts_text(hostname, config["network"]),
     }
+    if config.get("ready"):
+        own[TOLD_PATH] = carry_out_and_hold(machine)
     for target, content in own.items():
         mounts.append(bind(_file(os.path.basename(target), content), target, writable=False))
     return mounts

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from tidegate_executor.sandbox.shim.spawn import Process
 
 
+class NotReadyError(Exception):
+    """What was built ahead cannot be used."""
+
+
 class Launching:
     """The steps of a replica's life beside its process; a launcher overrides those that mean something to it.
 
@@ -19,6 +23,16 @@ class Launching:
 
     holder = 0
     clones = False
+
+    def ground(self) -> None:
+        """Put into its group what needs not know the sandbox."""
+
+    def lay_out(self) -> None:
+        """Have the files of the sandbox, which is known now, laid out beside what else is to do."""
+
+    def adopt(self, late: list[list[str]]) -> None:
+        """Give the sandbox, which was built for nobody, what its job is known to need now: mounts, name, network."""
+        raise NotReadyError("what has no place of its own is never built ahead")
 
     def join(self, holder: int) -> None:
         """In a fresh child: know the place, which may not have stood when the child was forked."""
@@ -37,8 +51,12 @@ class Launching:
         return group
 
     def prepare(self, group: Group) -> bool:
-        """Make ready for the first replica, before it is known, in this group; say whether it will be that one's."""
-        return False
+        """Make ready for the first replica, before it is known, in this group; say whether its process can wait too."""
+        return self.clones
+
+    def prepared_for(self, name: str) -> bool:
+        """Whether what was made ready, the process that waits included, fits this replica, which begins."""
+        return True
 
     def begin(self, name: str, group: Group | None, quota: Quota) -> None:
         """Make ready for a replica, whose group stands. Raises SpawnError."""

@@ -43,6 +43,10 @@ class Layout:
             if self._uid is not None:
                 staging.own(path, self._uid)
         self._make_points()
+        self.give()
+
+    def give(self) -> None:
+        """Give away what shall belong to the sandbox."""
         if self._uid is None:
             return
         for kind, source, _ in self._plan:
@@ -153,7 +157,8 @@ class Layout:
         for index, (kind, source, target) in enumerate(self._plan):
             body += ["--dev-bind", self._seen.get(index, source), target] if kind == "device" else []
         body += ["--bind", f"{files}/home", "/home/job", "--bind", f"{files}/cache", "/var/cache/job"]
-        body += ["--perms", "0444", "--ro-bind-data", str(contents["hosts"]), "/etc/hosts"]
+        if not self._bwrap.get("ready"):  # else it comes later, and nothing is mounted on a file that has no name
+            body += ["--perms", "0444", "--ro-bind-data", str(contents["hosts"]), "/etc/hosts"]
         body += ["--perms", "0555", "--ro-bind-data", str(contents["hold"]), HOLD_PATH]
         # A root of the image's own is a throw-away overlay, as its other layers are.
         body += [] if rooted else ["--remount-ro", "/"]

@@ -1,4 +1,6 @@
-"""Start of the shim, in a fork of the zygote: the sandbox's configuration on a socket, one line of answer.
+"""Start of the shim, in a fork of the zygote: the sandbox's configuration on a socket, a line each, and the answers.
+
+One that says `ready` knows the image alone: the sandbox is built, and waits for the one that says whose it is.
 
 The configuration holds secrets: it must never be written down.
 """
@@ -11,12 +13,14 @@ import os
 import select
 import signal
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 from tidegate_executor.sandbox.shim import syscalls
 from tidegate_executor.sandbox.shim.bubblewrap import Bubblewrap
 from tidegate_executor.sandbox.shim.processes import start_ticks
+from tidegate_executor.sandbox.shim.sandbox import ShimSandbox
 from tidegate_executor.sandbox.shim.server import Server
 
 IDENTITY_NAME = "shim.json"
@@ -24,13 +28,15 @@ LOG_NAME = "shim.log"
 CONNECTION = 3  # to the agent, until the sandbox stands
 READ_BYTES = 65536
 AHEAD_SECONDS = 0.1  # before what is only made for later: a start that goes on has the processors until then
+STANDS = b'{"ok":true}\n'
 ISOLATED, PLAIN = b"i", b"p"  # what kind of sandbox the shim will be asked for
 
 
-def begin(connection: int, kind: bytes) -> NoReturn:
+def begin(connection: int, message: bytes) -> NoReturn:
     """In a fresh child of the zygote: read the configuration, build the sandbox, answer, serve it to its end.
 
-    An end of the connection without one means that nobody needs us.
+    An end of the connection without one means that nobody needs us. `message` is what came with the connection: the
+    kind, and where the control group is to be if that is known.
     """
     code = 1
     try:
@@ -44,10 +50,9 @@ def begin(connection: int, kind: bytes) -> NoReturn:
         os.setsid()
         os.umask(0o022)
         syscalls.make_undumpable()
-        identity = _identity()
-        bubblewrap = Bubblewrap() if kind == ISOLATED else None
-        if text := _read_all(CONNECTION):
-            server = _open(json.loads(text), bubblewrap, identity)
+        bubblewrap = Bubblewrap() if message[:1] == ISOLATED else None
+        server = _make(json.loads(message[1:]), bubblewrap)
+        if server is not None:
             gc.enable()
             server.run()
         code = 0
@@ -57,28 +62,69 @@ def begin(connection: int, kind: bytes) -> NoReturn:
         os._exit(code)
 
 
-def _open(config: dict[str, Any], bubblewrap: Bubblewrap | None, identity: str) -> Server:
-    """Build the sandbox and tell the agent how it went."""
+def _make(known: dict[str, Any], bubblewrap: Bubblewrap | None) -> Server | None:
+    """Build the sandbox and tell the agent how it went; None if it was not needed, and nothing of it is left then."""
+    hearing = Lines(CONNECTION)
+    sandbox: ShimSandbox | None = None
     try:
-        _detach(config["state_dir"])
-        _identify(config["state_dir"], identity)
-        if bubblewrap is not None:
-            bubblewrap.prepare(config)
-        server = Server(config, bubblewrap)
-        server.open()
+        if known:
+            sandbox = ShimSandbox(known, bubblewrap)
+            sandbox.lay_ground()
+        config = hearing.next()
+        if config is not None and config.get("ready"):
+            _settle(config["state_dir"])
+            known.update(config)
+            sandbox = sandbox or ShimSandbox(known, bubblewrap)
+            sandbox.stand_ready()
+            os.write(CONNECTION, STANDS)
+            config = hearing.next()
+        elif config is not None:
+            _settle(config["state_dir"])
+            sandbox = sandbox or ShimSandbox(config, bubblewrap)
+        if config is None:
+            _abandon(sandbox)
+            return None
+        assert sandbox is not None, "there is a configuration"
+        server = Server(sandbox, config["state_dir"])
+        server.open(config)
     except BaseException as error:
-        os.write(CONNECTION, json.dumps({"error": f"{type(error).__name__}: {error}"}).encode() + b"\n")
+        with suppress(BrokenPipeError):  # whoever asked is gone
+            os.write(CONNECTION, json.dumps({"error": f"{type(error).__name__}: {error}"}).encode() + b"\n")
+        _abandon(sandbox)
         raise
-    os.write(CONNECTION, b'{"ok":true}\n')
+    os.write(CONNECTION, STANDS)
     os.close(CONNECTION)
     return server
 
 
-def _read_all(connection: int) -> bytes:
-    parts = []
-    while part := os.read(connection, READ_BYTES):
-        parts.append(part)
-    return b"".join(parts)
+def _abandon(sandbox: ShimSandbox | None) -> None:
+    if sandbox is not None:
+        sandbox.abandon()
+
+
+def _settle(state_dir: str) -> None:
+    """From now on there is a place to complain in, and one who can be found."""
+    _detach(state_dir)
+    _identify(state_dir, _identity())
+
+
+class Lines:
+    """JSON documents from a connection, one a line."""
+
+    def __init__(self, connection: int) -> None:
+        self._connection = connection
+        self._read = b""
+
+    def next(self) -> dict[str, Any] | None:
+        """The next; None when there is none."""
+        while b"\n" not in self._read:
+            part = os.read(self._connection, READ_BYTES)
+            if not part:
+                return None
+            self._read += part
+        line, _, self._read = self._read.partition(b"\n")
+        found: dict[str, Any] = json.loads(line)
+        return found
 
 
 def _detach(state_dir: str) -> None:

@@ -143,10 +143,8 @@ class Replicas:
     def __init__(self, config: dict[str, Any], group: Group | None) -> None:
         self._config = config
         self._group = group
-        self._redact = [value.encode() for value in config["redact"]]
         self.running: dict[tuple[str, int], Replica] = {}
         self._ahead: Ahead | None = None
-        self._first: Group | None = None
 
     def prepare_groups(self) -> None:
         if self._group is not None:
@@ -158,6 +156,10 @@ class Replicas:
                 self._config.get("overhead_mib", OVERHEAD_MIB), self._config.get("overhead_pids", OVERHEAD_PIDS)
             )
 
+    def bound_anew(self) -> None:
+        """The sandbox is known now, and so how many processes it may have."""
+        self._bound(0)
+
     def hold(self, pid: int) -> None:
         if self._group is not None:
             self._group.child(HOLDER_GROUP).add(pid)
@@ -167,10 +169,8 @@ class Replicas:
         if self._group is None:
             return
         first = launcher.group(self._group.child(FIRST_GROUP))
-        if launcher.clones:
+        if launcher.prepare(first):
             self._ahead = Ahead(launcher, first)
-        elif launcher.prepare(first):
-            self._first = first
 
     def enter_ahead(self, holder: int) -> None:
         """The sandbox stands: let that process go inside, before anything else is there."""
@@ -190,16 +190,19 @@ class Replicas:
             raise Refused(f"{component}.{number} runs already; it can start again after it exited")
         quota = Quota(*request["limits"])
         ahead, self._ahead = self._ahead, None
-        first, self._first = self._first, None
         group = launcher.group(self._group.child(f"{component}.{number}")) if self._group is not None else None
-        replica = Replica(component, number, ahead.group if ahead is not None else first or group, quota)
+        replica = Replica(component, number, ahead.group if ahead is not None else group, quota)
         secrets = [value.encode() for value in request["secret_env"].values()]
-        replica.redactor = Redactor(self._redact + secrets)
+        redact = [value.encode() for value in self._config["redact"]]
+        replica.redactor = Redactor(redact + secrets)
         process = Process(request["argv"], {**request["env"], **request["secret_env"]}, request["cwd"])
         try:
             replica.log = LogFile(self._config["log_dir"], replica.name, self._config["log_bytes_max"])
             self._make_group(replica)
             launcher.begin(replica.name, replica.group, quota)
+            if ahead is not None and not launcher.prepared_for(replica.name):
+                ahead.close()
+                ahead = None
             replica.pid = (
                 self._run(replica, process, launcher) if ahead is None else _run_ahead(replica, process, ahead)
             )

@@ -12,6 +12,7 @@ from tidegate_executor.sandbox.shim.layout import HOLD_PATH, INSIDE_ID
 
 OCI_VERSION = "1.0.2"
 HOLD_ID = 65534  # the user that process 1 of each guest runs as: the job's may not signal it
+TOLD_CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID")
 CAPABILITY_SETS = ("bounding", "effective", "permitted", "inheritable", "ambient")
 SIGNALS_MAX = 64
 EXIT_BY_SIGNAL = 128
@@ -40,7 +41,23 @@ def options(root: str, log: str) -> list[str]:
 
 def specification(rootfs: str, hostname: str, mounts: list[dict[str, Any]], ids: tuple[int, int]) -> dict[str, Any]:
     """A guest that holds; `ids` are the job's uid on the host and how many processes it may have."""
-    uid, pids = ids
+    return _guest(rootfs, hostname, mounts, ids) | {"process": _first(_user(HOLD_ID), HOLD_PATH, ids[1])}
+
+
+def specification_ahead(rootfs: str, mounts: list[dict[str, Any]], ids: tuple[int, int], told: str) -> dict[str, Any]:
+    """One whose process 1 is `told` what is missing (see `told.py`) and holds then, as the same user without rights."""
+    sets = {name: list(TOLD_CAPABILITIES) for name in ("bounding", "effective", "permitted")}
+    user = {**_user(0), "capabilities": {name: sets.get(name, []) for name in CAPABILITY_SETS}}
+    return _guest(rootfs, "ready", mounts, ids) | {"process": _first(user, told, ids[1])}
+
+
+def _first(user: dict[str, Any], program: str, pids: int) -> dict[str, Any]:
+    limit = {"type": "RLIMIT_NPROC", "hard": pids, "soft": pids}
+    return {**user, "args": [program], "env": [], "cwd": "/", "rlimits": [limit]}
+
+
+def _guest(rootfs: str, hostname: str, mounts: list[dict[str, Any]], ids: tuple[int, int]) -> dict[str, Any]:
+    uid = ids[0]
     mapped = [
         {"containerID": 0, "hostID": 0, "size": 1},
         {"containerID": INSIDE_ID, "hostID": uid, "size": 1},
@@ -50,13 +67,6 @@ def specification(rootfs: str, hostname: str, mounts: list[dict[str, Any]], ids:
         "ociVersion": OCI_VERSION,
         "hostname": hostname,
         "root": {"path": rootfs},
-        "process": {
-            **_user(HOLD_ID),
-            "args": [HOLD_PATH],
-            "env": [],
-            "cwd": "/",
-            "rlimits": [{"type": "RLIMIT_NPROC", "hard": pids, "soft": pids}],
-        },
         "mounts": [
             {"destination": "/proc", "type": "proc", "source": "proc"},
             {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["mode=755"]},

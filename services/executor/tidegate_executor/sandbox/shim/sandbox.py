@@ -24,30 +24,68 @@ Reply = dict[str, Any]
 
 
 class ShimSandbox:
-    """One sandbox. `announce` is called with every recorded event and the offset after it."""
+    """One sandbox, which may be made ready before it is known whose it is.
 
-    def __init__(
-        self, config: dict[str, Any], announce: Callable[[Reply, int], None], bubblewrap: Bubblewrap | None = None
-    ) -> None:
+    `config` is what is known of it; `open` adds the rest. `announce` is called with every recorded event and the
+    offset after it.
+    """
+
+    def __init__(self, config: dict[str, Any], bubblewrap: Bubblewrap | None = None) -> None:
         self._config = config
-        self._announce = announce
+        self.announce: Callable[[Reply, int], None] = _to_nobody
         described = config["cgroup"]
-        self._group: Group | None = driver_from(described).group(config["id"]) if described else None
+        self._group: Group | None = driver_from(described).group(config["group"]) if described else None
+        self._grounded = False
+        self._alive: int | None = None
+        self._built: list[list[str]] | None = None
         self.replicas = Replicas(config, self._group)
         self._isolated = BwrapLauncher(config, self.replicas.hold, bubblewrap) if bubblewrap is not None else None
         self._launcher: Launcher = self._isolated or _launcher(config, self.replicas.hold)
-        self.history = History(config["state_dir"])
+        self._history: History | None = None
         self._kill_at: float | None = None
         self._killed = False
         self.over = False
 
-    def open(self) -> int | None:
-        """Build it; return the descriptor that hangs up when it collapses."""
+    @property
+    def history(self) -> History:
+        assert self._history is not None, "it is open"
+        return self._history
+
+    def lay_ground(self) -> None:
+        """Make its groups, and put into them who will build it and who will run in it first: that takes longest."""
+        self._grounded = True
         self.replicas.prepare_groups()
-        alive = self._launcher.open(lambda: self.replicas.fork_ahead(self._launcher))
-        self.replicas.enter_ahead(self._launcher.holder)
+        self._launcher.ground()
+        if self._launcher.clones:
+            self.replicas.fork_ahead(self._launcher)
+
+    def stand_ready(self) -> None:
+        """Build it for nobody yet: all that depends on its image alone."""
+        self._build()
+        self._built = self._config["bwrap"]["plan"]
+
+    def open(self, config: dict[str, Any]) -> int | None:
+        """It is known now: build it, or add what is missing; return the descriptor that hangs up when it collapses."""
+        self._config.update(config)
+        if self._built is None:
+            self._build()
+        else:
+            self._launcher.adopt([entry for entry in config["bwrap"]["plan"] if entry not in self._built])
+        self.replicas.bound_anew()
+        self._history = History(config["state_dir"])
         self._record("ready", {})
-        return alive
+        return self._alive
+
+    def _build(self) -> None:
+        self._launcher.lay_out()
+        if not self._grounded:
+            self.lay_ground()
+        self._alive = self._launcher.open(self._meanwhile)
+        self.replicas.enter_ahead(self._launcher.holder)
+
+    def _meanwhile(self) -> None:
+        if not self._launcher.clones:
+            self.replicas.fork_ahead(self._launcher)
 
     # --- requests -------------------------------------------------------------------------------------------
 
@@ -221,7 +259,7 @@ class ShimSandbox:
 
     def _record(self, kind: str, fields: dict[str, Any]) -> Reply:
         event = self.history.append(kind, fields)
-        self._announce(event, self.history.size)
+        self.announce(event, self.history.size)
         return event
 
 
@@ -229,6 +267,10 @@ def _launcher(config: dict[str, Any], place: Callable[[int], None]) -> Launcher:
     if config["backend"] == "docker":
         return ContainerLauncher(config, place)
     return GuardedLauncher(config, place) if config["backend"] == "gvisor" else PlainLauncher()
+
+
+def _to_nobody(event: Reply, offset: int) -> None:
+    """Until somebody can hear."""
 
 
 def _names(replica: Replica) -> dict[str, Any]:

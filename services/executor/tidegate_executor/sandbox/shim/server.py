@@ -11,7 +11,6 @@ import time
 from typing import Any
 
 from tidegate_executor.cgroups.base import CgroupError
-from tidegate_executor.sandbox.shim.bubblewrap import Bubblewrap
 from tidegate_executor.sandbox.shim.connection import Connection
 from tidegate_executor.sandbox.shim.replicas import Refused, Replica, Stopping
 from tidegate_executor.sandbox.shim.sandbox import ShimSandbox
@@ -25,27 +24,24 @@ FAREWELL_SECONDS_MAX = 2.0
 class Server:
     """Serves one sandbox until it is over."""
 
-    def __init__(self, config: dict[str, Any], bubblewrap: Bubblewrap | None) -> None:
+    def __init__(self, sandbox: ShimSandbox, state_dir: str) -> None:
         self._epoll = select.epoll()
         self._clients: dict[int, Connection] = {}
         self._outputs: dict[int, Replica] = {}
         self._watches: dict[int, Replica] = {}
         self._alive: int | None = None
-        self._listener = _listen(config["state_dir"])
+        self._listener = _listen(state_dir)
         self._wake_read, self._wake_write = os.pipe()
-        self.sandbox = ShimSandbox(config, self._announce, bubblewrap)
+        self.sandbox = sandbox
+        sandbox.announce = self._announce
 
-    def open(self) -> None:
-        """Build the sandbox; on failure nothing of it is left."""
+    def open(self, config: dict[str, Any]) -> None:
+        """Have the sandbox that the configuration describes."""
         for descriptor in (self._wake_read, self._wake_write):
             os.set_blocking(descriptor, False)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        try:
-            self._alive = self.sandbox.open()
-        except BaseException:
-            self.sandbox.abandon()
-            raise
+        self._alive = self.sandbox.open(config)
         self._epoll.register(self._listener.fileno(), select.EPOLLIN)
         self._epoll.register(self._wake_read, select.EPOLLIN)
         if self._alive is not None:

@@ -16,9 +16,9 @@ CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
 CLONE_PARENT = 0x00008000
 
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOATIME = 1, 2, 4, 1024
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_NOATIME = 1, 2, 4, 32, 1024
 MNT_DETACH = 2
-MS_BIND, MS_REC, MS_SLAVE = 4096, 16384, 1 << 19
+MS_BIND, MS_REC, MS_SLAVE, MS_SHARED = 4096, 16384, 1 << 19, 1 << 20
 
 PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, PR_CAPBSET_DROP = 4, 38, 22, 24
 PR_SET_CHILD_SUBREAPER, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 36, 47, 4
@@ -27,10 +27,10 @@ CAPABILITIES_MAX = 64
 CAPABILITY_VERSION_3 = 0x20080522
 NS_GET_USERNS, NS_GET_PARENT = 0xB701, 0xB702  # linux/nsfs.h
 
-AT_EMPTY_PATH, AT_FDCWD = 0x1000, -100
+AT_EMPTY_PATH, AT_RECURSIVE, AT_FDCWD = 0x1000, 0x8000, -100
 OPEN_TREE_CLONE, OPEN_TREE_CLOEXEC = 1, os.O_CLOEXEC
 MOVE_MOUNT_F_EMPTY_PATH = 4
-MOUNT_ATTR_IDMAP = 0x00100000
+MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_IDMAP = 1, 2, 4, 0x00100000
 SYS_OPEN_TREE, SYS_MOVE_MOUNT, SYS_MOUNT_SETATTR = 428, 429, 442
 SYS_CLONE = {"x86_64": 56, "aarch64": 220}
 
@@ -85,6 +85,29 @@ def mount_idmapped(source: int, target: str, user_namespace: int) -> None:
         os.close(tree)
 
 
+def copy_mounts(path: str, attributes: int) -> int:
+    """Return a descriptor of copies, attached nowhere, of what is mounted at `path` and below it."""
+    flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE
+    tree = _checked(_libc.syscall(SYS_OPEN_TREE, AT_FDCWD, path.encode(), ctypes.c_uint(flags)), f"open_tree {path}")
+    wanted = struct.pack("<4Q", attributes, 0, 0, 0)
+    where = ctypes.c_uint(AT_EMPTY_PATH | AT_RECURSIVE)
+    _checked(_libc.syscall(SYS_MOUNT_SETATTR, tree, b"", where, wanted, ctypes.c_size_t(32)), "mount_setattr")
+    return tree
+
+
+def attach_mounts(tree: int, target: str) -> None:
+    """Mount such copies in the present mount namespace, whichever they were copied in (move_mount(2), 5.2)."""
+    flags = ctypes.c_uint(MOVE_MOUNT_F_EMPTY_PATH)
+    result = _libc.syscall(SYS_MOVE_MOUNT, tree, b"", AT_FDCWD, target.encode(), flags)
+    _checked(result, f"move_mount on {target}")
+
+
+def create_as(uid: int) -> None:
+    """Have what this process creates from now on belong to `uid` and the group of that number."""
+    _libc.setfsgid(ctypes.c_uint(uid))  # both return what was before, whatever they did
+    _libc.setfsuid(ctypes.c_uint(uid))
+
+
 def clone_sibling() -> int:
     """Fork a child whose parent is OUR parent, in the pid namespace set for children; 0 in the child.
 
@@ -122,3 +145,9 @@ def load_filter(program: bytes) -> None:
     """Install a seccomp filter on this process and what it will execute."""
     holder = SockFprog(len(program) // 8, program)
     _checked(_libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(holder), 0, 0), "prctl(PR_SET_SECCOMP)")
+
+
+def set_hostname(name: str) -> None:
+    """Name the present UTS namespace."""
+    text = name.encode()
+    _checked(_libc.sethostname(text, ctypes.c_size_t(len(text))), "sethostname")

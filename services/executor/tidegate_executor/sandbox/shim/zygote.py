@@ -1,9 +1,9 @@
 """The process that shims are forked from: started once by the agent, it has imported everything they need.
 
 A new Python costs some forty milliseconds, a fork of this one a single one, and what was read before the fork is shared
-memory in hundreds of shims. Each message on standard input is one byte, the kind, with one connected socket, for one
-shim; the agent's end, however it comes, is the end of this process, and no shim's. It must never read a configuration:
-these hold secrets, and the next shim would inherit them.
+memory in hundreds of shims. Each message on standard input is one byte, the kind, and in JSON what may be made before
+the sandbox is known, with one connected socket, for one shim; the agent's end, however it comes, is the end of this
+process, and no shim's. It must never read a configuration: these hold secrets, and the next shim would inherit them.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from tidegate_executor.sandbox import seccomp
 from tidegate_executor.sandbox.shim import main
 from tidegate_executor.sandbox.shim.hold import executable
 
+MESSAGE_BYTES_MAX = 65536
+
 
 def run() -> None:
     """Fork a shim for each message until the agent is gone."""
@@ -33,7 +35,7 @@ def run() -> None:
     gc.collect()
     gc.freeze()
     while True:
-        message, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+        message, descriptors, _, _ = socket.recv_fds(control, MESSAGE_BYTES_MAX, 1)
         if not message:
             return
         for connection in descriptors:

@@ -1,0 +1,119 @@
+"""Sandboxes that stand ready, each for one image and one uid, before it is known which job gets it.
+
+Each is a shim like any other, which has built all that depends on its image alone and waits for the rest. It ends with
+this process, its processes and groups with it; its directory, below `.ready`, is removed by whoever finds it there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from tidegate_executor.sandbox.base import Layer, SandboxSpec
+from tidegate_executor.sandbox.launch import READY_PREFIX, Waiting, is_quiet
+from tidegate_executor.sandbox.remains import clear_remains
+from tidegate_executor.sandbox.state import StateDirectory
+
+DIRECTORY = ".ready"  # beside the sandboxes; no sandbox id starts with a dot
+
+log = structlog.get_logger()
+
+
+LATE = ("id", "hostname", "log_dir", "workdir", "mounts", "network", "pids_max", "log_bytes_max", "redact")
+"""What of a specification a sandbox that stands can be given. All else it was built with."""
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True):
+    """One that stands, built by `spec`. `plan` are the mounts that it has."""
+
+    spec: SandboxSpec
+    shim: Waiting
+    state: StateDirectory
+    plan: list[tuple[str, str, str]]
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        return self.spec.layers
+
+    def becomes(self, spec: SandboxSpec) -> bool:
+        """Whether a sandbox of that specification can be made of it."""
+        return msgspec.structs.replace(self.spec, **{name: getattr(spec, name) for name in LATE}) == spec
+
+    @property
+    def lives(self) -> bool:
+        return is_quiet(self.shim.connection)
+
+
+class ReadySandboxes:
+    """Those of one backend. `hits` counts the sandboxes that were one of them since this process began."""
+
+    def __init__(self, sandboxes_dir: str) -> None:
+        self.directory = Path(sandboxes_dir, DIRECTORY)
+        self._standing: list[Ready] = []
+        self._promised: dict[str, Ready] = {}
+        self.hits = 0
+
+    def add(self, ready: Ready) -> None:
+        self._standing.append(ready)
+
+    def layers(self) -> list[tuple[Layer, ...]]:
+        """Return the layers of each that stands."""
+        return [ready.layers for ready in self._standing]
+
+    def uid_slots(self) -> set[int]:
+        return {ready.spec.uid_slot for ready in self._standing}
+
+    def groups(self) -> set[str]:
+        """Return their control groups, with those of sandboxes that are just being made ready. Blocks."""
+        records = [state.record() for state in self._states()]
+        return {record.group_name for record in records if record is not None}
+
+    def _states(self) -> list[StateDirectory]:
+        names = sorted(path.name for path in self.directory.iterdir()) if self.directory.is_dir() else []
+        return [StateDirectory(str(self.directory), name) for name in names if name.startswith(READY_PREFIX)]
+
+    def promise(self, layers: tuple[Layer, ...], sandbox: str) -> int | None:
+        """Return the uid slot of one that is kept for this sandbox; None where none stands ready for the image."""
+        promised = set(map(id, self._promised.values()))
+        for ready in self._standing:
+            if ready.layers == layers and id(ready) not in promised and ready.lives:
+                self._promised[sandbox] = ready
+                return ready.spec.uid_slot
+        return None
+
+    def withdraw(self, sandbox: str) -> None:
+        """Keep none for it any more."""
+        self._promised.pop(sandbox, None)
+
+    def take(self, spec: SandboxSpec) -> Ready | None:
+        """Return the one that becomes this sandbox, None where none can."""
+        ready = self._promised.pop(spec.id, None)
+        if ready is None or ready not in self._standing or not ready.becomes(spec):
+            return None
+        self._standing.remove(ready)
+        return ready
+
+    async def discard(self, layers: tuple[Layer, ...] | None = None, *, keep: int = 0) -> None:
+        """End those of an image, or of all, but so many of the ones that were made first."""
+        leaving = [ready for ready in self._standing if layers is None or ready.layers == layers][keep:]
+        for ready in leaving:
+            self._standing.remove(ready)
+        for ready in leaving:
+            ready.shim.connection.close()
+            await asyncio.to_thread(clear_remains, ready.state)
+
+    def let_go(self) -> None:
+        """Have all of them end by themselves: this process ends."""
+        for ready in self._standing:
+            ready.shim.connection.close()
+        self._standing.clear()
+
+    def clear_strays(self) -> None:
+        """Remove what another process, which has ended, left ready. Blocks."""
+        own = {ready.state.id for ready in self._standing}
+        for state in self._states():
+            if state.id not in own:
+                clear_remains(state)

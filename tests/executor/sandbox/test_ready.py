@@ -1,0 +1,198 @@
+"""Sandboxes that stand ready for an image: what one becomes is what a fresh one is, and nothing is left of others."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tidegate_executor.sandbox.base import Device, Layer, Limits, Mount, SandboxSpec
+from tidegate_executor.sandbox.shim.guarded import PIDS_AHEAD
+from tidegate_executor.sandbox.shimmed import ShimmedBackend
+
+from tests.executor.sandbox.conftest import World, image_layers, open_world, wait_output
+from tests.executor.sandbox.test_leaks import kin
+
+SLOT = 7
+WAIT_SECONDS = 20.0
+LIMITS = Limits(cpu_millis=1000, memory_mib=128, pids=PIDS_AHEAD)
+LOOK = """
+id -u; id -g; hostname; cat /etc/hosts /workspace/code.py /inputs/x/data; pwd
+ls -1 / /run/tidegate/agent /workspace /inputs /outputs /home /var/cache
+echo new > /workspace/new && echo more >> /workspace/code.py && cat /workspace/new /workspace/code.py
+echo out > /outputs/y/file && cat /outputs/y/file
+(echo no > /inputs/x/data) 2>/dev/null || echo "inputs are read-only"
+(echo no > /etc/hosts) 2>/dev/null || echo "hosts are read-only"
+mkdir /new 2>/dev/null || echo "the root is read-only"
+touch /home/job/a /var/cache/job/b /tmp/c && echo "its own are writable"
+stat -c %U /workspace/code.py /outputs/y/file
+grep -E '^(CapEff|NoNewPrivs)' /proc/self/status
+"""
+
+HOLDS = """
+import asyncio, sys
+from tidegate_executor.sandbox.base import Layer
+from tidegate_executor.sandbox.bwrap import BwrapBackend
+from tidegate_executor.sandbox.gvisor import GvisorBackend
+from tidegate_executor.sandbox.settings import SandboxSettings
+async def main():
+    settings = SandboxSettings(sandboxes_dir=sys.argv[2], cgroup_name=sys.argv[3], runsc=sys.argv[4])
+    backend = (BwrapBackend if sys.argv[1] == "bwrap" else GvisorBackend)(settings)
+    await backend.make_ready((Layer(source="/usr", target="/usr"),), 7)
+    print("ready", flush=True)
+    await asyncio.sleep(600)
+asyncio.run(main())
+"""
+
+
+@pytest.fixture(params=["bwrap", "gvisor"])
+async def warm(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
+    """Those backends of which sandboxes can stand ready."""
+    opened = await open_world(request.param, tmp_path)
+    if not backend_of(opened).keeps_ready:
+        pytest.skip("only root adds mounts to a sandbox that stands")
+    yield opened
+    await opened.backend.sweep(set())
+    await opened.backend.release()
+
+
+def backend_of(world: World) -> ShimmedBackend:
+    assert isinstance(world.backend, ShimmedBackend)
+    return world.backend
+
+
+def spec_of(world: World, sandbox: str, **changes: object) -> SandboxSpec:
+    work, read, written = (world.directory / name for name in ("work", "read", f"written-{sandbox}"))
+    for directory in (work, read, written):
+        directory.mkdir(exist_ok=True)
+    (work / "code.py").write_text("code\n")
+    (read / "data").write_text("data\n")
+    (world.directory / "agent").mkdir(exist_ok=True)
+    mounts = (
+        Mount(source=str(world.directory / "agent"), target="/run/tidegate/agent"),
+        Mount(source=str(read), target="/inputs/x"),
+        Mount(source=str(written), target="/outputs/y", writable=True, take_ownership=True),
+    )
+    fields: dict[str, object] = {"uid_slot": SLOT, "workdir": str(work), "mounts": mounts}
+    return world.spec(sandbox, **{**fields, **changes})
+
+
+def groups_below(world: World) -> list[str]:
+    return [where for where, _, _ in os.walk("/sys/fs/cgroup") if f"/{world.settings.cgroup_name}/" in where]
+
+
+async def look(world: World, sandbox: str, **changes: object) -> str:
+    made = await world.backend.create(spec_of(world, sandbox, **changes))
+    exited, output = await world.run(made, world.process("/bin/sh", "-c", LOOK, limits=LIMITS, cwd="/workspace"))
+    assert exited.exit_code == 0, output
+    await made.destroy()
+    return output
+
+
+async def test_one_that_stood_ready_is_as_a_fresh_one(warm: World) -> None:
+    backend = backend_of(warm)
+    fresh = await look(warm, "fresh.1.0")
+    await backend.make_ready(image_layers(), SLOT)
+    assert backend.ready.promise(image_layers(), "ready.1.0") == SLOT
+    assert backend.ready.hits == 0
+    assert await look(warm, "ready.1.0") == fresh
+    assert backend.ready.hits == 1
+    assert os.stat(f"{warm.directory}/written-ready.1.0/file").st_uid == backend.host_uid(SLOT)
+    await backend.release()
+    assert kin(Path(warm.settings.sandboxes_dir)) == []
+    assert groups_below(warm) == []
+
+
+async def test_its_other_replicas_see_the_same(warm: World) -> None:
+    backend = backend_of(warm)
+    await backend.make_ready(image_layers(), SLOT)
+    backend.ready.promise(image_layers(), "two.1.0")
+    made = await backend.create(spec_of(warm, "two.1.0"))
+    assert backend.ready.hits == 1
+    script = "cat /workspace/code.py /inputs/x/data; hostname; echo $1 > /workspace/from.$1; sleep 600"
+    for number in range(2):
+        argv = ("/bin/sh", "-c", script, "sh", f"{number}")
+        await made.start(warm.process(*argv, replica=number, limits=LIMITS, cwd="/workspace"))
+        await wait_output(made, "code\ndata\nrank0\n", replica=number)
+    both = warm.process("/bin/sh", "-c", "cat /workspace/from.*", component="other", limits=LIMITS, cwd="/workspace")
+    assert (await warm.run(made, both))[1] == "0\n1\n"
+    limits = await made.resize("main", 0, Limits(cpu_millis=500, memory_mib=96, pids=PIDS_AHEAD))
+    assert (limits.cpu_millis, limits.memory_mib) == (500, 96)
+    found = {each.sandbox.id: each.condition for each in await backend.list()}
+    assert found == {"two.1.0": "running"}
+    await made.destroy()
+    assert await backend.list() == ()
+
+
+async def test_one_that_has_ended_is_passed_over(warm: World) -> None:
+    backend = backend_of(warm)
+    await backend.make_ready(image_layers(), SLOT)
+    assert backend.ready.promise(image_layers(), "dead.1.0") == SLOT
+    for pid in kin(backend.ready.directory):
+        os.kill(pid, signal.SIGKILL)
+    await look(warm, "dead.1.0")
+    assert backend.ready.hits == 0
+    assert os.listdir(backend.ready.directory) == []
+
+
+async def test_what_it_was_not_built_for_is_built_afresh(cell: World) -> None:
+    backend = backend_of(cell)
+    if not backend.keeps_ready:
+        pytest.skip("only root adds mounts to a sandbox that stands")
+    await backend.make_ready(image_layers(), SLOT)
+    backend.ready.promise(image_layers(), "device.1.0")
+    made = await backend.create(spec_of(cell, "device.1.0", devices=(Device(source="/dev/null", target="/dev/own"),)))
+    exited, output = await cell.run(made, cell.process("/bin/sh", "-c", "echo x > /dev/own && echo there", cwd="/"))
+    assert (exited.exit_code, output, backend.ready.hits) == (0, "there\n", 0)
+    await made.destroy()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"uid_slot": SLOT + 1}, {"layers": (*image_layers(), Layer(source="/usr", target="/opt/more"))}]
+)
+async def test_one_of_another_image_or_user_is_left_alone(warm: World, changes: dict[str, object]) -> None:
+    backend = backend_of(warm)
+    await backend.make_ready(image_layers(), SLOT)
+    backend.ready.promise(image_layers(), "other.1.0")
+    made = await backend.create(spec_of(warm, "other.1.0", **changes))
+    assert backend.ready.hits == 0
+    assert backend.ready.layers() == [image_layers()]
+    await made.destroy()
+    assert backend.ready.promise(image_layers(), "next.1.0") == SLOT, "it still stands for who comes next"
+    assert backend.ready.promise(image_layers(), "third.1.0") is None, "it is kept for one"
+    await backend.ready.discard()
+    assert kin(backend.ready.directory) == []
+    assert os.listdir(backend.ready.directory) == []
+
+
+def hold_and_be_killed(world: World) -> None:
+    arguments = [world.name, world.settings.sandboxes_dir, world.settings.cgroup_name, world.settings.runsc]
+    with subprocess.Popen([sys.executable, "-c", HOLDS, *arguments], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"ready\n"
+        assert groups_below(world)
+        assert kin(backend_of(world).ready.directory)
+        holder.kill()
+    deadline = time.monotonic() + WAIT_SECONDS
+    while kin(backend_of(world).ready.directory) or groups_below(world):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+async def test_they_end_with_the_process_that_made_them(warm: World) -> None:
+    directory = backend_of(warm).ready.directory
+    await asyncio.to_thread(hold_and_be_killed, warm)
+    assert len(os.listdir(directory)) == 1, "nobody was there to remove it"
+    stray = await backend_of(warm).limits()
+    assert stray.driver is not None
+    stray.driver.group("ready-stray").create()
+    kept = await warm.backend.create(spec_of(warm, "kept.1.0"))
+    assert await backend_of(warm).clear_strays() == ("ready-stray",)
+    assert os.listdir(directory) == []
+    assert (await warm.run(kept, warm.process("/bin/sh", "-c", "echo up", limits=LIMITS)))[1] == "up\n"
