@@ -7,6 +7,8 @@ import ctypes
 import sys
 from typing import Any, Callable, Dict, List, NamedTuple
 
+from tidegate.checkpoint.direct import AROUND_BYTES_MIN, skip_to_page
+from tidegate.checkpoint.pack import ALIGNMENT
 from tidegate.errors import CorruptCheckpointError, UnsupportedObjectError, UsageError
 
 
@@ -100,7 +102,12 @@ def _describe(dtype: Any, path: str) -> str:
 def allocate(size: int) -> Buffer:
     """Return an uninitialised buffer for an array of `size` bytes."""
     numpy = _numpy()
-    flat = numpy.empty(size, numpy.uint8)
+    if size < AROUND_BYTES_MIN:
+        flat = numpy.empty(size, numpy.uint8)
+    else:
+        flat = numpy.empty(size + ALIGNMENT, numpy.uint8)
+        skipped = skip_to_page(flat.ctypes.data)
+        flat = flat[skipped : skipped + size]
     return Buffer(memoryview(flat), flat, "n")
 
 

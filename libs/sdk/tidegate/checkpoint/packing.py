@@ -22,6 +22,7 @@ from tidegate.checkpoint.pack import (
     read_index,
 )
 from tidegate.checkpoint.places import Places
+from tidegate.checkpoint.reserving import Reserved
 from tidegate.errors import CorruptCheckpointError
 
 OnStored = Callable[[int], None]
@@ -69,6 +70,7 @@ class _Part(NamedTuple):
 class _OpenPack:
     def __init__(self, places: Places) -> None:
         self.temporary = files.Temporary(places.staging, DIRECT)
+        self.reserved = Reserved(self.temporary.descriptor)
         self.end = 0
         self.entries: List[Entry] = []
 
@@ -89,6 +91,7 @@ class Packer:
         self._lock = threading.Lock()
         self._packs: List[_OpenPack] = []
         self._claimed: Dict[bytes, None] = {}
+        self._expected_bytes = 0
         self._scratch = threading.local()
 
     def __enter__(self) -> "Packer":
@@ -107,11 +110,14 @@ class Packer:
     def put(self, blobs: Sequence[Blob]) -> List[Tuple[bytes, ...]]:
         """Store blobs; return the ids of the chunks of each. Nothing is durable before `seal`."""
         parts = [_Part(blob, number) for blob in blobs for number in range(-(-blob.size // CHUNK_BYTES))]
+        self._expected_bytes = sum(blob.size for blob in blobs)
         ids = iter(self._crew.map(self._store, parts))
         return [tuple(next(ids) for _ in range(-(-blob.size // CHUNK_BYTES))) for blob in blobs]
 
     def _store(self, part: _Part) -> bytes:
         self.check_time()
+        with self._lock:
+            self._expected_bytes -= len(part.plain)
         chunk = self._store_once(part)
         self._on_stored(len(part.plain))
         return chunk
@@ -179,6 +185,7 @@ class Packer:
                 self._packs.append(_OpenPack(self.places))
             pack = self._packs[-1]
             offset, pack.end = pack.end, pack.end + len(padded)
+            pack.reserved.cover(pack.end, min(self._expected_bytes, PACK_BYTES_MAX - pack.end))
             pack.entries.append(entry._replace(offset=offset))
         _write_at(pack.temporary.descriptor, padded, offset)
 
@@ -201,6 +208,7 @@ class Packer:
         view[:] = tail
         descriptor = pack.temporary.descriptor
         _write_at(descriptor, arena.view[: len(tail)], pack.end)
+        pack.reserved.give_back(pack.end + len(tail))
         files.seal(descriptor)
         pack.temporary.name_as(self.places.packs, name + SUFFIX)
         return name

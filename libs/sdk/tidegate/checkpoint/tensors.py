@@ -11,6 +11,8 @@ import sys
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from tidegate.checkpoint.arrays import Buffer, Source, Target
+from tidegate.checkpoint.direct import AROUND_BYTES_MIN, skip_to_page
+from tidegate.checkpoint.pack import ALIGNMENT
 from tidegate.errors import UnsupportedObjectError, UsageError
 
 _SLACK = 2
@@ -139,7 +141,12 @@ def _buffer(raw: Any) -> Buffer:
 
 def allocate(size: int) -> Buffer:
     """Return an uninitialised buffer for a storage of `size` bytes."""
-    return _buffer(_torch().empty(size, dtype=_torch().uint8))
+    torch = _torch()
+    if size < AROUND_BYTES_MIN:
+        return _buffer(torch.empty(size, dtype=torch.uint8))
+    raw = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
+    skipped = skip_to_page(raw.data_ptr())
+    return _buffer(raw[skipped : skipped + size])
 
 
 class Loader:
@@ -159,7 +166,8 @@ class Loader:
         base = self._bases[index]
         dtype = getattr(torch, body["dtype"])
         tensor = torch.empty(0, dtype=dtype, device=base.device)
-        tensor = tensor.set_(base.untyped_storage(), body["offset"], tuple(body["shape"]), tuple(body["stride"]))
+        offset = body["offset"] + base.storage_offset() // tensor.element_size()
+        tensor = tensor.set_(base.untyped_storage(), offset, tuple(body["shape"]), tuple(body["stride"]))
         if body.get("parameter"):
             return torch.nn.Parameter(tensor, requires_grad=bool(body.get("grad")))
         return tensor.requires_grad_() if body.get("grad") else tensor
