@@ -30,12 +30,16 @@ class Target(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Bytes of a layer that are still the caller's, until `copy` took them; `item` is the size of their numbers."""
+    """Bytes of a layer that are still the caller's, until `copy` took them; `item` is the size of their numbers.
+
+    `address` is where they lie one after the other in this process's memory; 0 where only `copy` knows how to get them.
+    """
 
     kind: str
     size: int
     item: int
     copy: Callable[[Target], None]
+    address: int = 0
 
 
 def is_array(value: Any) -> bool:
@@ -59,7 +63,8 @@ def encode(value: Any, path: str, sources: List[Source]) -> Dict[str, Any]:
             "a plain array is accepted (numpy.array(x))"
         )
     dtype = _describe(value.dtype, path)
-    sources.append(Source("n", value.nbytes, _item(value.dtype), lambda target: _copy(value, target)))
+    address = value.ctypes.data if value.flags.c_contiguous and value.nbytes else 0
+    sources.append(Source("n", value.nbytes, _item(value.dtype), lambda target: _copy(value, target), address))
     return {"b": len(sources) - 1, "dtype": dtype, "shape": list(value.shape)}
 
 

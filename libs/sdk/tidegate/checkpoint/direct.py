@@ -69,11 +69,6 @@ class Arenas:
             self._idle.append(arena)
 
 
-def copy_bytes(target: int, source: int, size: int) -> None:
-    """Copy memory from address to address; other threads run meanwhile."""
-    ctypes.memmove(target, source, size)
-
-
 def skip_to_page(address: int) -> int:
     """Return how many bytes lie between an address and the next one that reads around the cache take."""
     return -address % ALIGNMENT

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from tidegate.checkpoint import layer
 from tidegate.checkpoint.arrays import Source, Target
+from tidegate.checkpoint.crew import SHARED, Crew
 from tidegate.checkpoint.direct import Arena, Arenas
 from tidegate.checkpoint.manifest import INLINE_BYTES_MAX
 from tidegate.checkpoint.pack import aligned
+
+
+PIECE_BYTES = 4 << 20
+"""What one thread copies at a time: one core alone does not use all that memory gives."""
 
 
 class Copied(NamedTuple):
@@ -44,30 +49,50 @@ class Snapshot(NamedTuple):
         return sum(blob.size for each in self.layers for blob in each.blobs)
 
 
-def take(given: Dict[str, Any], arenas: Arenas) -> Snapshot:
+class _Piece(NamedTuple):
+    """A run of bytes to copy from address to address."""
+
+    target: int
+    source: int
+    size: int
+
+
+def take(given: Dict[str, Any], arenas: Arenas, crew: Crew = SHARED) -> Snapshot:
     """Copy layers by name; raises UnsupportedObjectError, which names the path of what is refused, before it copies."""
     described = {name: layer.describe(name, value) for name, value in given.items()}
     room = sum(
         aligned(source.size) for each in described.values() for source in each.sources if source.size > INLINE_BYTES_MAX
     )
     arena = arenas.take(room)
-    copied = [_copy(name, each, arena) for name, each in described.items()]
+    pieces: List[_Piece] = []
+    copied = [_copy(name, each, arena, pieces) for name, each in described.items()]
+    crew.map(_copy_piece, pieces)
     return Snapshot(tuple(copied), arena)
 
 
-def _copy(name: str, described: layer.Described, arena: Arena) -> LayerCopy:
-    blobs = tuple(_blob(source, arena) for source in described.sources)
+def _copy_piece(piece: _Piece) -> None:
+    ctypes.memmove(piece.target, piece.source, piece.size)  # other threads run meanwhile
+
+
+def _copy(name: str, described: layer.Described, arena: Arena, pieces: List[_Piece]) -> LayerCopy:
+    blobs = tuple(_blob(source, arena, pieces) for source in described.sources)
     names: Dict[int, str] = {}
     for leaf in layer.leaves(described.tree):
         names.setdefault(leaf.blob, leaf.path)
     return LayerCopy(name, described.tree, layer.layout(described.tree), blobs, names)
 
 
-def _blob(source: Source, arena: Arena) -> Copied:
+def _blob(source: Source, arena: Arena, pieces: List[_Piece]) -> Copied:
+    """Copy a blob, or lay down in `pieces` how that is to be done where several threads can do it."""
     if source.size <= INLINE_BYTES_MAX:
         return Copied(source.kind, source.size, source.item, 0, _small(source))
     offset, view = arena.take(source.size)
-    source.copy(Target(view, arena.address + offset))
+    target = arena.address + offset
+    if source.address and source.size > PIECE_BYTES:
+        for start in range(0, source.size, PIECE_BYTES):
+            pieces.append(_Piece(target + start, source.address + start, min(PIECE_BYTES, source.size - start)))
+    else:
+        source.copy(Target(view, target))
     return Copied(source.kind, source.size, source.item, offset, None)
 
 

@@ -117,7 +117,8 @@ def _span(tensor: Any) -> Tuple[int, int]:
 
 def _source_of(tensor: Any, low: int, size: int) -> Source:
     item = tensor.element_size() // 2 if tensor.is_complex() else tensor.element_size()
-    return Source("x", size, item, lambda target: _copy(tensor, low, size, target))
+    address = tensor.untyped_storage().data_ptr() + low if tensor.device.type == "cpu" and size else 0
+    return Source("x", size, item, lambda target: _copy(tensor, low, size, target), address)
 
 
 def _copy(tensor: Any, low: int, size: int, target: Target) -> None:
