@@ -59,6 +59,51 @@ def test_nothing_is_made_where_there_are_no_tiers(offline: Cli, tmp_path: Path) 
     assert not (tmp_path / "home").exists()
 
 
+@pytest.mark.parametrize("command", ["gc", "scrub", "repair"])
+def test_upkeep_where_there_are_no_tiers_is_an_error(offline: Cli, tmp_path: Path, command: str) -> None:
+    ran = offline("checkpoint", command)
+    assert (ran.code, ran.out) == (4, "")
+    assert "There are no checkpoint tiers here" in ran.err
+    assert "TIDEGATE_WARM" in ran.err
+    assert offline("checkpoint", command, "--json").code == 4
+
+
+@pytest.mark.usefixtures("saved")
+@pytest.mark.parametrize("command", ["gc", "scrub", "repair", "show j-1", "verify j-1", "diff j-1 a b", "pin j-1"])
+def test_a_tier_that_is_named_and_not_there_is_an_error(
+    offline: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    for variable in ("TIDEGATE_HOT_DIR", "TIDEGATE_WARM", "TIDEGATE_COLD"):
+        monkeypatch.setenv(variable, str(tmp_path / "nowhere"))
+        ran = offline("checkpoint", *command.split())
+        assert (ran.code, ran.out) == (3, "")
+        assert f"{variable}={tmp_path}/nowhere is no directory" in ran.err
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("TIDEGATE_COLD", "nfs:cold")
+    ran = offline("checkpoint", *command.split())
+    assert (ran.code, "s3://BUCKET" in ran.err) == (2, True)
+
+
+def test_the_hot_tier_alone_is_scrubbed_and_not_collected(
+    offline: Cli, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.save(3)
+    monkeypatch.setenv("TIDEGATE_HOT_DIR", str(node.tiers.hot))
+    assert offline("checkpoint", "scrub").out == "1 checkpoints and 1 packs are whole.\n"
+    node.damage(node.pack_files("hot")[0])
+    assert offline("checkpoint", "scrub").code == 1
+    ran = offline("checkpoint", "gc")
+    assert (ran.code, ran.out) == (3, "")
+    assert "TIDEGATE_WARM" in ran.err
+
+
+@pytest.mark.parametrize("command", ["gc", "scrub", "repair"])
+def test_upkeep_of_a_job_that_no_tier_holds_is_not_found(offline: Cli, saved: Committed, command: str) -> None:
+    ran = offline("checkpoint", command, "j-nobody")
+    assert (ran.code, ran.out) == (4, "")
+    assert "j-nobody" in ran.err
+
+
 def test_verify_reads_every_tier(offline: Cli, node: Node, saved: Committed) -> None:
     ran = offline("checkpoint", "verify", JOB)
     assert (ran.code, ran.err) == (0, "")

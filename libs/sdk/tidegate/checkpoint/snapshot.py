@@ -12,7 +12,6 @@ from tidegate.checkpoint.direct import Arena, Arenas
 from tidegate.checkpoint.manifest import INLINE_BYTES_MAX
 from tidegate.checkpoint.pack import aligned
 
-
 PIECE_BYTES = 4 << 20
 """What one thread copies at a time: one core alone does not use all that memory gives."""
 

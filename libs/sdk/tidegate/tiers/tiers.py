@@ -82,7 +82,7 @@ class Tiers:
         self.shared: Tuple[Tuple[str, Objects], ...] = tuple(
             (name, objects.opened(address, bandwidth))
             for name, address in ((WARM, settings.warm), (COLD, settings.cold))
-            if address and (make or address.startswith("s3://") or Path(address).is_dir())
+            if address and (make or not Path(address).is_absolute() or Path(address).is_dir())
         )
 
     def names(self) -> List[str]:
@@ -140,6 +140,12 @@ class Tiers:
         """Return (tenant, job) of all that the shared tiers hold; what else lies there is somebody else's."""
         found = {each for _, held in self.shared for each in jobs.jobs_of(held)}
         return sorted(each for each in found if all(_NAME.match(name) for name in each))
+
+    def all_jobs(self) -> List[Tuple[str, str]]:
+        """Return (tenant, job) of all that any tier holds, the node's own too."""
+        here = {(path.parent.name, path.name) for path in self.hot.glob("*/*") if path.is_dir()}
+        found = {each for each in here if all(_NAME.match(name) for name in each)}
+        return sorted(found | set(self.jobs()))
 
 
 def checked(tenant: str, job: str) -> None:

@@ -11,7 +11,17 @@ import typer
 
 from tidegate.cli import exits, output, text
 from tidegate.cli.commands.checkpoint import JobArgument
-from tidegate.cli.commands.tiers import CheckpointArgument, Moving, SomeJob, TierOption, found_in, here, job_tiers, say
+from tidegate.cli.commands.tiers import (
+    CheckpointArgument,
+    Moving,
+    SomeJob,
+    TierOption,
+    found_in,
+    here,
+    job_tiers,
+    say,
+    tenants_of,
+)
 from tidegate.cli.wording import short
 
 if TYPE_CHECKING:
@@ -76,7 +86,10 @@ def gc(
     done: list[dict[str, Any]] = []
     with output.Progress("Collecting") as progress:
         tiers = here()
-        for tenant, name in [(tiers.find_job(job), job)] if job else tiers.jobs():
+        if not tiers.shared:
+            said = "There is no shared tier here to collect in; the hot one is collected by its jobs as they save."
+            raise exits.CommandError(said, "Name one with TIDEGATE_WARM or TIDEGATE_COLD.", exits.ENVIRONMENT)
+        for tenant, name in tenants_of(tiers, job):
             for tier in tiers.of_job(tenant, name):
                 progress.update(f"Collecting {name} in {tier.name}")
                 policy = retaining.Policy(keep_last) if keep_last else None
@@ -127,7 +140,7 @@ def _scrub(job: str | None, only: str | None, as_json: bool, *, repair: bool) ->
     damages: list[Damage] = []
     read = {"roots": 0, "packs": 0}
     with output.Progress("Reading the tiers") as progress:
-        for tenant, name in [(tiers.find_job(job), job)] if job else tiers.jobs():
+        for tenant, name in tenants_of(tiers, job):
             with _targets(tiers, tenant, name) as (held, staging):
                 for target in held:
                     if only is not None and target.name != only:
