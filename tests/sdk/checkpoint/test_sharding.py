@@ -163,13 +163,52 @@ def test_ranks_that_save_different_layers_are_refused(directory: Path) -> None:
     assert all(isinstance(error, SaveFailedError) and "different layers" in str(error) for error in found)
 
 
-def test_shards_that_do_not_make_up_the_whole_are_found(directory: Path) -> None:
-    given = {"model": {"w": Shard(torch.zeros(10), (0,), (100,))}}
-    item = together(lambda rank: save(directory, rank, given))[0]
-    with pytest.raises(CorruptCheckpointError, match="overlap, or some are missing"):
-        Checkpoint(item).load()
+@pytest.mark.parametrize(
+    ("rows", "why"),
+    [
+        ([(0, 10), (0, 10), (0, 10)], "hold 30 numbers of 100"),
+        ([(0, 40), (40, 70), (60, 90)], "overlap"),
+        ([(0, 40), (40, 80), (60, 80)], "overlap"),
+        ([(0, 40), (40, 80), (81, 100)], "hold 99 numbers of 100"),
+    ],
+)
+def test_shards_that_do_not_make_up_the_whole_veto_the_checkpoint(
+    directory: Path, rows: list[tuple[int, int]], why: str
+) -> None:
+    def work(rank: int) -> Committed:
+        low, high = rows[rank]
+        return save(directory, rank, {"model": {"w": Shard(torch.zeros(high - low), (low,), (100,))}})
+
+    for error in together(work):
+        assert isinstance(error, UsageError | SaveFailedError)
+        assert "model.w was refused" in str(error)
+        assert why in str(error)
+    assert stores.opened(directory).committed() == []
+
+
+def test_shards_of_other_wholes_or_of_none_on_rank_0_veto_it(directory: Path) -> None:
+    shapes = [(90,), (100,), (100,)]
+    other = together(lambda rank: save(directory, rank, {"model": {"w": Shard(torch.zeros(30), (0,), shapes[rank])}}))
+    assert all("the whole is (90,) and (100,)" in str(error) for error in other)
+    given = [{"model": {"w": 1}}, *({"model": {"w": Shard(torch.zeros(5), (at,), (10,))}} for at in (0, 5))]
+    assert all(
+        "rank 0 has no shard" in str(error) for error in together(lambda rank: save(directory, rank, given[rank]))
+    )
+    assert stores.opened(directory).committed() == []
+
+
+def test_a_shard_outside_its_whole_or_saved_alone_is_refused(directory: Path) -> None:
     with pytest.raises(UsageError, match="does not lie in"):
         snapshots.take({"model": Shard(torch.zeros(10), (95,), (100,))}, Arenas(0))
+    alone = {"deep": [Shard(torch.zeros(10), (0,), (10,))]}
+    with pytest.raises(UsageError, match=r"model\.deep\.0 was refused.*together=True"):
+        stores.save(directory, 1, model=alone)
+    told: list[Any] = []
+    saver = Saver(stores.opened(directory), told.append, lambda step, error: told.append(error))
+    for _ in range(3):  # each gives its place in the queue back
+        with pytest.raises(UsageError, match="together=True"):
+            saver.save(1, {"model": alone}, STAMP)
+    saver.save(2, {"model": {"n": 1}}, STAMP).wait()
 
 
 def test_a_job_saves_together_through_its_thread(directory: Path) -> None:

@@ -19,7 +19,7 @@ import struct
 from collections import OrderedDict
 from typing import Any, Callable, ClassVar, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from tidegate.checkpoint import arrays, hashes, tensors
+from tidegate.checkpoint import arrays, dtensors, hashes, tensors
 from tidegate.checkpoint.manifest import canonical
 from tidegate.checkpoint.shard import Shard
 from tidegate.checkpoint.shard import check as check_shard
@@ -91,6 +91,8 @@ class _Encoder:
         return {"d" if kind is dict else "o": pairs}
 
     def _array(self, value: Any, path: str) -> Any:
+        if dtensors.is_dtensor(value):
+            value = dtensors.local(value, path)
         if type(value) is Shard:
             return self._shard(value, path)
         if tensors.is_tensor(value):

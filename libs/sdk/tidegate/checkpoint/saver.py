@@ -148,6 +148,8 @@ class Saver:
         started = time.monotonic()
         try:
             snapshot = snapshots.take(layers, self._arenas)
+            if not together:
+                snapshots.refuse_shards(snapshot)
         except BaseException:
             with self._condition:
                 self._unfinished.remove(pending)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Optional, Tuple
 
-from tidegate.checkpoint import gathering, hashes, layer
+from tidegate.checkpoint import gathering, hashes, layer, shard
 from tidegate.checkpoint import manifest as manifests
 from tidegate.checkpoint import root as roots
 from tidegate.checkpoint.commit import Occasion, packs_of, publish_layers, write_manifests
@@ -14,7 +14,7 @@ from tidegate.checkpoint.packing import Packer
 from tidegate.checkpoint.places import Places
 from tidegate.checkpoint.snapshot import Snapshot
 from tidegate.checkpoint.writing import stored_layers
-from tidegate.errors import SaveFailedError
+from tidegate.errors import SaveFailedError, UsageError
 
 
 def key(step: int, stamp: roots.Stamp, number: int) -> str:
@@ -61,6 +61,7 @@ def _make_root(packer: Packer, occasion: Occasion, parts: List[Dict[str, Any]]) 
 def _entry(packer: Packer, name: str, ids: List[str]) -> roots.LayerEntry:
     places: Places = packer.places
     parts = [manifests.read(places.manifests, part) for part in ids]
+    _check_pieces(name, parts)
     (manifest_id,) = write_manifests(places, [Manifest(SHARDED, parts=tuple(ids))])
     return roots.LayerEntry(
         name=name,
@@ -70,6 +71,24 @@ def _entry(packer: Packer, name: str, ids: List[str]) -> roots.LayerEntry:
         packs=packs_of(packer.index, parts),
         layout=_layout(parts),
     )
+
+
+def _check_pieces(name: str, parts: List[Manifest]) -> None:
+    """Raise UsageError where what the ranks hold does not make up whole tensors: nobody could load them."""
+    held: Dict[str, List[Tuple[List[int], List[int]]]] = {}
+    shapes: Dict[str, Tuple[int, ...]] = {}
+    for part in parts:
+        for piece in layer.pieces(part.tree):
+            ((_, body),) = piece.of.items()
+            if shapes.setdefault(piece.path, piece.shape) != piece.shape:
+                said = f"ranks say that the whole is {shapes[piece.path]} and {piece.shape}"
+                raise UsageError(f"{name}.{piece.path} was refused: {said}")
+            held.setdefault(piece.path, []).append((list(piece.offset), list(body["shape"])))
+    known = {piece.path for piece in layer.pieces(parts[0].tree)}
+    if lacking := sorted(set(held) - known):
+        raise UsageError(f"{name}.{lacking[0]} was refused: rank 0 has no shard of it, not even an empty one")
+    for path, pieces in held.items():
+        shard.check_whole(f"{name}.{path}", shapes[path], pieces)
 
 
 def _layout(parts: List[Manifest]) -> str:

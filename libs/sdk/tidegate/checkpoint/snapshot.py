@@ -11,6 +11,7 @@ from tidegate.checkpoint.crew import SHARED, Crew
 from tidegate.checkpoint.direct import Arena, Arenas
 from tidegate.checkpoint.manifest import INLINE_BYTES_MAX
 from tidegate.checkpoint.pack import aligned
+from tidegate.errors import UsageError
 
 PIECE_BYTES = 4 << 20
 """What one thread copies at a time: one core alone does not use all that memory gives."""
@@ -46,6 +47,16 @@ class Snapshot(NamedTuple):
     def bytes(self) -> int:
         """Return how many bytes were copied."""
         return sum(blob.size for each in self.layers for blob in each.blobs)
+
+
+def refuse_shards(snapshot: Snapshot) -> None:
+    """Raise UsageError where a layer holds shards: in a checkpoint of one rank nothing would make them whole."""
+    for each in snapshot.layers:
+        for piece in layer.pieces(each.tree):
+            raise UsageError(
+                f"{each.name}.{piece.path} was refused: it is a shard (or a DTensor), which is saved by all ranks "
+                "together: job.save(..., together=True)"
+            )
 
 
 class _Piece(NamedTuple):

@@ -21,7 +21,7 @@ from tidegate.checkpoint.pack import Index
 from tidegate.checkpoint.packing import OnStored, Packer
 from tidegate.checkpoint.places import Places
 from tidegate.checkpoint.shelf import Shelf
-from tidegate.checkpoint.snapshot import Snapshot
+from tidegate.checkpoint.snapshot import Snapshot, refuse_shards
 from tidegate.checkpoint.writing import Kept, write
 from tidegate.errors import CorruptCheckpointError, UsageError
 
@@ -96,7 +96,8 @@ class CheckpointStore:
         on_stored: OnStored = lambda size: None,
         budget: Optional[Budget] = None,
     ) -> Tuple[Committed, Kept]:
-        """Write a snapshot, or what there is time for; on return it is durable."""
+        """Write a snapshot, or what there is time for; on return it is durable. Raises UsageError for shards."""
+        refuse_shards(snapshot)
         with self.in_use() as (held, index), Packer(held, index, self._crew, on_stored) as packer:
             root, now = write(packer, occasion, snapshot, kept, budget)
         return Committed(root, self.directory), now
