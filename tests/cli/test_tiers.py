@@ -11,6 +11,7 @@ import numpy
 import pytest
 import torch
 from tidegate.checkpoint.store import Committed
+from tidegate.tiers import repacking
 from tidegate.tiers.tiers import Settings, Tiers
 
 from tests.cli.conftest import Cli
@@ -150,6 +151,27 @@ def test_gc_leaves_the_newest_and_what_is_pinned(offline: Cli, node: Node, saved
     assert node.warm.roots() == [names[2]]
     offline("checkpoint", "gc", "--pause-seconds", "0")
     assert len(node.warm.packs()) == 1
+
+
+def test_gc_writes_what_lives_of_dead_packs_again(offline: Cli, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repacking, "DEAD_BYTES_MIN", 10_000)
+    frozen = os.urandom(30_000)
+    for step in (1, 2):
+        node.promote(node.save(step, model={"frozen": frozen, "w": os.urandom(200_000)}))
+    ran = offline("checkpoint", "gc", JOB, "--keep-last", "1", "--json")
+    warm = next(each for each in ran.document["collected"] if each["tier"] == "warm")
+    assert (len(warm["retired"]), len(warm["repacked"]), warm["repacking_failed"]) == (1, 1, None)
+    assert f"packs/{warm['repacked'][0]}.pack" in warm["quarantined"]
+    assert "1 retired" not in offline("checkpoint", "gc", JOB).out
+    assert offline("checkpoint", "verify", JOB, "--tier", "warm").code == 0
+    for path in node.pack_files("warm"):
+        node.damage(path)
+    monkeypatch.setattr(repacking, "DEAD_BYTES_MIN", 0)
+    monkeypatch.setattr(repacking, "DEAD_PERCENT_MIN", 0)
+    failed = offline("checkpoint", "gc", JOB)
+    assert failed.code == 0
+    assert "no pack was written again" in failed.err
+    assert "is damaged" in failed.err
 
 
 def test_diff_names_tensors(offline: Cli, node: Node) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import structlog
 from tidegate.errors import CheckpointError
-from tidegate.tiers import collecting, eviction, retaining, scrubbed
+from tidegate.tiers import collecting, eviction, repacking, retaining, scrubbed
 from tidegate.tiers.holding import HotHolding
 from tidegate.tiers.job import JobTier
 from tidegate.tiers.scrubbing import Scrub, Scrubbed
@@ -124,7 +124,9 @@ class Upkeep:
     def _collect(self, tier: JobTier) -> None:
         now_ns = self._clock.now_ns()
         retired = retaining.retain(tier, self._settings.retention.of(tier.tenant, tier.job), now_ns)
+        self._repack(tier)
         done = collecting.collect(tier, now_ns // 10**9, self._settings.gc_pause_seconds)
+        self.meters.collections.labels(tier.name).inc()
         self.meters.retired.labels(tier.name).inc(len(retired))
         self.meters.quarantined.labels(tier.name).inc(len(done.quarantined))
         self.meters.returned.labels(tier.name).inc(len(done.returned))
@@ -139,6 +141,19 @@ class Upkeep:
                 returned=len(done.returned),
                 deleted=len(done.deleted),
             )
+
+    def _repack(self, tier: JobTier) -> None:
+        try:
+            with self._tiers.staging() as staging:
+                done = repacking.repack(tier, staging)
+        except CheckpointError as error:  # what is damaged is the scrub's to repair; the rest is collected meanwhile
+            self.meters.upkeep_failed.labels("repacking").inc()
+            log.warning("repacking_failed", job=tier.job, tier=tier.name, why=str(error))
+            return
+        if done.replaced:
+            self.meters.repacked.labels(tier.name).inc(len(done.replaced))
+            self.meters.repacked_bytes.labels(tier.name).inc(done.freed_bytes)
+            log.info("packs_repacked", job=tier.job, tier=tier.name, packs=len(done.replaced), frees=done.freed_bytes)
 
     def _scrub_due(self) -> None:
         """Scrub each job in each tier that was not read for long enough, the longest first."""

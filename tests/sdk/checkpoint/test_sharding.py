@@ -107,6 +107,19 @@ def test_it_loads_in_any_number_of_parts(directory: Path, count: int) -> None:
         Checkpoint(item).load("model", part=(count, count))
 
 
+def test_a_part_may_have_no_rows(directory: Path) -> None:
+    whole = {"t": torch.ones(2, 3), "n": np.zeros((1, 4), np.int16)}
+    given = [
+        {"model": {name: Shard(value[:0] if rank else value, (0, 0), value.shape) for name, value in whole.items()}}
+        for rank in range(WORLD)
+    ]
+    item = together(lambda rank: save(directory, rank, given[rank]))[0]
+    parts = [Checkpoint(item).load("model", part=(at, 5))["model"] for at in range(5)]
+    assert [tuple(part["t"].data.shape) for part in parts] == [(1, 3), (1, 3), (0, 3), (0, 3), (0, 3)]
+    assert [part["n"].data.shape for part in parts] == [(1, 4), (0, 4), (0, 4), (0, 4), (0, 4)]
+    assert {(part["t"].data.dtype, part["n"].data.dtype) for part in parts} == {(torch.float32, np.dtype(np.int16))}
+
+
 def test_a_part_reads_no_shard_of_others(directory: Path) -> None:
     item = together(lambda rank: save(directory, rank))[0]
     with places.opened(directory) as held:

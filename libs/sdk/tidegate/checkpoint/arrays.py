@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import ctypes
 import sys
-from typing import Any, Callable, Dict, List, NamedTuple
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence
 
 from tidegate.checkpoint.direct import AROUND_BYTES_MIN, skip_to_page
 from tidegate.checkpoint.pack import ALIGNMENT
@@ -119,6 +119,11 @@ def allocate(size: int) -> Buffer:
 def decode(body: Dict[str, Any], buffers: List[Buffer]) -> Any:
     """Return the array described by `body`, over the memory it was read into."""
     return buffers[body["b"]].owner.view(_dtype(body["dtype"])).reshape(body["shape"])
+
+
+def empty(body: Dict[str, Any], shape: Sequence[int]) -> Any:
+    """Return an array of the dtype described by `body`, for a shape without numbers."""
+    return _numpy().empty(tuple(shape), _dtype(body["dtype"]))
 
 
 def decode_scalar(body: Dict[str, Any]) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from tidegate.checkpoint.arrays import Buffer, Source, Target
 from tidegate.checkpoint.direct import AROUND_BYTES_MIN, skip_to_page
@@ -148,6 +148,11 @@ def allocate(size: int) -> Buffer:
     raw = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
     skipped = skip_to_page(raw.data_ptr())
     return _buffer(raw[skipped : skipped + size])
+
+
+def empty(body: Dict[str, Any], shape: Sequence[int]) -> Any:
+    """Return a tensor of the dtype described by `body`, for a shape without numbers."""
+    return _torch().empty(tuple(shape), dtype=getattr(_torch(), body["dtype"]))
 
 
 class Loader:

@@ -20,12 +20,15 @@ from tidegate.cli.commands.tiers import (
     here,
     job_tiers,
     say,
+    staging_directory,
     tenants_of,
 )
 from tidegate.cli.wording import short
+from tidegate.errors import CorruptCheckpointError
 
 if TYPE_CHECKING:
     from tidegate.tiers.holding import Holding
+    from tidegate.tiers.job import JobTier
     from tidegate.tiers.scrubbing import Damage
     from tidegate.tiers.tiers import Tiers
 
@@ -64,6 +67,9 @@ def pin(
         print(f"checkpoint {short(found.root.id)} {'is no longer' if remove else 'is'} pinned in {', '.join(names)}.")
 
 
+_COUNTED = (("retired", "retired"), ("repacked", "written again"), ("quarantined", "set apart"), ("returned", "back"))
+
+
 def gc(
     job: SomeJob = None,
     keep_last: Annotated[
@@ -84,7 +90,7 @@ def gc(
     from tidegate.tiers import collecting, retaining  # noqa: PLC0415
 
     done: list[dict[str, Any]] = []
-    with output.Progress("Collecting") as progress:
+    with output.Progress("Collecting") as progress, staging_directory() as staging:
         tiers = here()
         if not tiers.shared:
             said = "There is no shared tier here to collect in; the hot one is collected by its jobs as they save."
@@ -94,17 +100,36 @@ def gc(
                 progress.update(f"Collecting {name} in {tier.name}")
                 policy = retaining.Policy(keep_last) if keep_last else None
                 retired = retaining.retain(tier, policy, time.time_ns()) if policy else []
+                repacked, why_not = _repacked(tier, staging)
                 collected = collecting.collect(tier, int(time.time()), pause_seconds)
-                done.append({"job_id": name, "tier": tier.name, "retired": retired, **collected._asdict()})
+                found = {"retired": retired, "repacked": repacked, "repacking_failed": why_not, **collected._asdict()}
+                done.append({"job_id": name, "tier": tier.name, **found})
     if as_json:
         output.print_document({"collected": done})
         return
     for each in done:
-        counts = f"{len(each['retired'])} retired, {len(each['quarantined'])} set apart, {len(each['returned'])} back"
+        counted = (
+            ("retired", "retired"),
+            ("repacked", "written again"),
+            ("quarantined", "set apart"),
+            ("returned", "back"),
+        )
+        counts = ", ".join(f"{len(each[what])} {said}" for what, said in counted)
         freed = text.size(each["deleted_bytes"])
         print(f"{each['job_id']} in {each['tier']}: {counts}, {len(each['deleted'])} deleted ({freed})")
     if not done:
         output.note("No shared tier holds anything.")
+
+
+def _repacked(tier: JobTier, staging: int) -> tuple[list[str], str | None]:
+    """Return the packs that were written again, or why that is not possible now: the rest is collected all the same."""
+    from tidegate.tiers import repacking  # noqa: PLC0415
+
+    try:
+        return repacking.repack(tier, staging).replaced, None
+    except CorruptCheckpointError as error:
+        output.note(f"{tier.job} in {tier.name}: no pack was written again: {error}. `repair` may help.")
+        return [], str(error)
 
 
 def scrub(job: SomeJob = None, tier: TierOption = None, as_json: output.JsonFlag = False) -> None:

@@ -190,7 +190,7 @@ def verify(
     from tidegate.tiers.scrubbing import Scrub  # noqa: PLC0415
 
     damages: list[Damage] = []
-    with job_tiers(job) as (_, _, held), _staging() as staging, output.Progress(f"Reading {job}") as progress:
+    with job_tiers(job) as (_, _, held), staging_directory() as staging, output.Progress(f"Reading {job}") as progress:
         found = found_in(held, checkpoint, job)
         read = [each for each in only_tier(held, tier) if each.name in found.tiers]
         for each in read:
@@ -201,7 +201,7 @@ def verify(
 
 
 @contextmanager
-def _staging() -> Iterator[int]:
+def staging_directory() -> Iterator[int]:
     with tempfile.TemporaryDirectory(prefix="tidegate-") as directory:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
