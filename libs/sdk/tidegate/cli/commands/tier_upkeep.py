@@ -108,13 +108,7 @@ def gc(
         output.print_document({"collected": done})
         return
     for each in done:
-        counted = (
-            ("retired", "retired"),
-            ("repacked", "written again"),
-            ("quarantined", "set apart"),
-            ("returned", "back"),
-        )
-        counts = ", ".join(f"{len(each[what])} {said}" for what, said in counted)
+        counts = ", ".join(f"{len(each[what])} {said}" for what, said in _COUNTED)
         freed = text.size(each["deleted_bytes"])
         print(f"{each['job_id']} in {each['tier']}: {counts}, {len(each['deleted'])} deleted ({freed})")
     if not done:
