@@ -71,7 +71,7 @@ def save(
     stamp = replace(STAMP, rank=rank, world_size=WORLD)
     store = CheckpointStore(directory, stamp)
     meeting = Meeting(sharding.key(7, stamp, number), rank, WORLD, seconds)
-    return store.save_part(Occasion(7, stamp), snapshots.take(given or layers(rank), Arenas(0)), meeting)
+    return store.save_part(Occasion(7, stamp), snapshots.take(given or layers(rank), Arenas(0)), meeting)[0]
 
 
 @pytest.fixture
@@ -139,14 +139,14 @@ def test_a_part_reads_no_shard_of_others(directory: Path) -> None:
 
 
 def test_any_rank_that_fails_vetoes_the_checkpoint(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = sharding.stored_layers
+    real = sharding.store_layers
 
-    def failing(packer: Any, snapshot: Any) -> Any:
+    def failing(packer: Any, snapshot: Any, kept: Any) -> Any:
         if snapshot.layers[1].tree["d"][0][1] == 2:
             raise OSError(28, "No space left on device")
-        return real(packer, snapshot)
+        return real(packer, snapshot, kept)
 
-    monkeypatch.setattr(sharding, "stored_layers", failing)
+    monkeypatch.setattr(sharding, "store_layers", failing)
     found = together(lambda rank: save(directory, rank))
     for error in found:
         assert isinstance(error, SaveFailedError)
@@ -222,6 +222,41 @@ def test_a_shard_outside_its_whole_or_saved_alone_is_refused(directory: Path) ->
         with pytest.raises(UsageError, match="together=True"):
             saver.save(1, {"model": alone}, STAMP)
     saver.save(2, {"model": {"n": 1}}, STAMP).wait()
+
+
+def test_what_little_changed_on_each_rank_is_stored_as_a_difference(directory: Path) -> None:
+    rows, each = 3 * 40_000, 40_000
+    chance = np.random.default_rng(3)
+    whole = (torch.from_numpy(chance.standard_normal(rows)) * 0.02).to(torch.bfloat16)
+    sizes: list[int] = []
+
+    def held(rank: int, step: int) -> dict[str, Any]:
+        mine = whole[rank * each : (rank + 1) * each].clone()
+        mine[::50] += 0.01 * step
+        return {"model": {"w": Shard(mine, (rank * each,), (rows,))}}
+
+    savers = [
+        Saver(
+            CheckpointStore(directory, replace(STAMP, rank=rank, world_size=WORLD), keep=9),
+            lambda done: None,
+            lambda step, error: None,
+        )
+        for rank in range(WORLD)
+    ]
+    for step in range(3):
+        stamps = [replace(STAMP, rank=rank, world_size=WORLD) for rank in range(WORLD)]
+        done = together(
+            lambda rank, step=step, stamps=stamps: (
+                savers[rank].save(step, held(rank, step), stamps[rank], together=True).wait()
+            )
+        )
+        assert len({checkpoint.id for checkpoint in done}) == 1
+        sizes.append(sum(path.stat().st_size for path in (directory / "packs").iterdir()))
+        expected = torch.cat([held(rank, step)["model"]["w"].data for rank in range(WORLD)])
+        assert torch.equal(done[0].load("model")["model"]["w"], expected)
+    assert sizes[0] > 2 * rows
+    assert sizes[1] - sizes[0] < rows // 2, "a difference, on each of the ranks"
+    assert sizes[2] - sizes[1] < rows // 2
 
 
 def test_a_job_saves_together_through_its_thread(directory: Path) -> None:

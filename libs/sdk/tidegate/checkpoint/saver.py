@@ -220,11 +220,10 @@ class Saver:
         before = self._kept
         occasion = Occasion(work.pending.step, work.stamp, before.root_id if before is not None else None)
         if work.meeting is not None:
-            committed = self._store.save_part(occasion, work.snapshot, work.meeting)
-            self._arenas.give_back(work.snapshot.arena)
-            return committed
-        budget = None if work.ends_at is None else Budget(work.ends_at, self._bytes_per_second)
-        committed, self._kept = self._store.save(occasion, work.snapshot, before, work.pending._on_stored, budget)
+            committed, self._kept = self._store.save_part(occasion, work.snapshot, work.meeting, before)
+        else:
+            budget = None if work.ends_at is None else Budget(work.ends_at, self._bytes_per_second)
+            committed, self._kept = self._store.save(occasion, work.snapshot, before, work.pending._on_stored, budget)
         if before is not None:
             self._arenas.give_back(before.snapshot.arena)
         if not committed.root.lost:

@@ -102,11 +102,14 @@ class CheckpointStore:
             root, now = write(packer, occasion, snapshot, kept, budget)
         return Committed(root, self.directory), now
 
-    def save_part(self, occasion: commit.Occasion, snapshot: Snapshot, meeting: Meeting) -> Committed:
+    def save_part(
+        self, occasion: commit.Occasion, snapshot: Snapshot, meeting: Meeting, kept: Optional[Kept] = None
+    ) -> Tuple[Committed, Kept]:
         """Write this rank's part of a checkpoint of several ranks; on return all of it is durable."""
         with self.in_use() as (held, index), Packer(held, index, self._crew) as packer:
             packer.refresh = lambda: setattr(packer, "index", self._shelf.refresh(held))
-            return Committed(sharding.save(packer, occasion, snapshot, meeting), self.directory)
+            root, now = sharding.save(packer, occasion, snapshot, meeting, kept)
+        return Committed(root, self.directory), now
 
     def commit_drafts(
         self, occasion: commit.Occasion, take: Callable[[Packer], Sequence[commit.LayerDraft]]

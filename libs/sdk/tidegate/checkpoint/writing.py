@@ -47,9 +47,11 @@ def write(
     return root, Kept(snapshot, bases, {layer.name: layer.manifest for layer in root.layers}, root.id)
 
 
-def stored_layers(packer: Packer, snapshot: Snapshot) -> List[LayerDraft]:
-    """Store every layer of a snapshot; return what they consist of."""
-    return _drafts(packer, snapshot.layers, snapshot, None)[0]
+def store_layers(
+    packer: Packer, snapshot: Snapshot, kept: Optional[Kept] = None
+) -> Tuple[List[LayerDraft], Dict[Key, Base]]:
+    """Store every layer of a snapshot; return what the layers consist of, and what the next save may build on."""
+    return _drafts(packer, snapshot.layers, snapshot, kept)
 
 
 def _in_time(
