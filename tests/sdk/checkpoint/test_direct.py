@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
+import signal
+import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tidegate.checkpoint import direct, reader, reserving
+from tidegate import SaveFailedError
+from tidegate.checkpoint import direct, packing, reader, reserving
 from tidegate.checkpoint import snapshot as snapshots
 from tidegate.checkpoint.commit import Occasion
 from tidegate.checkpoint.direct import Arenas, is_cached, skip_to_page
 from tidegate.checkpoint.handle import Checkpoint
+from tidegate.checkpoint.saver import Saver
 from tidegate.checkpoint.store import Committed
 from tidegate.checkpoint.writing import Kept
 
@@ -158,3 +164,56 @@ def test_restored_tensors_share_memory_as_they_did_and_go_where_they_are_asked_t
     assert torch.equal(moved["odd"], base[::2])
     again, _ = saved(tmp_path / "again", loaded)
     assert torch.equal(Checkpoint(again).load("model")["model"]["view"], loaded["view"])
+
+
+def test_a_save_that_is_waited_for_copies_as_it_stores_and_lets_go_at_its_end(tmp_path: Path) -> None:
+    values = state(6)
+    watched = weakref.ref(values["array"])
+    saver = Saver(stores.opened(tmp_path), lambda done: None, lambda step, error: None)
+    pending = saver.save(1, {"model": values}, STAMP, wait=True)
+    assert pending.done
+    checkpoint = pending.wait()
+    assert_same(checkpoint.load("model")["model"], values)
+    values["array"][7] ^= 1
+    values["tensor"] += 1
+    before = checkpoint.load("model")["model"]
+    assert not numpy.array_equal(before["array"], values["array"]), "the checkpoint does not follow"
+    again = saver.save(2, {"model": values}, STAMP, wait=True).wait()
+    assert_same(again.load("model")["model"], values)
+    assert_same(saver.save(3, {"model": state(6)}, STAMP).wait().load("model")["model"], state(6))
+    del values
+    gc.collect()
+    assert watched() is None, "nothing that was given is held"
+
+
+def test_a_wait_that_is_interrupted_before_all_is_copied_fails_the_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed: list[str] = []
+    saver = Saver(stores.opened(tmp_path), lambda done: None, lambda step, error: failed.append(error))
+    real, interrupted = packing.Packer._store, threading.Event()
+
+    def slow(packer: Any, part: Any) -> bytes:
+        interrupted.wait(30)
+        return real(packer, part)
+
+    monkeypatch.setattr(packing.Packer, "_store", slow)
+    values = state(7)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    old = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            saver.save(1, {"model": values}, STAMP, wait=True)
+        values["array"][:] = 0
+    finally:
+        signal.signal(signal.SIGALRM, old)
+        interrupted.set()
+    with pytest.raises(SaveFailedError, match="interrupted before everything was copied"):
+        saver.wait()
+    assert len(failed) == 1
+    assert stores.opened(tmp_path).committed() == []
+    assert_same(saver.save(2, {"model": state(7)}, STAMP, wait=True).wait().load("model")["model"], state(7))

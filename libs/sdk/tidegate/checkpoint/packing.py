@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from types import TracebackType
@@ -37,13 +38,17 @@ class Base(NamedTuple):
 
 
 class Blob(NamedTuple):
-    """A run of bytes in an arena, to be stored as chunks; `item` is the size of the numbers in it, 1 for no numbers."""
+    """A run of bytes in an arena, to be stored as chunks; `item` is the size of the numbers in it, 1 for no numbers.
+
+    With an `address` its bytes are still there, and are copied into the arena chunk by chunk.
+    """
 
     arena: Arena
     offset: int
     size: int
     item: int
     base: Optional[Base] = None
+    address: int = 0
 
     @property
     def view(self) -> memoryview:
@@ -59,6 +64,13 @@ class _Part(NamedTuple):
     def plain(self) -> memoryview:
         start = self.number * CHUNK_BYTES
         return self.blob.view[start : start + CHUNK_BYTES]
+
+    def fetch(self) -> None:
+        """Copy its bytes into the arena, where they are not there yet."""
+        if self.blob.address:
+            start = self.number * CHUNK_BYTES
+            target = self.blob.arena.address + self.blob.offset + start
+            ctypes.memmove(target, self.blob.address + start, len(self.plain))
 
     @property
     def padded(self) -> memoryview:
@@ -123,6 +135,7 @@ class Packer:
         return chunk
 
     def _store_once(self, part: _Part) -> bytes:
+        part.fetch()
         chunk = self._hash(part.plain)
         with self._lock:
             if chunk in self._claimed:

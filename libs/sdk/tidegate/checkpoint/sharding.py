@@ -13,7 +13,7 @@ from tidegate.checkpoint.manifest import SHARDED, Manifest, canonical
 from tidegate.checkpoint.packing import Base, Packer
 from tidegate.checkpoint.places import Places
 from tidegate.checkpoint.snapshot import Snapshot
-from tidegate.checkpoint.writing import Kept, Key, store_layers
+from tidegate.checkpoint.writing import Kept, Key, kept_of, store_layers
 from tidegate.errors import SaveFailedError, UsageError
 
 
@@ -58,7 +58,7 @@ def save(
         else:
             name = gathered.follow()
     root = roots.read(packer.places.roots, name)
-    return root, Kept(snapshot, part.bases, {layer.name: layer.manifest for layer in root.layers}, root.id)
+    return root, kept_of(snapshot, part.bases, root)
 
 
 def _make_root(packer: Packer, occasion: Occasion, parts: List[Dict[str, Any]]) -> roots.Root:
