@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,8 +12,8 @@ from typing import Any
 
 import pytest
 from tidegate.checkpoint.store import CheckpointStore
-from tidegate.tiers import moving, scrubbed
-from tidegate.tiers.holding import HotHolding
+from tidegate.tiers import moving, repacking, scrubbed
+from tidegate.tiers.holding import HotHolding, missing_of
 from tidegate.tiers.job import JobTier
 from tidegate.tiers.retaining import Policies, Policy
 from tidegate.tiers.tiers import Tiers
@@ -153,6 +154,35 @@ async def test_a_scrub_finds_damage_and_repairs_it(job: Job) -> None:
         await until(lambda: value(service, "damages_total", tier="warm", repaired="yes") >= 1)
         assert warm.objects.read(name, 1 << 30) == whole
         await until(lambda: value(service, "scrubbed_packs_total", tier="cold") >= 1)
+
+
+async def test_packs_that_are_mostly_dead_are_written_again_and_counted(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repacking, "DEAD_BYTES_MIN", 10_000)
+    looked: list[str] = []
+    real = repacking.repack
+    monkeypatch.setattr(repacking, "repack", lambda tier, staging: looked.append(tier.name) or real(tier, staging))
+    monkeypatch.setattr(upkeep, "LOOK_SECONDS", 0.2)
+    frozen = os.urandom(40_000)
+    journal = MemoryJournal()
+    settings = settings_of(job, gc_seconds=0, gc_pause_seconds=0, retention=Policies(Policy(keep_last=1)), cold=None)
+    first = job.save(1, model={"frozen": frozen, "w": os.urandom(200_000)})
+    await report(journal, first)
+    (warm,) = shared(settings, job)
+    async with running(settings, journal) as service:
+        await until(lambda: warm.roots() == [first.checkpoint.directory])
+        old = warm.packs()
+        second = job.save(2, model={"frozen": frozen, "w": os.urandom(200_000)})
+        await report(journal, second)
+        await until(lambda: value(service, "repacked_packs_total", tier="warm") == 1)
+        await until(lambda: warm.packs().isdisjoint(old))
+        assert value(service, "repacked_freed_bytes_total", tier="warm") > 150_000
+        passes = value(service, "collections_total", tier="warm")
+        settled = len(looked)
+        await until(lambda: value(service, "collections_total", tier="warm") >= passes + 4)
+        assert len(looked) <= settled + 1, "where no checkpoint came or went nothing is looked for"
+    assert missing_of(warm, warm.root(second.checkpoint.directory)) == []
 
 
 async def test_a_restart_does_not_read_everything_back_again(job: Job) -> None:

@@ -47,6 +47,7 @@ class Upkeep:
         self._promoter = Promoter(self._tiers, settings.retention, self.meters, stopping)
         self._promoted: dict[str, int] = {}
         self._scrubbed: dict[tuple[str, str, str], scrubbed.Record] = {}
+        self._repacked: dict[tuple[str, str, str], frozenset[str]] = {}
         self._began_seconds = self._now_seconds()
 
     async def run(self) -> None:
@@ -143,6 +144,10 @@ class Upkeep:
             )
 
     def _repack(self, tier: JobTier) -> None:
+        """Rewrite packs that are mostly dead; only where checkpoints came or went can one have become that."""
+        key, roots = (tier.name, tier.tenant, tier.job), frozenset(tier.roots())
+        if self._repacked.get(key) == roots:
+            return
         try:
             with self._tiers.staging() as staging:
                 done = repacking.repack(tier, staging)
@@ -150,6 +155,9 @@ class Upkeep:
             self.meters.upkeep_failed.labels("repacking").inc()
             log.warning("repacking_failed", job=tier.job, tier=tier.name, why=str(error))
             return
+        if done is None:
+            return
+        self._repacked[key] = roots
         if done.replaced:
             self.meters.repacked.labels(tier.name).inc(len(done.replaced))
             self.meters.repacked_bytes.labels(tier.name).inc(done.freed_bytes)

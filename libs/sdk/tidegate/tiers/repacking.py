@@ -9,7 +9,7 @@ does with all that nothing needs. Nothing is repacked while something is brought
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Dict, List, NamedTuple, Sequence, Set, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from tidegate.checkpoint import files, hashes, pack
 from tidegate.checkpoint.manifest import Manifest
@@ -36,14 +36,15 @@ class Repacked(NamedTuple):
     freed_bytes: int
 
 
-def repack(tier: JobTier, staging: int) -> Repacked:
+def repack(tier: JobTier, staging: int) -> Optional[Repacked]:
     """Rewrite the packs of a job's tier of which its roots use little; `staging` is where the new ones are made.
 
-    Raises CorruptCheckpointError where a manifest or a chunk is missing or damaged, TierUnavailableError; by neither is
+    Returns None where something is being brought to the tier: nothing was looked at then. Raises
+    CorruptCheckpointError where a manifest or a chunk is missing or damaged, TierUnavailableError; by neither is
     anything lost.
     """
     if tier.objects.names(tier.path(LEASES)):
-        return Repacked([], [], 0)
+        return None
     needed = [each for name in tier.roots() for each in manifests_of(tier, tier.root(name).layers)]
     index = tier.index()
     chosen = _chosen(index, _live(index, needed))

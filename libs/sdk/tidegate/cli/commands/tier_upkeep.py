@@ -120,7 +120,8 @@ def _repacked(tier: JobTier, staging: int) -> tuple[list[str], str | None]:
     from tidegate.tiers import repacking  # noqa: PLC0415
 
     try:
-        return repacking.repack(tier, staging).replaced, None
+        done = repacking.repack(tier, staging)
+        return (done.replaced, None) if done else ([], "something is being brought there")
     except CorruptCheckpointError as error:
         output.note(f"{tier.job} in {tier.name}: no pack was written again: {error}. `repair` may help.")
         return [], str(error)
