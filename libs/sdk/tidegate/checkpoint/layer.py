@@ -69,7 +69,8 @@ class _Encoder:
         return {"y": self._add(value)} if kind is bytes else value
 
     def _add(self, data: bytes) -> int:
-        self._sources.append(arrays.Source("y", len(data), 1, lambda target: _copy(data, target)))
+        address = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0  # bytes never move
+        self._sources.append(arrays.Source("y", len(data), 1, lambda target: _copy(data, target), address))
         return len(self._sources) - 1
 
     def _container(self, value: Any, kind: type, path: str, depth: int) -> Any:
