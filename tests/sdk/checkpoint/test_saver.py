@@ -103,7 +103,6 @@ from tidegate.checkpoint import root as roots, snapshot
 from tidegate.checkpoint.commit import Occasion
 from tidegate.checkpoint.crew import Crew
 from tidegate.checkpoint.direct import Arenas
-from tidegate.checkpoint.handle import Checkpoint
 from tidegate.checkpoint.store import CheckpointStore
 directory, fatal, before = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "before"
 count = 0
