@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,8 +12,8 @@ from typing import Any
 
 import pytest
 from tidegate.checkpoint.store import CheckpointStore
-from tidegate.tiers import moving
-from tidegate.tiers.holding import HotHolding
+from tidegate.tiers import moving, repacking, scrubbed
+from tidegate.tiers.holding import HotHolding, missing_of
 from tidegate.tiers.job import JobTier
 from tidegate.tiers.retaining import Policies, Policy
 from tidegate.tiers.tiers import Tiers
@@ -153,6 +154,77 @@ async def test_a_scrub_finds_damage_and_repairs_it(job: Job) -> None:
         await until(lambda: value(service, "damages_total", tier="warm", repaired="yes") >= 1)
         assert warm.objects.read(name, 1 << 30) == whole
         await until(lambda: value(service, "scrubbed_packs_total", tier="cold") >= 1)
+
+
+async def test_packs_that_are_mostly_dead_are_written_again_and_counted(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repacking, "DEAD_BYTES_MIN", 10_000)
+    looked: list[str] = []
+    real = repacking.repack
+    monkeypatch.setattr(repacking, "repack", lambda tier, staging: looked.append(tier.name) or real(tier, staging))
+    monkeypatch.setattr(upkeep, "LOOK_SECONDS", 0.2)
+    frozen = os.urandom(40_000)
+    journal = MemoryJournal()
+    settings = settings_of(job, gc_seconds=0, gc_pause_seconds=0, retention=Policies(Policy(keep_last=1)), cold=None)
+    first = job.save(1, model={"frozen": frozen, "w": os.urandom(200_000)})
+    await report(journal, first)
+    (warm,) = shared(settings, job)
+    async with running(settings, journal) as service:
+        await until(lambda: warm.roots() == [first.checkpoint.directory])
+        old = warm.packs()
+        second = job.save(2, model={"frozen": frozen, "w": os.urandom(200_000)})
+        await report(journal, second)
+        await until(lambda: value(service, "repacked_packs_total", tier="warm") == 1)
+        await until(lambda: warm.packs().isdisjoint(old))
+        assert value(service, "repacked_freed_bytes_total", tier="warm") > 150_000
+        passes = value(service, "collections_total", tier="warm")
+        settled = len(looked)
+        await until(lambda: value(service, "collections_total", tier="warm") >= passes + 4)
+        assert len(looked) <= settled + 1, "where no checkpoint came or went nothing is looked for"
+    assert missing_of(warm, warm.root(second.checkpoint.directory)) == []
+
+
+async def test_a_restart_does_not_read_everything_back_again(job: Job) -> None:
+    journal, settings = MemoryJournal(), settings_of(job, scrub_seconds=3600)
+    await report(journal, saved := job.save(1))
+    async with running(settings, journal):
+        await until(lambda: shared(settings, job)[1].roots() == [saved.checkpoint.directory])
+    tiers = Tiers(settings.tiers)
+    places = [(name, job.tenant, job.id) for name in tiers.names()]
+    async with running(settings, journal):
+        await until(lambda: all(scrubbed.last(tiers, *place) for place in places))
+    records = [scrubbed.last(tiers, *place) for place in places]
+    assert [record and (record.roots, record.packs, record.damages) for record in records] == [(1, 1, 0)] * 3
+    journal_seconds = SystemClock().now_ns() // 10**9
+    async with running(settings, journal) as service:
+        sampled = service.meters.registry.get_sample_value
+        await until(lambda: sampled("tidegate_tier_unread_seconds", {"tier": "cold"}) is not None)
+        assert [value(service, "scrubs_total", tier=name) for name in tiers.names()] == [0, 0, 0]
+    for place in places:  # as if it were long ago
+        record = scrubbed.last(tiers, *place)
+        assert record is not None
+        scrubbed.note(tiers, *place, record._replace(ended_seconds=journal_seconds - 7200))
+    async with running(settings, journal) as service:
+        await until(lambda: all(value(service, "scrubs_total", tier=name) == 1 for name in tiers.names()))
+
+
+async def test_a_record_that_is_none_or_of_the_future_is_read_back_again(job: Job) -> None:
+    settings = settings_of(job)
+    tiers = Tiers(settings.tiers)
+    (warm, _) = shared(settings, job)
+    place = ("warm", job.tenant, job.id)
+    assert scrubbed.last(tiers, *place) is None
+    for written in (b"", b"[]", b"{}", b'{"ended_seconds": "x"}', b"\xff", b"1" * 5000):
+        warm.objects.put(warm.path(scrubbed.RECORD), written)
+        assert scrubbed.last(tiers, *place) is None
+    record = scrubbed.Record(10_000, 1, 1, 0, 0)
+    scrubbed.note(tiers, *place, record)
+    assert scrubbed.last(tiers, *place) == record
+    assert (record.age_seconds(10_050), record.age_seconds(9_000), record.age_seconds(100)) == (50, 0, None)
+    scrubbed.note(tiers, "hot", job.tenant, job.id, record)
+    assert scrubbed.forget_gone(tiers) == [job.id]
+    assert scrubbed.last(tiers, "hot", job.tenant, job.id) is None
 
 
 async def test_a_tier_that_is_away_keeps_nothing_waiting_but_promotion(job: Job, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import numpy
 import pytest
 import torch
 from tidegate.checkpoint.store import Committed
+from tidegate.tiers import repacking
 from tidegate.tiers.tiers import Settings, Tiers
 
 from tests.cli.conftest import Cli
@@ -59,6 +60,51 @@ def test_nothing_is_made_where_there_are_no_tiers(offline: Cli, tmp_path: Path) 
     assert not (tmp_path / "home").exists()
 
 
+@pytest.mark.parametrize("command", ["gc", "scrub", "repair"])
+def test_upkeep_where_there_are_no_tiers_is_an_error(offline: Cli, tmp_path: Path, command: str) -> None:
+    ran = offline("checkpoint", command)
+    assert (ran.code, ran.out) == (4, "")
+    assert "There are no checkpoint tiers here" in ran.err
+    assert "TIDEGATE_WARM" in ran.err
+    assert offline("checkpoint", command, "--json").code == 4
+
+
+@pytest.mark.usefixtures("saved")
+@pytest.mark.parametrize("command", ["gc", "scrub", "repair", "show j-1", "verify j-1", "diff j-1 a b", "pin j-1"])
+def test_a_tier_that_is_named_and_not_there_is_an_error(
+    offline: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    for variable in ("TIDEGATE_HOT_DIR", "TIDEGATE_WARM", "TIDEGATE_COLD"):
+        monkeypatch.setenv(variable, str(tmp_path / "nowhere"))
+        ran = offline("checkpoint", *command.split())
+        assert (ran.code, ran.out) == (3, "")
+        assert f"{variable}={tmp_path}/nowhere is no directory" in ran.err
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("TIDEGATE_COLD", "nfs:cold")
+    ran = offline("checkpoint", *command.split())
+    assert (ran.code, "s3://BUCKET" in ran.err) == (2, True)
+
+
+def test_the_hot_tier_alone_is_scrubbed_and_not_collected(
+    offline: Cli, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.save(3)
+    monkeypatch.setenv("TIDEGATE_HOT_DIR", str(node.tiers.hot))
+    assert offline("checkpoint", "scrub").out == "1 checkpoints and 1 packs are whole.\n"
+    node.damage(node.pack_files("hot")[0])
+    assert offline("checkpoint", "scrub").code == 1
+    ran = offline("checkpoint", "gc")
+    assert (ran.code, ran.out) == (3, "")
+    assert "TIDEGATE_WARM" in ran.err
+
+
+@pytest.mark.parametrize("command", ["gc", "scrub", "repair"])
+def test_upkeep_of_a_job_that_no_tier_holds_is_not_found(offline: Cli, saved: Committed, command: str) -> None:
+    ran = offline("checkpoint", command, "j-nobody")
+    assert (ran.code, ran.out) == (4, "")
+    assert "j-nobody" in ran.err
+
+
 def test_verify_reads_every_tier(offline: Cli, node: Node, saved: Committed) -> None:
     ran = offline("checkpoint", "verify", JOB)
     assert (ran.code, ran.err) == (0, "")
@@ -105,6 +151,27 @@ def test_gc_leaves_the_newest_and_what_is_pinned(offline: Cli, node: Node, saved
     assert node.warm.roots() == [names[2]]
     offline("checkpoint", "gc", "--pause-seconds", "0")
     assert len(node.warm.packs()) == 1
+
+
+def test_gc_writes_what_lives_of_dead_packs_again(offline: Cli, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repacking, "DEAD_BYTES_MIN", 10_000)
+    frozen = os.urandom(30_000)
+    for step in (1, 2):
+        node.promote(node.save(step, model={"frozen": frozen, "w": os.urandom(200_000)}))
+    ran = offline("checkpoint", "gc", JOB, "--keep-last", "1", "--json")
+    warm = next(each for each in ran.document["collected"] if each["tier"] == "warm")
+    assert (len(warm["retired"]), len(warm["repacked"]), warm["repacking_failed"]) == (1, 1, None)
+    assert f"packs/{warm['repacked'][0]}.pack" in warm["quarantined"]
+    assert "1 retired" not in offline("checkpoint", "gc", JOB).out
+    assert offline("checkpoint", "verify", JOB, "--tier", "warm").code == 0
+    for path in node.pack_files("warm"):
+        node.damage(path)
+    monkeypatch.setattr(repacking, "DEAD_BYTES_MIN", 0)
+    monkeypatch.setattr(repacking, "DEAD_PERCENT_MIN", 0)
+    failed = offline("checkpoint", "gc", JOB)
+    assert failed.code == 0
+    assert "no pack was written again" in failed.err
+    assert "is damaged" in failed.err
 
 
 def test_diff_names_tensors(offline: Cli, node: Node) -> None:

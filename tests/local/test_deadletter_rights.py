@@ -7,12 +7,15 @@ from pathlib import Path
 
 import nats.errors
 import pytest
+from tidegate_checkpoint.verifying import reader_settings
 from tidegate_events.bus import connect
 from tidegate_events.deadletter import nats_letters
 from tidegate_events.lanes import Position
 from tidegate_events.positions import nats_positions
+from tidegate_events.subjects import fact
 from tidegate_local import plan
 from tidegate_local.bus import Bus, new_bus
+from tidegate_local.topology import Topology
 
 from tests.metrics.letters import letter
 from tests.support.stack_bus import running
@@ -67,3 +70,23 @@ async def test_nobody_touches_what_another_consumer_keeps(bus: Bus, login: str) 
     operator = await connect(bus.login("operator"))
     assert [stored async for stored in nats_letters(operator).newer(0)] == []
     await operator.close()
+
+
+async def test_a_nodes_checkpoint_service_keeps_what_is_its_own_and_nothing_of_another_node(tmp_path: Path) -> None:
+    made = new_bus((plan.free_port(),), topology=Topology(checkpoint_nodes=("n1", "n2")))
+    name = reader_settings(1, "n1").name
+    async with running(tmp_path, made):
+        client = await connect(made.login(name))
+        await nats_positions(client).save(name, Position(7, "f"))
+        assert await nats_positions(client).load(name) == Position(7, "f")
+        await nats_letters(client).add(letter(name, 1))
+        assert await nats_letters(client).find(name, "1.0") is not None
+        answer = await client.request(fact("checkpoint", "n1"), b"{}", timeout=REFUSED_SECONDS * 10)
+        assert b"JOURNAL_1" in answer.data
+        others = [fact("checkpoint", "n2"), fact("checkpoint", "local"), fact("node", "n1")]
+        others += [f"$KV.POSITIONS.checkpoint{of}" for of in ("", "-n2")]
+        others += [f"tg.deadletter.checkpoint{of}.1.0" for of in ("", "-n2")]
+        for subject in others:
+            with pytest.raises((nats.errors.TimeoutError, TimeoutError)):
+                await client.request(subject, b"{}", timeout=REFUSED_SECONDS)
+        await client.close()

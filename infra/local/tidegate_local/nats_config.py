@@ -2,6 +2,7 @@
 
 The same logins, rights and bounds as the local stack's own bus; passwords come from the server's environment. With the
 argument `cluster` it writes `infra/nats/cluster/authorization.conf`: the same logins, for the servers of a cluster.
+Names of nodes after it are those that have a hot directory of their own: each has a login for its checkpoint service.
 """
 
 from __future__ import annotations
@@ -9,12 +10,15 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tidegate_events.subjects import token
+
 from tidegate_local.bus import Bus, server_config
 from tidegate_local.permissions import ADMIN, publish_permissions, users
-from tidegate_local.topology import NATS, ONE_OF_EACH
+from tidegate_local.topology import NATS, ONE_OF_EACH, Topology
 
 PORT = 4222
 STORE_DIR = Path("/data")
@@ -23,7 +27,7 @@ HEADER = """\
 # One login per service, which may publish only what that service is the writer of. Nobody may delete from the journal.
 # Passwords: TIDEGATE_PASSWORD_<LOGIN> in the server's environment.
 """
-_VARIABLE = re.compile(r'"(\$TIDEGATE_PASSWORD_[A-Z]+)"')
+_VARIABLE = re.compile(r'"(\$TIDEGATE_PASSWORD_[A-Z0-9_]+)"')
 
 
 def render() -> str:
@@ -33,14 +37,24 @@ def render() -> str:
     return _text(server_config(bus, server, STORE_DIR), "")
 
 
-def render_cluster() -> str:
-    """Return the text of the part that says who may log in at a cluster's servers."""
-    return _text({"authorization": {"users": users(ONE_OF_EACH, _variables())}}, " cluster")
+def render_cluster(checkpoint_nodes: Sequence[str] = ()) -> str:
+    """Return the text of the part that says who may log in at a cluster's servers.
+
+    Raises ValueError for a name that can be no part of a subject, or whose variable another one has.
+    """
+    for node in checkpoint_nodes:
+        token(node)
+    topology = Topology(checkpoint_nodes=tuple(checkpoint_nodes))
+    variables = _variables(topology)
+    if len(set(variables.values())) < len(variables) or len(set(checkpoint_nodes)) < len(checkpoint_nodes):
+        raise ValueError(f"nodes {', '.join(checkpoint_nodes)} were refused: two would share a login or its variable")
+    arguments = " ".join(("", "cluster", *checkpoint_nodes))
+    return _text({"authorization": {"users": users(topology, variables)}}, arguments)
 
 
-def _variables() -> dict[str, str]:
-    logins = (ADMIN, *publish_permissions(ONE_OF_EACH))
-    return {login: f"$TIDEGATE_PASSWORD_{login.upper()}" for login in logins}
+def _variables(topology: Topology = ONE_OF_EACH) -> dict[str, str]:
+    logins = (ADMIN, *publish_permissions(topology))
+    return {login: f"$TIDEGATE_PASSWORD_{login.upper().replace('-', '_')}" for login in logins}
 
 
 def _text(config: dict[str, Any], argument: str) -> str:
@@ -48,4 +62,4 @@ def _text(config: dict[str, Any], argument: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(render_cluster() if sys.argv[1:] == ["cluster"] else render())
+    sys.stdout.write(render_cluster(sys.argv[2:]) if sys.argv[1:2] == ["cluster"] else render())

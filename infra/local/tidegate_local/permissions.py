@@ -12,13 +12,13 @@ from tidegate_events.positions import POSITIONS_PREFIX, POSITIONS_STREAM
 from tidegate_events.subjects import CLOSED_SUBJECTS, DECISION, HEADS_SUBJECTS, TELEMETRY_STREAM, USER_STREAM, fact
 
 from tidegate_local.streams import LEASE, SNAPSHOTS
-from tidegate_local.topology import EXECUTOR, SCHEDULER, Process, Topology
+from tidegate_local.topology import CHECKPOINT, EXECUTOR, SCHEDULER, Process, Topology
 
 ADMIN = "stack"
 OPERATOR = "operator"
 KEEPER = "keeper"
 # In the order in which the configuration lists them.
-KINDS = (SCHEDULER, EXECUTOR, "gateway", "checkpoint", "projector", "metrics", KEEPER)
+KINDS = (SCHEDULER, EXECUTOR, "gateway", CHECKPOINT, "projector", "metrics", KEEPER)
 ASK = "tg.ask.>"
 # What reading any stream needs: no call among these changes what a stream holds.
 READING = (
@@ -58,8 +58,10 @@ def _own(process: Process) -> list[str]:
     letters = f"{DEADLETTER_PREFIX}.{kind}.>"
     if kind == "projector":
         return [ASK, letters]
-    if kind == "checkpoint":
-        return [fact(kind, instance), ASK, f"{POSITIONS_PREFIX}.{kind}", letters]
+    if kind == CHECKPOINT:
+        # Its consumer is called as its login is: that of a node has a position and dead letters of its own.
+        consumer = f"{DEADLETTER_PREFIX}.{process.name}.>"
+        return [fact(kind, instance), ASK, f"{POSITIONS_PREFIX}.{process.name}", consumer]
     return [fact(kind, instance), ASK]
 
 

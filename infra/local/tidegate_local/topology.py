@@ -7,6 +7,7 @@ import msgspec
 NATS = "nats"
 SCHEDULER = "scheduler"
 EXECUTOR = "executor"
+CHECKPOINT = "checkpoint"
 # What the only process of its kind calls itself; the only node, too.
 INSTANCE = "local"
 BUS_SERVERS = (1, 3)
@@ -33,9 +34,13 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
     bus_servers: int = 1
     schedulers: int = 1
     nodes: int = 1
+    checkpoint_nodes: tuple[str, ...] = ()
+    """Nodes whose hot directory is their own, each with a checkpoint service; none: one service for all."""
 
     def processes(self, kind: str) -> tuple[Process, ...]:
         """Return the processes of one kind."""
+        if kind == CHECKPOINT and self.checkpoint_nodes:
+            return tuple(Process(kind, f"{kind}-{node}", node) for node in self.checkpoint_nodes)
         count = {NATS: self.bus_servers, SCHEDULER: self.schedulers, EXECUTOR: self.nodes}.get(kind, 1)
         if count == 1:
             return (Process(kind, kind, INSTANCE),)

@@ -241,7 +241,7 @@ class Job(Phasing):
         at_step = self._step_to_save(step)
         self._saver.raise_failure()
         pending = self._saver.save(
-            at_step, chosen, self._stamp_now(metrics), seconds_left=self.stop_seconds_left, together=together
+            at_step, chosen, self._stamp_now(metrics), seconds_left=self.stop_seconds_left, together=together, wait=wait
         )
         if wait:
             pending.wait()

@@ -35,6 +35,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     warm: str | None = None
     cold: str | None = None
     tier_mib_per_second: int = 0
+    warm_mib_per_second: int = 0
+    cold_mib_per_second: int = 0
     retention: Policies = Policies()
     gc_seconds: int = GC_SECONDS_DEFAULT
     gc_pause_seconds: int = PAUSE_SECONDS
@@ -45,7 +47,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def tiers(self) -> tiers.Settings:
         """Return where the tiers are."""
-        return tiers.Settings(self.hot_dir, self.warm, self.cold, self.tier_mib_per_second)
+        rates = (self.tier_mib_per_second, self.warm_mib_per_second, self.cold_mib_per_second)
+        return tiers.Settings(self.hot_dir, self.warm, self.cold, *rates)
 
 
 def from_environment() -> Settings:
@@ -72,6 +75,8 @@ def from_environment() -> Settings:
         warm=named.warm,
         cold=named.cold,
         tier_mib_per_second=named.mib_per_second,
+        warm_mib_per_second=named.warm_mib_per_second,
+        cold_mib_per_second=named.cold_mib_per_second,
         retention=retention,
         gc_seconds=_number("TIDEGATE_GC_SECONDS", GC_SECONDS_DEFAULT),
         gc_pause_seconds=_number("TIDEGATE_GC_PAUSE_SECONDS", PAUSE_SECONDS),

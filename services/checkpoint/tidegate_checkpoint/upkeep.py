@@ -7,12 +7,11 @@ and is tried again with the next pass.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 
 import structlog
 from tidegate.errors import CheckpointError
-from tidegate.tiers import collecting, eviction, retaining
+from tidegate.tiers import collecting, eviction, repacking, retaining, scrubbed
 from tidegate.tiers.holding import HotHolding
 from tidegate.tiers.job import JobTier
 from tidegate.tiers.scrubbing import Scrub, Scrubbed
@@ -29,6 +28,8 @@ LOOK_SECONDS = 1.0
 """How often is looked for what is to be promoted."""
 SCRUB_LOOK_SECONDS = 60.0
 """How often is looked for what is to be scrubbed."""
+NEVER_SECONDS = 2**40
+"""For how long a job was not read back that never was."""
 
 log = structlog.get_logger()
 
@@ -45,7 +46,9 @@ class Upkeep:
         self.meters = Meters()
         self._promoter = Promoter(self._tiers, settings.retention, self.meters, stopping)
         self._promoted: dict[str, int] = {}
-        self._scrubbed: dict[tuple[str, str, str], float] = {}
+        self._scrubbed: dict[tuple[str, str, str], scrubbed.Record] = {}
+        self._repacked: dict[tuple[str, str, str], frozenset[str]] = {}
+        self._began_seconds = self._now_seconds()
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -122,7 +125,9 @@ class Upkeep:
     def _collect(self, tier: JobTier) -> None:
         now_ns = self._clock.now_ns()
         retired = retaining.retain(tier, self._settings.retention.of(tier.tenant, tier.job), now_ns)
+        self._repack(tier)
         done = collecting.collect(tier, now_ns // 10**9, self._settings.gc_pause_seconds)
+        self.meters.collections.labels(tier.name).inc()
         self.meters.retired.labels(tier.name).inc(len(retired))
         self.meters.quarantined.labels(tier.name).inc(len(done.quarantined))
         self.meters.returned.labels(tier.name).inc(len(done.returned))
@@ -138,19 +143,67 @@ class Upkeep:
                 deleted=len(done.deleted),
             )
 
+    def _repack(self, tier: JobTier) -> None:
+        """Rewrite packs that are mostly dead; only where checkpoints came or went can one have become that."""
+        key, roots = (tier.name, tier.tenant, tier.job), frozenset(tier.roots())
+        if self._repacked.get(key) == roots:
+            return
+        try:
+            with self._tiers.staging() as staging:
+                done = repacking.repack(tier, staging)
+        except CheckpointError as error:  # what is damaged is the scrub's to repair; the rest is collected meanwhile
+            self.meters.upkeep_failed.labels("repacking").inc()
+            log.warning("repacking_failed", job=tier.job, tier=tier.name, why=str(error))
+            return
+        if done is None:
+            return
+        self._repacked[key] = roots
+        if done.replaced:
+            self.meters.repacked.labels(tier.name).inc(len(done.replaced))
+            self.meters.repacked_bytes.labels(tier.name).inc(done.freed_bytes)
+            log.info("packs_repacked", job=tier.job, tier=tier.name, packs=len(done.replaced), frees=done.freed_bytes)
+
     def _scrub_due(self) -> None:
         """Scrub each job in each tier that was not read for long enough, the longest first."""
-        now = time.monotonic()
-        never = -float("inf")
-        pairs = [(name, *job) for job in self._tiers.jobs() for name in self._tiers.names()]
-        due = [pair for pair in pairs if now - self._scrubbed.get(pair, never) >= self._settings.scrub_seconds]
-        for pair in sorted(due, key=lambda pair: self._scrubbed.get(pair, never)):
-            self._scrubbed[pair] = time.monotonic()
-            try:
-                self._report(pair, self._scrub(*pair))
-            except CheckpointError as error:
-                self.meters.upkeep_failed.labels("scrub").inc()
-                log.warning("scrub_failed", job=pair[2], tier=pair[0], why=str(error))
+        scrubbed.forget_gone(self._tiers)
+        pairs = [(name, *job) for job in self._tiers.all_jobs() for name in self._tiers.names()]
+        self._scrubbed = {pair: self._scrubbed[pair] for pair in pairs if pair in self._scrubbed}
+        try:
+            for pair in sorted(pairs, key=self._unread_seconds, reverse=True):
+                self._scrub_if_due(pair)
+        finally:
+            for name in self._tiers.names():
+                unread = [self._unread_seconds(pair) for pair in pairs if pair[0] == name]
+                since_start = self._now_seconds() - self._began_seconds
+                known = [since_start if seconds == NEVER_SECONDS else seconds for seconds in unread]
+                self.meters.unread_seconds.labels(name).set(max(known, default=0))
+
+    def _unread_seconds(self, pair: tuple[str, str, str]) -> int:
+        """Return how long a job was not read back in a tier, as far as this process knows."""
+        record = self._scrubbed.get(pair)
+        age = record.age_seconds(self._now_seconds()) if record else None
+        return NEVER_SECONDS if age is None else age
+
+    def _now_seconds(self) -> int:
+        return self._clock.now_ns() // 10**9
+
+    def _scrub_if_due(self, pair: tuple[str, str, str]) -> None:
+        if self._unread_seconds(pair) < self._settings.scrub_seconds:
+            return
+        try:
+            # Another service may have done it in a shared tier, or this one before it was started again.
+            if record := scrubbed.last(self._tiers, *pair):
+                self._scrubbed[pair] = record
+                if self._unread_seconds(pair) < self._settings.scrub_seconds:
+                    return
+            done = self._scrub(*pair)
+            self._report(pair, done)
+            self._scrubbed[pair] = scrubbed.record_of(done, self._now_seconds())
+            if done.roots:
+                scrubbed.note(self._tiers, *pair, self._scrubbed[pair])
+        except CheckpointError as error:
+            self.meters.upkeep_failed.labels("scrub").inc()
+            log.warning("scrub_failed", job=pair[2], tier=pair[0], why=str(error))
 
     def _scrub(self, name: str, tenant: str, job: str) -> Scrubbed:
         with self._tiers.holdings(tenant, job) as held, self._tiers.staging() as staging:
@@ -169,6 +222,7 @@ class Upkeep:
             raise InterruptedByStopError
 
     def _report(self, pair: tuple[str, str, str], done: Scrubbed) -> None:
+        self.meters.scrubs.labels(pair[0]).inc()
         self.meters.scrubbed_packs.labels(pair[0]).inc(done.packs)
         for damage in done.damages:
             self.meters.damages.labels(damage.tier, "yes" if damage.repaired_from else "no").inc()

@@ -83,9 +83,8 @@ def fetch(settings: Settings, tenant: str, job: str, resume: CheckpointRef) -> N
 
     Raises CorruptCheckpointError where no tier has it, TierUnavailableError where one that may have it does not answer.
     """
-    named = tiers.Settings(
-        Path(settings.hot_dir), settings.warm or None, settings.cold or None, settings.tier_mib_per_second
-    )
+    rates = (settings.tier_mib_per_second, settings.warm_mib_per_second, settings.cold_mib_per_second)
+    named = tiers.Settings(Path(settings.hot_dir), settings.warm or None, settings.cold or None, *rates)
     opened = tiers.Tiers(named)
     sources = opened.of_job(tenant, job)
     _wait_for(resume.directory, sources)

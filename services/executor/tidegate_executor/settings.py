@@ -65,7 +65,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     `rack` and `switch` say where the node stands in the network; `address` is where the other nodes of a gang reach it
     (left out: this is the only machine).
     `warm` and `cold` are where checkpoints of other nodes come from, each a directory or s3://BUCKET[/PREFIX];
-    `tier_mib_per_second` bounds how fast (0: no bound).
+    `tier_mib_per_second` bounds how fast from both (0: no bound), and `warm_mib_per_second` and `cold_mib_per_second`
+    from one.
     `offer_unisolated` lets jobs that ask for it run as plain processes; `offer_guarded` and `offer_vm` offer those
     levels where trying them shows that they work. `trusted_backend` and `guarded_backend` say what gives a level;
     `docker_socket` and `runsc` are where their programs are. In `cdi_dirs` lie the files by which GPUs enter a sandbox,
@@ -81,6 +82,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     warm: str = ""
     cold: str = ""
     tier_mib_per_second: int = 0
+    warm_mib_per_second: int = 0
+    cold_mib_per_second: int = 0
     gateway_url: str = ""
     bus: BusSettings = BusSettings(name="tidegate-executor")
     offer_trusted: bool = True
@@ -202,6 +205,8 @@ _NUMBERS = {
     "TIDEGATE_RESERVED_MEMORY_MIB": "reserved_memory_mib",
     "TIDEGATE_FETCHED_IMAGES_MIB": "fetched_images_mib",
     "TIDEGATE_TIER_MIB_PER_SECOND": "tier_mib_per_second",
+    "TIDEGATE_WARM_MIB_PER_SECOND": "warm_mib_per_second",
+    "TIDEGATE_COLD_MIB_PER_SECOND": "cold_mib_per_second",
     "TIDEGATE_UID_BASE": "uid_base",
     "TIDEGATE_SANDBOX_DISK_MIB": "sandbox_disk_mib",
     "TIDEGATE_SANDBOX_INODES": "sandbox_inodes",
@@ -340,11 +345,10 @@ def _check_tiers(settings: Settings) -> None:
         address = getattr(settings, name)
         if address and not address.startswith("s3://") and not Path(address).is_absolute():
             raise SettingsError(f"{name}: {address!r} refused; an absolute path or s3://BUCKET[/PREFIX] is accepted")
-    if not 0 <= settings.tier_mib_per_second <= MIB_PER_SECOND_MAX:
-        raise SettingsError(
-            f"tier_mib_per_second: {settings.tier_mib_per_second} refused; "
-            f"0 (no bound) to {MIB_PER_SECOND_MAX} is accepted"
-        )
+    for name in ("tier_mib_per_second", "warm_mib_per_second", "cold_mib_per_second"):
+        rate = getattr(settings, name)
+        if not 0 <= rate <= MIB_PER_SECOND_MAX:
+            raise SettingsError(f"{name}: {rate} refused; 0 (no bound) to {MIB_PER_SECOND_MAX} is accepted")
 
 
 def _check_place(settings: Settings) -> None:

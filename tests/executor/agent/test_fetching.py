@@ -25,7 +25,8 @@ def saved_elsewhere(tmp_path: Path) -> Node:
 
 def placed(tmp_path: Path, committed: Committed, **settings: Any) -> tuple[Any, Any]:
     """Return a node's context, and an order to resume there."""
-    named = {"warm": str(tmp_path / "warm"), "cold": "", "tier_mib_per_second": 0} | settings
+    rates = dict.fromkeys(("tier_mib_per_second", "warm_mib_per_second", "cold_mib_per_second"), 0)
+    named = {"warm": str(tmp_path / "warm"), "cold": "", **rates} | settings
     context = SimpleNamespace(settings=SimpleNamespace(hot_dir=str(tmp_path / "n2"), **named))
     ref = checkpoints.reference(committed.root)
     return context, SimpleNamespace(tenant=TENANT, job=JOB, resume=ref)

@@ -121,6 +121,12 @@ def tensors() -> list[Any]:
         torch.randn(3, 3).to(torch.bfloat16),
         torch.randn(4).to(torch.float16),
         torch.randn(4).to(torch.float8_e4m3fn),
+        torch.randn(4).to(torch.float8_e5m2),
+        torch.randn(2, 3, dtype=torch.complex128).t(),
+        torch.randn(3, dtype=torch.complex64).imag.neg(),
+        torch._neg_view(torch.randn(5)),
+        torch.empty(3, 0, 2, dtype=torch.bfloat16),
+        torch.zeros((), dtype=torch.bfloat16),
         torch.randn(4, dtype=torch.complex64).conj(),
         torch.tensor([True, False]),
         torch.arange(5, dtype=torch.int8),
@@ -129,7 +135,7 @@ def tensors() -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("index", range(15))
+@pytest.mark.parametrize("index", range(len(tensors())))
 def test_torch_tensors(index: int, tmp_path: Path) -> None:
     tensor = tensors()[index]
     back = round_trip({"t": tensor}, tmp_path / "x")["t"]
@@ -137,7 +143,8 @@ def test_torch_tensors(index: int, tmp_path: Path) -> None:
     assert back.dtype is tensor.dtype
     assert back.shape == tensor.shape
     assert (
-        back.contiguous().view(torch.uint8).tolist() == tensor.resolve_conj().contiguous().view(torch.uint8).tolist()
+        back.contiguous().view(torch.uint8).tolist()
+        == tensor.resolve_conj().resolve_neg().contiguous().view(torch.uint8).tolist()
         if (tensor.numel() and tensor.dim())
         else torch.equal(back, tensor)
     )
@@ -207,6 +214,10 @@ class Own:
     pass
 
 
+class OwnTensor(torch.Tensor):
+    pass
+
+
 def loop() -> list[Any]:
     value: list[Any] = []
     value.append(value)
@@ -226,6 +237,7 @@ def loop() -> list[Any]:
         ({"m": torch.nn.Linear(1, 1)}, "optimizer.m", ".state_dict()"),
         ({"t": torch.eye(2).to_sparse()}, "optimizer.t", "sparse"),
         ({"t": torch.empty(2, device="meta")}, "optimizer.t", "meta"),
+        ({"t": torch.ones(2).as_subclass(OwnTensor)}, "optimizer.t", "OwnTensor; a plain tensor is accepted"),
         ({"t": "\ud800"}, "optimizer.t", "UTF-8"),
         ({"b": bytearray(b"x")}, "optimizer.b", "bytearray"),
         (loop(), "optimizer[0]", "contain itself"),
@@ -235,4 +247,22 @@ def test_what_is_not_stored_is_refused_by_path(value: Any, path: str, hint: str)
     with pytest.raises(UnsupportedObjectError) as caught:
         layer.describe("optimizer", value)
     assert path in str(caught.value)
+    assert hint in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch warns of what it may take away again
+@pytest.mark.parametrize(
+    ("make", "hint"),
+    [
+        (lambda: torch.eye(2).to_sparse_csr(), "sparse tensor (torch.sparse_csr)"),
+        (lambda: torch.eye(2).to_sparse_csc(), "sparse tensor (torch.sparse_csc)"),
+        (lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), "int_repr"),
+        (lambda: torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]), "unbind"),
+        (lambda: torch.nn.Parameter(torch.empty(3, device="meta")), "meta tensor"),
+    ],
+)
+def test_a_tensor_that_is_no_plain_one_is_refused_by_path(make: Any, hint: str) -> None:
+    with pytest.raises(UnsupportedObjectError) as caught:
+        layer.describe("model", {"deep": [make()]})
+    assert "model.deep[0]" in str(caught.value)
     assert hint in str(caught.value)

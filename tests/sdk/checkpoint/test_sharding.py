@@ -71,7 +71,7 @@ def save(
     stamp = replace(STAMP, rank=rank, world_size=WORLD)
     store = CheckpointStore(directory, stamp)
     meeting = Meeting(sharding.key(7, stamp, number), rank, WORLD, seconds)
-    return store.save_part(Occasion(7, stamp), snapshots.take(given or layers(rank), Arenas(0)), meeting)
+    return store.save_part(Occasion(7, stamp), snapshots.take(given or layers(rank), Arenas(0)), meeting)[0]
 
 
 @pytest.fixture
@@ -107,6 +107,19 @@ def test_it_loads_in_any_number_of_parts(directory: Path, count: int) -> None:
         Checkpoint(item).load("model", part=(count, count))
 
 
+def test_a_part_may_have_no_rows(directory: Path) -> None:
+    whole = {"t": torch.ones(2, 3), "n": np.zeros((1, 4), np.int16)}
+    given = [
+        {"model": {name: Shard(value[:0] if rank else value, (0, 0), value.shape) for name, value in whole.items()}}
+        for rank in range(WORLD)
+    ]
+    item = together(lambda rank: save(directory, rank, given[rank]))[0]
+    parts = [Checkpoint(item).load("model", part=(at, 5))["model"] for at in range(5)]
+    assert [tuple(part["t"].data.shape) for part in parts] == [(1, 3), (1, 3), (0, 3), (0, 3), (0, 3)]
+    assert [part["n"].data.shape for part in parts] == [(1, 4), (0, 4), (0, 4), (0, 4), (0, 4)]
+    assert {(part["t"].data.dtype, part["n"].data.dtype) for part in parts} == {(torch.float32, np.dtype(np.int16))}
+
+
 def test_a_part_reads_no_shard_of_others(directory: Path) -> None:
     item = together(lambda rank: save(directory, rank))[0]
     with places.opened(directory) as held:
@@ -126,14 +139,14 @@ def test_a_part_reads_no_shard_of_others(directory: Path) -> None:
 
 
 def test_any_rank_that_fails_vetoes_the_checkpoint(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = sharding.stored_layers
+    real = sharding.store_layers
 
-    def failing(packer: Any, snapshot: Any) -> Any:
+    def failing(packer: Any, snapshot: Any, kept: Any) -> Any:
         if snapshot.layers[1].tree["d"][0][1] == 2:
             raise OSError(28, "No space left on device")
-        return real(packer, snapshot)
+        return real(packer, snapshot, kept)
 
-    monkeypatch.setattr(sharding, "stored_layers", failing)
+    monkeypatch.setattr(sharding, "store_layers", failing)
     found = together(lambda rank: save(directory, rank))
     for error in found:
         assert isinstance(error, SaveFailedError)
@@ -163,13 +176,87 @@ def test_ranks_that_save_different_layers_are_refused(directory: Path) -> None:
     assert all(isinstance(error, SaveFailedError) and "different layers" in str(error) for error in found)
 
 
-def test_shards_that_do_not_make_up_the_whole_are_found(directory: Path) -> None:
-    given = {"model": {"w": Shard(torch.zeros(10), (0,), (100,))}}
-    item = together(lambda rank: save(directory, rank, given))[0]
-    with pytest.raises(CorruptCheckpointError, match="overlap, or some are missing"):
-        Checkpoint(item).load()
+@pytest.mark.parametrize(
+    ("rows", "why"),
+    [
+        ([(0, 10), (0, 10), (0, 10)], "hold 30 numbers of 100"),
+        ([(0, 40), (40, 70), (60, 90)], "overlap"),
+        ([(0, 40), (40, 80), (60, 80)], "overlap"),
+        ([(0, 40), (40, 80), (81, 100)], "hold 99 numbers of 100"),
+    ],
+)
+def test_shards_that_do_not_make_up_the_whole_veto_the_checkpoint(
+    directory: Path, rows: list[tuple[int, int]], why: str
+) -> None:
+    def work(rank: int) -> Committed:
+        low, high = rows[rank]
+        return save(directory, rank, {"model": {"w": Shard(torch.zeros(high - low), (low,), (100,))}})
+
+    for error in together(work):
+        assert isinstance(error, UsageError | SaveFailedError)
+        assert "model.w was refused" in str(error)
+        assert why in str(error)
+    assert stores.opened(directory).committed() == []
+
+
+def test_shards_of_other_wholes_or_of_none_on_rank_0_veto_it(directory: Path) -> None:
+    shapes = [(90,), (100,), (100,)]
+    other = together(lambda rank: save(directory, rank, {"model": {"w": Shard(torch.zeros(30), (0,), shapes[rank])}}))
+    assert all("the whole is (90,) and (100,)" in str(error) for error in other)
+    given = [{"model": {"w": 1}}, *({"model": {"w": Shard(torch.zeros(5), (at,), (10,))}} for at in (0, 5))]
+    assert all(
+        "rank 0 has no shard" in str(error) for error in together(lambda rank: save(directory, rank, given[rank]))
+    )
+    assert stores.opened(directory).committed() == []
+
+
+def test_a_shard_outside_its_whole_or_saved_alone_is_refused(directory: Path) -> None:
     with pytest.raises(UsageError, match="does not lie in"):
         snapshots.take({"model": Shard(torch.zeros(10), (95,), (100,))}, Arenas(0))
+    alone = {"deep": [Shard(torch.zeros(10), (0,), (10,))]}
+    with pytest.raises(UsageError, match=r"model\.deep\.0 was refused.*together=True"):
+        stores.save(directory, 1, model=alone)
+    told: list[Any] = []
+    saver = Saver(stores.opened(directory), told.append, lambda step, error: told.append(error))
+    for _ in range(3):  # each gives its place in the queue back
+        with pytest.raises(UsageError, match="together=True"):
+            saver.save(1, {"model": alone}, STAMP)
+    saver.save(2, {"model": {"n": 1}}, STAMP).wait()
+
+
+def test_what_little_changed_on_each_rank_is_stored_as_a_difference(directory: Path) -> None:
+    rows, each = 3 * 40_000, 40_000
+    chance = np.random.default_rng(3)
+    whole = (torch.from_numpy(chance.standard_normal(rows)) * 0.02).to(torch.bfloat16)
+    sizes: list[int] = []
+
+    def held(rank: int, step: int) -> dict[str, Any]:
+        mine = whole[rank * each : (rank + 1) * each].clone()
+        mine[::50] += 0.01 * step
+        return {"model": {"w": Shard(mine, (rank * each,), (rows,))}}
+
+    savers = [
+        Saver(
+            CheckpointStore(directory, replace(STAMP, rank=rank, world_size=WORLD), keep=9),
+            lambda done: None,
+            lambda step, error: None,
+        )
+        for rank in range(WORLD)
+    ]
+    for step in range(3):
+        stamps = [replace(STAMP, rank=rank, world_size=WORLD) for rank in range(WORLD)]
+        done = together(
+            lambda rank, step=step, stamps=stamps: (
+                savers[rank].save(step, held(rank, step), stamps[rank], together=True).wait()
+            )
+        )
+        assert len({checkpoint.id for checkpoint in done}) == 1
+        sizes.append(sum(path.stat().st_size for path in (directory / "packs").iterdir()))
+        expected = torch.cat([held(rank, step)["model"]["w"].data for rank in range(WORLD)])
+        assert torch.equal(done[0].load("model")["model"]["w"], expected)
+    assert sizes[0] > 2 * rows
+    assert sizes[1] - sizes[0] < rows // 2, "a difference, on each of the ranks"
+    assert sizes[2] - sizes[1] < rows // 2
 
 
 def test_a_job_saves_together_through_its_thread(directory: Path) -> None:

@@ -115,6 +115,11 @@ def test_settings_say_where_the_tiers_are(tmp_path: Path) -> None:
         {"TIDEGATE_HOT_DIR": "/h", "TIDEGATE_COLD": "s3://b/c", "TIDEGATE_TIER_MIB_PER_SECOND": "5"}
     )
     assert named == Settings(Path("/h"), None, "s3://b/c", 5)
+    each = {"TIDEGATE_WARM_MIB_PER_SECOND": "7", "TIDEGATE_COLD_MIB_PER_SECOND": "2"}
+    assert from_environment({"TIDEGATE_HOT_DIR": "/h", **each}) == Settings(Path("/h"), None, None, 0, 7, 2)
+    for variable in each:
+        with pytest.raises(UsageError, match=f"{variable}=.*whole number"):
+            from_environment({"TIDEGATE_HOT_DIR": "/h", variable: "-1"})
     with pytest.raises(UsageError, match="whole number"):
         from_environment({"TIDEGATE_HOT_DIR": "/h", "TIDEGATE_TIER_MIB_PER_SECOND": "fast"})
     with pytest.raises(UsageError, match="TIDEGATE_HOT_DIR"):
@@ -129,3 +134,36 @@ def test_bandwidth_is_kept_over_all_that_share_it() -> None:
     assert 4.5 <= clock[0] - 100.0 <= 5.0
     free = Bandwidth(sleep=lambda seconds: pytest.fail("it waited"))
     free.take(1 << 40)
+
+
+def test_each_tier_has_a_bound_within_that_of_all(tmp_path: Path) -> None:
+    clock = [100.0]
+
+    def bound(rate: int, within: Bandwidth | None = None) -> Bandwidth:
+        def sleep(seconds: float) -> None:
+            clock[0] += seconds
+
+        return Bandwidth(rate, now=lambda: clock[0], sleep=sleep, within=within)
+
+    whole = bound(1000)
+    warm, cold = bound(0, whole), bound(100, whole)
+    for _ in range(10):
+        warm.take(500)
+    assert 4.5 <= clock[0] - 100.0 <= 5.0, "as fast as all together may be"
+    began = clock[0]
+    for _ in range(10):
+        cold.take(50)
+    assert 4.5 <= clock[0] - began <= 5.0, "as fast as it may be itself"
+    opened_tiers = Tiers(Settings(tmp_path / "hot", str(tmp_path / "warm"), str(tmp_path / "cold"), 8, 4, 2))
+    assert [held.bandwidth.bytes_per_second for _, held in opened_tiers.shared] == [4 << 20, 2 << 20]
+
+
+def test_a_move_takes_of_the_bandwidth_what_it_sends_and_reads_back(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr(Bandwidth, "take", lambda self, size_bytes: taken.append(size_bytes))
+    committed = node.save(1)
+    node.promote(committed)
+    (pack,) = node.pack_files("hot")
+    assert 2 * pack.stat().st_size <= sum(taken) <= 2 * pack.stat().st_size + 20_000

@@ -8,12 +8,15 @@ from __future__ import annotations
 import http.client
 import os
 import uuid
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from moto.server import ThreadedMotoServer
+from tidegate.checkpoint import packing
 from tidegate.errors import CheckpointError
 from tidegate.tiers import collecting, moving, objects, retaining
 from tidegate.tiers.collecting import PAUSE_SECONDS
@@ -56,21 +59,21 @@ def proxy(server: tuple[str, int]) -> Iterator[FaultProxy]:
     made.close()
 
 
-def tier(bucket: str, url: str, name: str = "warm") -> JobTier:
+def tier(bucket: str, url: str, request_seconds_max: float = REQUEST_SECONDS_MAX) -> JobTier:
     store = objects.s3(
         f"s3://{bucket}/checkpoints",
         endpoint=url,
         access_key_id="k",
         secret_access_key="s",
         region="us-east-1",
-        client_options={"timeout": timedelta(seconds=REQUEST_SECONDS_MAX), "allow_http": True},
+        client_options={"timeout": timedelta(seconds=request_seconds_max), "allow_http": True},
         retry_config={
             "max_retries": 2,
             "retry_timeout": timedelta(seconds=5),
             "backoff": BACKOFF,
         },
     )
-    return JobTier(name, Objects(store, f"s3://{bucket}/checkpoints"), TENANT, JOB)
+    return JobTier("warm", Objects(store, f"s3://{bucket}/checkpoints"), TENANT, JOB)
 
 
 @pytest.fixture
@@ -124,6 +127,117 @@ def test_a_large_pack_goes_in_parts_and_comes_in_ranges(node: Node, clean: JobTi
     committed = node.save(1, model={"w": os.urandom(2 * objects.PART_BYTES + 12_345)})
     node.promote(committed, clean)
     assert fetch(clean, committed.name, tmp_path / "n2").find().committed.root == committed.root
+
+
+def test_a_part_or_range_that_failed_is_sent_or_read_again_and_no_other(
+    node: Node, proxy: FaultProxy, bucket: str, tmp_path: Path
+) -> None:
+    faulty = tier(bucket, proxy.url, 30)  # else a busy machine is a fault as well
+    committed = node.save(1, model={"w": os.urandom(5 * objects.PART_BYTES)})
+    asked: Counter[str] = Counter()
+    failed: list[str] = []
+
+    def plan(method: str, path: str) -> str:
+        what = f"{method} {path.partition('uploadId')[0]}"
+        is_part = method == "PUT" and "partNumber=" in path
+        if is_part:
+            asked[what] += 1
+            if "partNumber=3" in path and asked[what] <= 2:
+                failed.append(what)
+                return faults.ERROR
+        return PASS
+
+    proxy.plan = plan
+    node.promote(committed, faulty)
+    assert len(failed) == 2
+    assert sorted(asked.values()) == [1, 1, 1, 1, 1, 3], "six parts, of which one was sent three times"
+    ranges: Counter[str] = Counter()
+
+    def cutting(method: str, path: str) -> str:
+        if method == "GET" and path.endswith(".pack"):
+            ranges["asked"] += 1
+            return faults.CUT if ranges["asked"] in (3, 4) else PASS
+        return PASS
+
+    proxy.plan = cutting
+    assert fetch(faulty, committed.name, tmp_path / "n2").find().committed.root == committed.root
+    assert ranges["asked"] <= 2 + 6 + 2 + 4, "index, six ranges, two again and what they began with"
+
+
+def test_a_promotion_that_died_goes_on_with_the_packs_that_are_not_there(
+    node: Node, proxy: FaultProxy, faulty: JobTier, clean: JobTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "PACK_BYTES_MAX", 4 << 20)
+    committed = node.save(1, model={str(number): os.urandom(3 << 20) for number in range(5)})
+    assert len(node.pack_files("hot")) == 5
+    sent: Counter[str] = Counter()
+
+    def plan(method: str, path: str) -> str:
+        if method == "PUT" and ".pack" in path:
+            sent[path.partition("?")[0]] += 1
+            return PASS if len(sent) <= 3 else faults.ERROR
+        return PASS
+
+    proxy.plan = plan
+    with pytest.raises(TierUnavailableError):
+        node.promote(committed, faulty)
+    assert clean.roots() == []
+    assert len(clean.packs()) == 3
+    first = set(clean.packs())
+    sent.clear()
+    proxy.plan = lambda method, path: sent.update([path] if method == "PUT" and ".pack" in path else []) or PASS
+    moved = node.promote(committed, faulty)
+    assert (moved.sent, moved.kept) == (2, 3)
+    assert not any(pack in path for pack in first for path in sent)
+
+
+@pytest.mark.timeout(300)
+def test_under_load_many_jobs_move_at_once_through_faults(
+    tmp_path: Path, bucket: str, server: tuple[str, int], proxy: FaultProxy
+) -> None:
+    """Twelve jobs promote, restore, collect and scrub side by side while one request in twenty goes wrong."""
+    kinds = tuple(kind for kind in faults.KINDS if kind != faults.HANG)
+    proxy.plan = faults.seeded(11, 0.05, kinds)
+    objects_behind, objects_clean = (
+        tier(bucket, proxy.url).objects,
+        tier(bucket, f"http://{server[0]}:{server[1]}").objects,
+    )
+
+    def work(number: int) -> tuple[int, list[str]]:
+        node, job = Node(Tiers(Settings(tmp_path / f"n{number}"))), f"j-{number}"
+        behind = JobTier("warm", objects_behind, TENANT, job)
+        acknowledged, wrong = 0, []
+        for step in range(1, 4):
+            committed = node.save(step)
+            for _ in range(8):
+                try:
+                    node.promote(committed, behind)
+                    acknowledged += 1
+                    break
+                except CheckpointError:
+                    continue
+            try:
+                retaining.retain(behind, retaining.Policy(2), 0)
+                collecting.collect(behind, 3_000_000_000 + step * PAUSE_SECONDS)
+            except CheckpointError:
+                continue
+        sound = JobTier("warm", objects_clean, TENANT, job)
+        with node.tiers.staging() as staging:
+            wrong += [damage.why for damage in Scrub(sound, [], staging).run().damages]
+        for name in sound.roots():
+            there = Node(Tiers(Settings(tmp_path / f"r{number}-{name}")))
+            with there.tiers.hot_store(TENANT, JOB) as held:
+                moving.move(name, [sound], HotHolding(held), held.staging)
+            found = there.find()
+            if found.skipped or found.committed.root != sound.root(name):
+                wrong.append(name)
+        return acknowledged, wrong
+
+    with ThreadPoolExecutor(12) as pool:
+        results = list(pool.map(work, range(12)))
+    assert [wrong for _, wrong in results if wrong] == []
+    assert sum(acknowledged for acknowledged, _ in results) >= 30
+    assert sum(count for kind, count in proxy.seen.items() if kind != PASS) > 30
 
 
 def test_create_if_absent_is_one_winner(clean: JobTier) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import ctypes
 import sys
-from typing import Any, Callable, Dict, List, NamedTuple
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence
 
+from tidegate.checkpoint.direct import AROUND_BYTES_MIN, skip_to_page
+from tidegate.checkpoint.pack import ALIGNMENT
 from tidegate.errors import CorruptCheckpointError, UnsupportedObjectError, UsageError
 
 
@@ -28,12 +30,16 @@ class Target(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Bytes of a layer that are still the caller's, until `copy` took them; `item` is the size of their numbers."""
+    """Bytes of a layer that are still the caller's, until `copy` took them; `item` is the size of their numbers.
+
+    `address` is where they lie one after the other in this process's memory; 0 where only `copy` knows how to get them.
+    """
 
     kind: str
     size: int
     item: int
     copy: Callable[[Target], None]
+    address: int = 0
 
 
 def is_array(value: Any) -> bool:
@@ -57,7 +63,8 @@ def encode(value: Any, path: str, sources: List[Source]) -> Dict[str, Any]:
             "a plain array is accepted (numpy.array(x))"
         )
     dtype = _describe(value.dtype, path)
-    sources.append(Source("n", value.nbytes, _item(value.dtype), lambda target: _copy(value, target)))
+    address = value.ctypes.data if value.flags.c_contiguous and value.nbytes else 0
+    sources.append(Source("n", value.nbytes, _item(value.dtype), lambda target: _copy(value, target), address))
     return {"b": len(sources) - 1, "dtype": dtype, "shape": list(value.shape)}
 
 
@@ -100,13 +107,23 @@ def _describe(dtype: Any, path: str) -> str:
 def allocate(size: int) -> Buffer:
     """Return an uninitialised buffer for an array of `size` bytes."""
     numpy = _numpy()
-    flat = numpy.empty(size, numpy.uint8)
+    if size < AROUND_BYTES_MIN:
+        flat = numpy.empty(size, numpy.uint8)
+    else:
+        flat = numpy.empty(size + ALIGNMENT, numpy.uint8)
+        skipped = skip_to_page(flat.ctypes.data)
+        flat = flat[skipped : skipped + size]
     return Buffer(memoryview(flat), flat, "n")
 
 
 def decode(body: Dict[str, Any], buffers: List[Buffer]) -> Any:
     """Return the array described by `body`, over the memory it was read into."""
     return buffers[body["b"]].owner.view(_dtype(body["dtype"])).reshape(body["shape"])
+
+
+def empty(body: Dict[str, Any], shape: Sequence[int]) -> Any:
+    """Return an array of the dtype described by `body`, for a shape without numbers."""
+    return _numpy().empty(tuple(shape), _dtype(body["dtype"]))
 
 
 def decode_scalar(body: Dict[str, Any]) -> Any:

@@ -132,7 +132,7 @@ def _create(staging: int, flags: int) -> "tuple[str, int]":
         descriptor = os.open(name, wanted, 0o644, dir_fd=staging)
         try:
             if flags:
-                _add_flags(descriptor, flags)
+                add_flags(descriptor, flags)
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(descriptor).st_nlink:
                 return name, descriptor
@@ -146,8 +146,8 @@ def _create(staging: int, flags: int) -> "tuple[str, int]":
     raise CheckpointError("no temporary file could be kept: something removes them at once")
 
 
-def _add_flags(descriptor: int, flags: int) -> None:
-    # A file system that cannot write around its cache says so here, and is written through it.
+def add_flags(descriptor: int, flags: int) -> None:
+    """Open a file's descriptor for more, for instance O_DIRECT; a file system that lacks that leaves it as it is."""
     try:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | flags)
     except OSError as error:

@@ -101,7 +101,10 @@ class Gathering:
                     found[rank] = part
             if len(found) < self._meeting.world_size and not self._wait():
                 missing = sorted(set(range(self._meeting.world_size)) - set(found))
-                raise SaveFailedError(f"ranks {missing} stored nothing within {self._meeting.seconds_max:.0f} s")
+                raise SaveFailedError(
+                    f"ranks {missing} stored nothing within {self._meeting.seconds_max:.0f} s; the ranks have to save "
+                    "into one directory, as those of one node do"
+                )
         return [found[rank] for rank in range(self._meeting.world_size)]
 
     def _part(self, rank: int) -> Optional[Dict[str, Any]]:
@@ -135,7 +138,10 @@ class Gathering:
                     raise SaveFailedError(str(outcome["failed"]))
                 return str(outcome["root"])
             if not self._wait():
-                raise SaveFailedError(f"rank 0 did not say within {self._meeting.seconds_max:.0f} s what became of it")
+                raise SaveFailedError(
+                    f"rank 0 did not say within {self._meeting.seconds_max:.0f} s what became of it; the ranks have to "
+                    "save into one directory, as those of one node do"
+                )
 
     def _wait(self) -> bool:
         if time.monotonic() >= self._give_up:

@@ -19,7 +19,7 @@ import struct
 from collections import OrderedDict
 from typing import Any, Callable, ClassVar, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from tidegate.checkpoint import arrays, hashes, tensors
+from tidegate.checkpoint import arrays, dtensors, hashes, tensors
 from tidegate.checkpoint.manifest import canonical
 from tidegate.checkpoint.shard import Shard
 from tidegate.checkpoint.shard import check as check_shard
@@ -69,7 +69,8 @@ class _Encoder:
         return {"y": self._add(value)} if kind is bytes else value
 
     def _add(self, data: bytes) -> int:
-        self._sources.append(arrays.Source("y", len(data), 1, lambda target: _copy(data, target)))
+        address = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0  # bytes never move
+        self._sources.append(arrays.Source("y", len(data), 1, lambda target: _copy(data, target), address))
         return len(self._sources) - 1
 
     def _container(self, value: Any, kind: type, path: str, depth: int) -> Any:
@@ -91,6 +92,8 @@ class _Encoder:
         return {"d" if kind is dict else "o": pairs}
 
     def _array(self, value: Any, path: str) -> Any:
+        if dtensors.is_dtensor(value):
+            value = dtensors.local(value, path)
         if type(value) is Shard:
             return self._shard(value, path)
         if tensors.is_tensor(value):

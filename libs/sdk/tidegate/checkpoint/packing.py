@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from types import TracebackType
@@ -22,6 +23,7 @@ from tidegate.checkpoint.pack import (
     read_index,
 )
 from tidegate.checkpoint.places import Places
+from tidegate.checkpoint.reserving import Reserved
 from tidegate.errors import CorruptCheckpointError
 
 OnStored = Callable[[int], None]
@@ -36,13 +38,17 @@ class Base(NamedTuple):
 
 
 class Blob(NamedTuple):
-    """A run of bytes in an arena, to be stored as chunks; `item` is the size of the numbers in it, 1 for no numbers."""
+    """A run of bytes in an arena, to be stored as chunks; `item` is the size of the numbers in it, 1 for no numbers.
+
+    With an `address` its bytes are still there, and are copied into the arena chunk by chunk.
+    """
 
     arena: Arena
     offset: int
     size: int
     item: int
     base: Optional[Base] = None
+    address: int = 0
 
     @property
     def view(self) -> memoryview:
@@ -59,6 +65,13 @@ class _Part(NamedTuple):
         start = self.number * CHUNK_BYTES
         return self.blob.view[start : start + CHUNK_BYTES]
 
+    def fetch(self) -> None:
+        """Copy its bytes into the arena, where they are not there yet."""
+        if self.blob.address:
+            start = self.number * CHUNK_BYTES
+            target = self.blob.arena.address + self.blob.offset + start
+            ctypes.memmove(target, self.blob.address + start, len(self.plain))
+
     @property
     def padded(self) -> memoryview:
         """Return its bytes up to the end of their last block: zeros stand there, see Arena.take."""
@@ -69,6 +82,7 @@ class _Part(NamedTuple):
 class _OpenPack:
     def __init__(self, places: Places) -> None:
         self.temporary = files.Temporary(places.staging, DIRECT)
+        self.reserved = Reserved(self.temporary.descriptor)
         self.end = 0
         self.entries: List[Entry] = []
 
@@ -89,6 +103,7 @@ class Packer:
         self._lock = threading.Lock()
         self._packs: List[_OpenPack] = []
         self._claimed: Dict[bytes, None] = {}
+        self._expected_bytes = 0
         self._scratch = threading.local()
 
     def __enter__(self) -> "Packer":
@@ -107,16 +122,20 @@ class Packer:
     def put(self, blobs: Sequence[Blob]) -> List[Tuple[bytes, ...]]:
         """Store blobs; return the ids of the chunks of each. Nothing is durable before `seal`."""
         parts = [_Part(blob, number) for blob in blobs for number in range(-(-blob.size // CHUNK_BYTES))]
+        self._expected_bytes = sum(blob.size for blob in blobs)
         ids = iter(self._crew.map(self._store, parts))
         return [tuple(next(ids) for _ in range(-(-blob.size // CHUNK_BYTES))) for blob in blobs]
 
     def _store(self, part: _Part) -> bytes:
         self.check_time()
+        with self._lock:
+            self._expected_bytes -= len(part.plain)
         chunk = self._store_once(part)
         self._on_stored(len(part.plain))
         return chunk
 
     def _store_once(self, part: _Part) -> bytes:
+        part.fetch()
         chunk = self._hash(part.plain)
         with self._lock:
             if chunk in self._claimed:
@@ -179,6 +198,7 @@ class Packer:
                 self._packs.append(_OpenPack(self.places))
             pack = self._packs[-1]
             offset, pack.end = pack.end, pack.end + len(padded)
+            pack.reserved.cover(pack.end, min(self._expected_bytes, PACK_BYTES_MAX - pack.end))
             pack.entries.append(entry._replace(offset=offset))
         _write_at(pack.temporary.descriptor, padded, offset)
 
@@ -201,6 +221,7 @@ class Packer:
         view[:] = tail
         descriptor = pack.temporary.descriptor
         _write_at(descriptor, arena.view[: len(tail)], pack.end)
+        pack.reserved.give_back(pack.end + len(tail))
         files.seal(descriptor)
         pack.temporary.name_as(self.places.packs, name + SUFFIX)
         return name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
@@ -10,8 +11,9 @@ from typing import Any, BinaryIO, Callable, Dict, Iterator, List, NamedTuple, Op
 from tidegate.checkpoint import codec, files, hashes, layer
 from tidegate.checkpoint.arrays import Buffer
 from tidegate.checkpoint.crew import Crew
+from tidegate.checkpoint.direct import AROUND_BYTES_MIN, DIRECT, Arena, address_of, is_cached, skip_to_page
 from tidegate.checkpoint.manifest import BlobEntry, Manifest
-from tidegate.checkpoint.pack import CHUNK_BYTES, Index, Located
+from tidegate.checkpoint.pack import ALIGNMENT, CHUNK_BYTES, Index, Located
 from tidegate.checkpoint.places import Places
 from tidegate.errors import CorruptCheckpointError, UnknownLayerError
 
@@ -33,6 +35,46 @@ class Want(NamedTuple):
     target: memoryview
 
 
+class _OpenPack:
+    """A pack opened for reading: through the page cache, and around it where the cache lacks most of it."""
+
+    def __init__(self, places: Places, located: Located) -> None:
+        name = located.pack.name
+        self._through = files.open_inside(places.packs, name)
+        self._around: Optional[BinaryIO] = None
+        size = located.pack.size_bytes
+        if DIRECT and size >= AROUND_BYTES_MIN and not is_cached(self._through.fileno(), size):
+            self._around = files.open_inside(places.packs, name)
+            files.add_flags(self._around.fileno(), DIRECT)
+
+    def close(self) -> None:
+        self._through.close()
+        if self._around is not None:
+            self._around.close()
+
+    def read_into(self, target: memoryview, offset: int) -> int:
+        """Fill memory with what begins at `offset`; return how many bytes there were, fewer at the end of the file."""
+        whole = len(target) // ALIGNMENT * ALIGNMENT
+        filled = 0
+        if self._around is not None and whole >= AROUND_BYTES_MIN and skip_to_page(address_of(target)) == 0:
+            try:
+                filled = _filled(self._around, target[:whole], offset)
+            except OSError as error:
+                if error.errno != errno.EINVAL:  # else this file system wants larger blocks: through the cache then
+                    raise
+        return filled + _filled(self._through, target[filled:], offset + filled)
+
+
+def _filled(file: BinaryIO, target: memoryview, offset: int) -> int:
+    filled = 0
+    while filled < len(target):
+        count = os.preadv(file.fileno(), [target[filled:]], offset + filled)
+        if count == 0:
+            break
+        filled += count
+    return filled
+
+
 class Reader:
     """Reads out of one store; keeps the packs that it opened until it is closed."""
 
@@ -40,15 +82,15 @@ class Reader:
         self._places = places
         self._index = index
         self._crew = crew
-        self._open: Dict[str, BinaryIO] = {}
-        self._scratch: Dict[int, bytearray] = {}
+        self._open: Dict[str, _OpenPack] = {}
+        self._scratch: Dict[int, Arena] = {}
         self.batch = crew.size
 
     def scratch(self, number: int) -> memoryview:
         """Return memory of one chunk, for what is only compared: the same each time, `batch` different ones."""
         if number not in self._scratch:
-            self._scratch[number] = bytearray(CHUNK_BYTES)
-        return memoryview(self._scratch[number])
+            self._scratch[number] = Arena(CHUNK_BYTES)
+        return self._scratch[number].view
 
     def close(self) -> None:
         """Close the packs."""
@@ -73,11 +115,11 @@ class Reader:
         except CorruptCheckpointError as error:
             raise CorruptCheckpointError(f"{want.what}: {error}") from error
 
-    def _file(self, located: Located) -> BinaryIO:
+    def _file(self, located: Located) -> _OpenPack:
         pack = located.pack.id
         if pack not in self._open:
             try:
-                self._open[pack] = files.open_inside(self._places.packs, located.pack.name)
+                self._open[pack] = _OpenPack(self._places, located)
             except OSError as error:
                 raise CorruptCheckpointError(f"pack {pack[:12]} cannot be read: {error.strerror or error}") from error
         return self._open[pack]
@@ -109,16 +151,12 @@ class Reader:
         return plain
 
     def _read_into(self, want: Want, located: Located, target: memoryview) -> None:
-        offset, left = located.entry.offset, target
-        descriptor = self._file(located).fileno()
         try:
-            while left:
-                count = os.preadv(descriptor, [left], offset)
-                if count == 0:
-                    raise self._damaged(want, located, "is cut off")
-                left, offset = left[count:], offset + count
+            filled = self._file(located).read_into(target, located.entry.offset)
         except OSError as error:
             raise self._damaged(want, located, f"cannot be read: {error.strerror}") from error
+        if filled < len(target):
+            raise self._damaged(want, located, "is cut off")
 
     def _culprit(self, want: Want, chain: List[Located]) -> Located:
         """Return the part of a chain whose stored bytes are wrong; the chunk itself where each of them is right."""

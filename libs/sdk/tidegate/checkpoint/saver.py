@@ -20,7 +20,7 @@ from tidegate.checkpoint.gathering import Meeting
 from tidegate.checkpoint.grace import Budget
 from tidegate.checkpoint.handle import Checkpoint
 from tidegate.checkpoint.root import Stamp
-from tidegate.checkpoint.snapshot import Snapshot
+from tidegate.checkpoint.snapshot import Borrowed, Snapshot
 from tidegate.checkpoint.store import CheckpointStore, Committed
 from tidegate.checkpoint.writing import Kept
 from tidegate.errors import SaveFailedError, TidegateError
@@ -133,9 +133,11 @@ class Saver:
         *,
         seconds_left: Optional[float] = None,
         together: bool = False,
+        wait: bool = False,
     ) -> PendingSave:
         """Copy layers by name and hand them to the thread; waits first while SAVES_IN_FLIGHT_MAX are under way.
 
+        With `wait` it returns when the save has ended, well or not; then nothing has to be copied before it is stored.
         Where there are only `seconds_left`, the checkpoint holds the layers that could be stored in time. `together`
         with every other rank, which saves as well, it is one checkpoint of all.
         """
@@ -147,7 +149,9 @@ class Saver:
             self._unfinished.append(pending)
         started = time.monotonic()
         try:
-            snapshot = snapshots.take(layers, self._arenas)
+            snapshot = snapshots.take(layers, self._arenas, borrow=wait)
+            if not together:
+                snapshots.refuse_shards(snapshot)
         except BaseException:
             with self._condition:
                 self._unfinished.remove(pending)
@@ -162,6 +166,8 @@ class Saver:
                 self._thread = threading.Thread(target=self._run, name="tidegate-saver", daemon=True)
                 self._thread.start()
             self._condition.notify_all()
+        if snapshot.borrowed is not None:
+            _await(pending, snapshot.borrowed)
         return pending
 
     def _meeting(self, step: int, stamp: Stamp) -> Meeting:
@@ -194,6 +200,7 @@ class Saver:
             with self._condition:
                 self._unfinished.remove(work.pending)
                 self._condition.notify_all()
+            del work  # it may hold what somebody gave to be saved
 
     def _write(self, work: _Work) -> None:
         started = time.monotonic()
@@ -218,11 +225,10 @@ class Saver:
         before = self._kept
         occasion = Occasion(work.pending.step, work.stamp, before.root_id if before is not None else None)
         if work.meeting is not None:
-            committed = self._store.save_part(occasion, work.snapshot, work.meeting)
-            self._arenas.give_back(work.snapshot.arena)
-            return committed
-        budget = None if work.ends_at is None else Budget(work.ends_at, self._bytes_per_second)
-        committed, self._kept = self._store.save(occasion, work.snapshot, before, work.pending._on_stored, budget)
+            committed, self._kept = self._store.save_part(occasion, work.snapshot, work.meeting, before)
+        else:
+            budget = None if work.ends_at is None else Budget(work.ends_at, self._bytes_per_second)
+            committed, self._kept = self._store.save(occasion, work.snapshot, before, work.pending._on_stored, budget)
         if before is not None:
             self._arenas.give_back(before.snapshot.arena)
         if not committed.root.lost:
@@ -246,6 +252,15 @@ class Saver:
             self._on_failed(step, f"{type(error).__name__}: {error}")
         except TidegateError as unreachable:
             _log.warning("the agent could not be told: %s", unreachable)
+
+
+def _await(pending: PendingSave, borrowed: Borrowed) -> None:
+    """Wait until a save has ended. An interruption fails it, unless all was copied by then: its values may change."""
+    try:
+        pending._event.wait()
+    except BaseException:
+        borrowed.is_abandoned = True
+        raise
 
 
 def retain(store: CheckpointStore) -> None:

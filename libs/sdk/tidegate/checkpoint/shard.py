@@ -47,6 +47,30 @@ def check(shard: Shard, path: str) -> None:
         raise UsageError(f"{path} was refused: a shard of shape {sizes} at {offset} does not lie in {shape}")
 
 
+def check_whole(path: str, shape: Tuple[int, ...], held: Sequence[Tuple[Sequence[int], Sequence[int]]]) -> None:
+    """Raise UsageError where pieces, each (offset, sizes), do not make up a whole of `shape`, each number once."""
+    pieces = [(tuple(offset), tuple(sizes)) for offset, sizes in held if _count(sizes)]
+    found = sum(_count(sizes) for _, sizes in pieces)
+    if found != _count(shape) or _some_overlap(pieces):
+        raise UsageError(
+            f"{path} was refused: the shards hold {found} numbers of {_count(shape)}: they overlap, or some are missing"
+        )
+
+
+def _some_overlap(pieces: Sequence[Tuple[Tuple[int, ...], Tuple[int, ...]]]) -> bool:
+    ordered = sorted(pieces)
+    for at, (offset, sizes) in enumerate(ordered):
+        for other, others in ordered[at + 1 :]:
+            if offset and other[0] >= offset[0] + sizes[0]:
+                break  # so do all that follow
+            if all(
+                low < start + size and start < low + length
+                for low, length, start, size in zip(offset, sizes, other, others)  # noqa: B905
+            ):
+                return True
+    return False
+
+
 def region(shape: Tuple[int, ...], part: Optional[Tuple[int, int]]) -> Region:
     """Return part `index` of `count` of a whole, cut along its first dimension as evenly as that goes."""
     if part is None or not shape:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
-from tidegate.checkpoint import gathering, hashes, layer
+from tidegate.checkpoint import gathering, hashes, layer, shard
 from tidegate.checkpoint import manifest as manifests
 from tidegate.checkpoint import root as roots
 from tidegate.checkpoint.commit import Occasion, packs_of, publish_layers, write_manifests
 from tidegate.checkpoint.gathering import Meeting
 from tidegate.checkpoint.manifest import SHARDED, Manifest, canonical
-from tidegate.checkpoint.packing import Packer
+from tidegate.checkpoint.packing import Base, Packer
 from tidegate.checkpoint.places import Places
 from tidegate.checkpoint.snapshot import Snapshot
-from tidegate.checkpoint.writing import stored_layers
-from tidegate.errors import SaveFailedError
+from tidegate.checkpoint.writing import Kept, Key, kept_of, store_layers
+from tidegate.errors import SaveFailedError, UsageError
 
 
 def key(step: int, stamp: roots.Stamp, number: int) -> str:
@@ -23,30 +23,42 @@ def key(step: int, stamp: roots.Stamp, number: int) -> str:
     return f"{step:012d}-{stamp.attempt}-{group}-{number}"
 
 
-def store_part(packer: Packer, snapshot: Snapshot) -> Dict[str, Any]:
-    """Store what this rank holds, durably; return what it says about it, or that it failed. Raises nothing but that
-    the process ends."""
+class Stored(NamedTuple):
+    """A rank's part: what it says about it to the others, and what its next save may build on."""
+
+    said: Dict[str, Any]
+    bases: Dict[Key, Base]
+
+
+def store_part(packer: Packer, snapshot: Snapshot, kept: Optional[Kept] = None) -> Stored:
+    """Store what this rank holds, durably; what it says may be that it failed. Raises nothing but that the process
+    ends."""
     try:
-        drafts = stored_layers(packer, snapshot)
+        drafts, bases = store_layers(packer, snapshot, kept)
         packer.seal()
         ids = write_manifests(packer.places, [draft.manifest for draft in drafts])
     except Exception as error:  # noqa: BLE001 - said to the other ranks, and raised here after that
-        return {"failed": f"{type(error).__name__}: {error}"[: gathering.REASON_CHARS_MAX]}
-    return {"layers": {draft.name: manifest_id for draft, manifest_id in zip(drafts, ids)}}  # noqa: B905
+        return Stored({"failed": f"{type(error).__name__}: {error}"[: gathering.REASON_CHARS_MAX]}, {})
+    said = {"layers": {draft.name: manifest_id for draft, manifest_id in zip(drafts, ids)}}  # noqa: B905
+    return Stored(said, bases)
 
 
-def save(packer: Packer, occasion: Occasion, snapshot: Snapshot, meeting: Meeting) -> roots.Root:
+def save(
+    packer: Packer, occasion: Occasion, snapshot: Snapshot, meeting: Meeting, kept: Optional[Kept] = None
+) -> Tuple[roots.Root, Kept]:
     """Store this rank's part and wait for the others, with the store's shared lock held.
 
-    Returns the root, the same on every rank. Raises SaveFailedError on every rank when one failed or did not come.
+    Returns the root, the same on every rank, and what this rank's next save may build on. Raises SaveFailedError on
+    every rank when one failed or did not come.
     """
-    part = store_part(packer, snapshot)
-    with gathering.announced(packer.places, meeting, part) as gathered:
+    part = store_part(packer, snapshot, kept)
+    with gathering.announced(packer.places, meeting, part.said) as gathered:
         if meeting.rank == 0:
             name = gathered.lead(lambda parts: _make_root(packer, occasion, parts).name)
         else:
             name = gathered.follow()
-    return roots.read(packer.places.roots, name)
+    root = roots.read(packer.places.roots, name)
+    return root, kept_of(snapshot, part.bases, root)
 
 
 def _make_root(packer: Packer, occasion: Occasion, parts: List[Dict[str, Any]]) -> roots.Root:
@@ -61,6 +73,7 @@ def _make_root(packer: Packer, occasion: Occasion, parts: List[Dict[str, Any]]) 
 def _entry(packer: Packer, name: str, ids: List[str]) -> roots.LayerEntry:
     places: Places = packer.places
     parts = [manifests.read(places.manifests, part) for part in ids]
+    _check_pieces(name, parts)
     (manifest_id,) = write_manifests(places, [Manifest(SHARDED, parts=tuple(ids))])
     return roots.LayerEntry(
         name=name,
@@ -70,6 +83,24 @@ def _entry(packer: Packer, name: str, ids: List[str]) -> roots.LayerEntry:
         packs=packs_of(packer.index, parts),
         layout=_layout(parts),
     )
+
+
+def _check_pieces(name: str, parts: List[Manifest]) -> None:
+    """Raise UsageError where what the ranks hold does not make up whole tensors: nobody could load them."""
+    held: Dict[str, List[Tuple[List[int], List[int]]]] = {}
+    shapes: Dict[str, Tuple[int, ...]] = {}
+    for part in parts:
+        for piece in layer.pieces(part.tree):
+            ((_, body),) = piece.of.items()
+            if shapes.setdefault(piece.path, piece.shape) != piece.shape:
+                said = f"ranks say that the whole is {shapes[piece.path]} and {piece.shape}"
+                raise UsageError(f"{name}.{piece.path} was refused: {said}")
+            held.setdefault(piece.path, []).append((list(piece.offset), list(body["shape"])))
+    known = {piece.path for piece in layer.pieces(parts[0].tree)}
+    if lacking := sorted(set(held) - known):
+        raise UsageError(f"{name}.{lacking[0]} was refused: rank 0 has no shard of it, not even an empty one")
+    for path, pieces in held.items():
+        shard.check_whole(f"{name}.{path}", shapes[path], pieces)
 
 
 def _layout(parts: List[Manifest]) -> str:

@@ -21,7 +21,7 @@ from tidegate.checkpoint.pack import Index
 from tidegate.checkpoint.packing import OnStored, Packer
 from tidegate.checkpoint.places import Places
 from tidegate.checkpoint.shelf import Shelf
-from tidegate.checkpoint.snapshot import Snapshot
+from tidegate.checkpoint.snapshot import Snapshot, refuse_shards
 from tidegate.checkpoint.writing import Kept, write
 from tidegate.errors import CorruptCheckpointError, UsageError
 
@@ -96,16 +96,20 @@ class CheckpointStore:
         on_stored: OnStored = lambda size: None,
         budget: Optional[Budget] = None,
     ) -> Tuple[Committed, Kept]:
-        """Write a snapshot, or what there is time for; on return it is durable."""
+        """Write a snapshot, or what there is time for; on return it is durable. Raises UsageError for shards."""
+        refuse_shards(snapshot)
         with self.in_use() as (held, index), Packer(held, index, self._crew, on_stored) as packer:
             root, now = write(packer, occasion, snapshot, kept, budget)
         return Committed(root, self.directory), now
 
-    def save_part(self, occasion: commit.Occasion, snapshot: Snapshot, meeting: Meeting) -> Committed:
+    def save_part(
+        self, occasion: commit.Occasion, snapshot: Snapshot, meeting: Meeting, kept: Optional[Kept] = None
+    ) -> Tuple[Committed, Kept]:
         """Write this rank's part of a checkpoint of several ranks; on return all of it is durable."""
         with self.in_use() as (held, index), Packer(held, index, self._crew) as packer:
             packer.refresh = lambda: setattr(packer, "index", self._shelf.refresh(held))
-            return Committed(sharding.save(packer, occasion, snapshot, meeting), self.directory)
+            root, now = sharding.save(packer, occasion, snapshot, meeting, kept)
+        return Committed(root, self.directory), now
 
     def commit_drafts(
         self, occasion: commit.Occasion, take: Callable[[Packer], Sequence[commit.LayerDraft]]

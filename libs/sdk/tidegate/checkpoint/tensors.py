@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from tidegate.checkpoint.arrays import Buffer, Source, Target
+from tidegate.checkpoint.direct import AROUND_BYTES_MIN, skip_to_page
+from tidegate.checkpoint.pack import ALIGNMENT
 from tidegate.errors import UnsupportedObjectError, UsageError
 
 _SLACK = 2
@@ -115,7 +117,8 @@ def _span(tensor: Any) -> Tuple[int, int]:
 
 def _source_of(tensor: Any, low: int, size: int) -> Source:
     item = tensor.element_size() // 2 if tensor.is_complex() else tensor.element_size()
-    return Source("x", size, item, lambda target: _copy(tensor, low, size, target))
+    address = tensor.untyped_storage().data_ptr() + low if tensor.device.type == "cpu" and size else 0
+    return Source("x", size, item, lambda target: _copy(tensor, low, size, target), address)
 
 
 def _copy(tensor: Any, low: int, size: int, target: Target) -> None:
@@ -139,7 +142,17 @@ def _buffer(raw: Any) -> Buffer:
 
 def allocate(size: int) -> Buffer:
     """Return an uninitialised buffer for a storage of `size` bytes."""
-    return _buffer(_torch().empty(size, dtype=_torch().uint8))
+    torch = _torch()
+    if size < AROUND_BYTES_MIN:
+        return _buffer(torch.empty(size, dtype=torch.uint8))
+    raw = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
+    skipped = skip_to_page(raw.data_ptr())
+    return _buffer(raw[skipped : skipped + size])
+
+
+def empty(body: Dict[str, Any], shape: Sequence[int]) -> Any:
+    """Return a tensor of the dtype described by `body`, for a shape without numbers."""
+    return _torch().empty(tuple(shape), dtype=getattr(_torch(), body["dtype"]))
 
 
 class Loader:
@@ -159,7 +172,8 @@ class Loader:
         base = self._bases[index]
         dtype = getattr(torch, body["dtype"])
         tensor = torch.empty(0, dtype=dtype, device=base.device)
-        tensor = tensor.set_(base.untyped_storage(), body["offset"], tuple(body["shape"]), tuple(body["stride"]))
+        offset = body["offset"] + base.storage_offset() // tensor.element_size()
+        tensor = tensor.set_(base.untyped_storage(), offset, tuple(body["shape"]), tuple(body["stride"]))
         if body.get("parameter"):
             return torch.nn.Parameter(tensor, requires_grad=bool(body.get("grad")))
         return tensor.requires_grad_() if body.get("grad") else tensor

@@ -44,12 +44,20 @@ def write(
     finished = {draft.name for draft in drafts}
     lost = tuple(each.name for each in snapshot.layers if each.name not in finished)
     root = commit(packer.places, packer.index, occasion._replace(lost=lost), drafts)
-    return root, Kept(snapshot, bases, {layer.name: layer.manifest for layer in root.layers}, root.id)
+    return root, kept_of(snapshot, bases, root)
 
 
-def stored_layers(packer: Packer, snapshot: Snapshot) -> List[LayerDraft]:
-    """Store every layer of a snapshot; return what they consist of."""
-    return _drafts(packer, snapshot.layers, snapshot, None)[0]
+def kept_of(snapshot: Snapshot, bases: Dict[Key, Base], root: Root) -> Kept:
+    """Return what the save after this one may build on; what was borrowed goes back to its owner."""
+    manifests = {layer.name: layer.manifest for layer in root.layers}
+    return Kept(snapshot._replace(borrowed=None), bases, manifests, root.id)
+
+
+def store_layers(
+    packer: Packer, snapshot: Snapshot, kept: Optional[Kept] = None
+) -> Tuple[List[LayerDraft], Dict[Key, Base]]:
+    """Store every layer of a snapshot; return what the layers consist of, and what the next save may build on."""
+    return _drafts(packer, snapshot.layers, snapshot, kept)
 
 
 def _in_time(
@@ -79,10 +87,19 @@ def _drafts(
     before = kept.bases if kept is not None else {}
     parents = kept.manifests if kept is not None else {}
     blobs = [
-        Blob(snapshot.arena, copied.offset, copied.size, copied.item, before.get(_key(each, number, copied)))
+        Blob(
+            snapshot.arena,
+            copied.offset,
+            copied.size,
+            copied.item,
+            before.get(_key(each, number, copied)),
+            copied.address,
+        )
         for each, number, copied in _large(layers)
     ]
     stored = packer.put(blobs)
+    if snapshot.borrowed is not None:
+        snapshot.borrowed.check()  # from here on all of it is copied
     chunks: Dict[Tuple[str, int], Tuple[bytes, ...]] = {}
     bases: Dict[Key, Base] = {}
     for (each, number, copied), blob, ids in zip(_large(layers), blobs, stored):  # noqa: B905

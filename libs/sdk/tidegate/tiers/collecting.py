@@ -8,10 +8,12 @@ on something just before it was set apart finds that out at its end (moving.py),
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, List, NamedTuple, Set, Tuple
+from typing import Any, Dict, List, NamedTuple, Sequence, Set, Tuple
 
+from tidegate.checkpoint import commit, pack
 from tidegate.checkpoint import manifest as manifests
-from tidegate.checkpoint import pack
+from tidegate.checkpoint.manifest import Manifest
+from tidegate.checkpoint.pack import Index
 from tidegate.checkpoint.places import MANIFESTS, PACKS
 from tidegate.errors import CorruptCheckpointError
 from tidegate.tiers.holding import manifests_of, packs_of
@@ -85,6 +87,8 @@ def _live(tier: JobTier, now_seconds: int) -> Tuple[Dict[str, Set[str]], bool]:
     """Return the ids of the manifests and packs that a root or a lease needs, and whether those are all."""
     live: Dict[str, Set[str]] = {PACKS: set(), MANIFESTS: set()}
     is_known = True
+    named: Set[str] = set()
+    others = _Others(tier) if tier.replaced() else None
     for name in tier.roots():
         try:
             root = tier.root(name)
@@ -93,16 +97,17 @@ def _live(tier: JobTier, now_seconds: int) -> Tuple[Dict[str, Set[str]], bool]:
                 raise
             continue  # somebody removed it since it was listed
         live[MANIFESTS] |= {layer.manifest for layer in root.layers}
-        live[PACKS] |= {pack_id for layer in root.layers for pack_id in layer.packs}
+        named |= {pack_id for layer in root.layers for pack_id in layer.packs}
         try:
-            live[MANIFESTS] |= {manifests.encode(each)[0] for each in manifests_of(tier, root.layers)}
-            live[PACKS] |= set(packs_of(tier, root.layers))
+            found = manifests_of(tier, root.layers)
+            live[MANIFESTS] |= {manifests.encode(each)[0] for each in found}
+            live[PACKS] |= others.packs_of(found) if others else set(packs_of(tier, root.layers))
         except CorruptCheckpointError:
             apart = _set_apart(tier)
             if not apart:
                 raise
             # It may need what was set apart: all of that comes back, and the next pass knows more.
-            live[PACKS] |= apart
+            live[PACKS] |= apart | {pack_id for layer in root.layers for pack_id in layer.packs}
             live[MANIFESTS] |= apart
             is_known = False
     for stored in tier.objects.names(tier.path(LEASES)):
@@ -112,7 +117,34 @@ def _live(tier: JobTier, now_seconds: int) -> Tuple[Dict[str, Set[str]], bool]:
             live[MANIFESTS] |= set(lease["manifests"])
         else:
             tier.objects.remove(stored.name)
+    for pack_id in (others.replaced if others else set()) - named:
+        tier.forget_repacked(pack_id)
     return live, is_known
+
+
+class _Others:
+    """The packs of a tier, some of which were written again into others: which of them are needed."""
+
+    def __init__(self, tier: JobTier) -> None:
+        self.replaced = tier.replaced()
+        self._all = tier.index()
+        self._rest = Index()
+        for held in self._all.packs.values():
+            if held.id not in self.replaced:
+                self._rest.add(held)
+
+    def packs_of(self, given: Sequence[Manifest]) -> Set[str]:
+        """Return the packs that manifests need, replaced ones only where the others lack a chunk.
+
+        Raises CorruptCheckpointError where all together lack one.
+        """
+        try:
+            return set(commit.packs_of(self._rest, given))
+        except CorruptCheckpointError:
+            # Some chunk came to be needed after the pack was written again. Each one counts where it was found first.
+            return set(commit.packs_of(self._all, given)) | {
+                pack_id for pack_id in self.replaced if pack_id in self._all.packs
+            }
 
 
 def _set_apart(tier: JobTier) -> Set[str]:

@@ -43,6 +43,9 @@ class Holding(Protocol):
     def packs(self) -> Set[str]:
         """Return the ids of the packs that are there, whole or not."""
 
+    def replaced(self) -> Set[str]:
+        """Return the ids of packs that roots may name and whose chunks are in others by now: see repacking.py."""
+
     def index(self) -> Index:
         """Return the index over all packs; one whose index is damaged is left out."""
 
@@ -90,6 +93,10 @@ class HotHolding:
     def packs(self) -> Set[str]:
         """Return the ids of the packs."""
         return {name[: -len(pack.SUFFIX)] for name in os.listdir(self._held.packs) if pack.NAME.match(name)}
+
+    def replaced(self) -> Set[str]:
+        """Return none: a job collects its own store."""
+        return set()
 
     def index(self) -> Index:
         """Return the index over all packs."""

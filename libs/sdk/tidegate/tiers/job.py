@@ -1,6 +1,7 @@
 """The checkpoints of one job in an object tier: `<tenant>/<job>/{packs,manifests,roots}/...`, as on a node's disk.
 
-Beside them: `pins/<root>.json`, see retaining.py, `leases/<id>.json` and `quarantine/<second>/...`, see collecting.py.
+Beside them: `pins/<root>.json`, see retaining.py, `leases/<id>.json` and `quarantine/<second>/...`, see collecting.py,
+`repacked/<pack>.json`, see repacking.py.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tidegate.errors import CheckpointError, CorruptCheckpointError
 from tidegate.tiers.holding import OnMoved
 from tidegate.tiers.objects import Objects, TierUnavailableError
 
-LEASES, PINS, QUARANTINE = "leases", "pins", "quarantine"
+LEASES, PINS, QUARANTINE, REPACKED = "leases", "pins", "quarantine", "repacked"
 LEASE_SECONDS = 6 * 3600
 """How long a move may take. One that takes longer looks again at its end whether all is there."""
 SENDS_MAX = 2
@@ -86,6 +87,18 @@ class JobTier:
     def packs(self) -> Set[str]:
         """Return the ids of the packs."""
         return {name for name in self.listed(PACKS, pack.SUFFIX) if pack.NAME.match(name + pack.SUFFIX)}
+
+    def replaced(self) -> Set[str]:
+        """Return the ids of packs that were written again, into others: see repacking.py."""
+        return set(self.listed(REPACKED, roots.SUFFIX))
+
+    def note_repacked(self, pack_id: str) -> None:
+        """Say that every chunk of a pack that lives is in another one too."""
+        self.objects.put(self.path(REPACKED, pack_id + roots.SUFFIX), b"{}")
+
+    def forget_repacked(self, pack_id: str) -> None:
+        """Undo `note_repacked`: no root names that pack any more."""
+        self.objects.remove(self.path(REPACKED, pack_id + roots.SUFFIX))
 
     def index(self) -> Index:
         """Return the index over all packs, read without the records."""

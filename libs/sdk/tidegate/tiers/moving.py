@@ -8,6 +8,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Callable, List, NamedTuple, Sequence, TypeVar
 
+from tidegate.checkpoint import commit
 from tidegate.checkpoint import manifest as manifests
 from tidegate.checkpoint.manifest import Manifest
 from tidegate.checkpoint.root import LayerEntry, Root
@@ -15,6 +16,8 @@ from tidegate.errors import CheckpointError, CorruptCheckpointError
 from tidegate.tiers.holding import Holding, OnMoved, compared_pack, packs_of, refused
 
 Taken = TypeVar("Taken")
+NEEDED_TRIES_MAX = 3
+"""How often is looked anew in which packs chunks are, when one of those named is gone."""
 
 
 class Moved(NamedTuple):
@@ -49,20 +52,61 @@ def move_layers(  # noqa: PLR0917
 ) -> Moved:
     """Bring some layers of a checkpoint, and its root, into `target`; as `move` does with all of them."""
     given = _manifests(layers, sources)
-    needed = _first("what the layers consist of", sources, lambda source: packs_of(source, layers))
-    with target.leased(layers, needed):
-        there = target.packs()
-        wanted = [pack_id for pack_id in needed if pack_id not in there]
-        origins = [send_pack(pack_id, sources, target, staging, on_moved) for pack_id in wanted]
+    needed = _needed(layers, sources)
+    for _ in range(NEEDED_TRIES_MAX - 1):
+        try:
+            return _moved(root, given, needed, sources, target, staging, on_moved)
+        except CorruptCheckpointError:
+            before, needed = needed, _needed(layers, sources)
+            if needed == before:
+                raise
+            # What a source held in one pack is in another one by now: see repacking.py.
+    return _moved(root, given, needed, sources, target, staging, on_moved)
+
+
+def _needed(layers: Sequence[LayerEntry], sources: Sequence[Holding]) -> List[str]:
+    return _first("what the layers consist of", sources, lambda source: packs_of(source, layers))
+
+
+def _moved(  # noqa: PLR0917
+    root: Root,
+    given: Sequence[Manifest],
+    needed: Sequence[str],
+    sources: Sequence[Holding],
+    target: Holding,
+    staging: int,
+    on_moved: OnMoved,
+) -> Moved:
+    origins: List[str] = []
+
+    def send_lacking() -> None:
+        for pack_id in _lacking(target, given, needed):
+            origins.append(send_pack(pack_id, sources, target, staging, on_moved))
+
+    with target.leased(root.layers, needed):
+        send_lacking()
+        if target.replaced():
+            send_lacking()  # the packs with chunks that lived nowhere when they were written again
+        sent = len(origins)
         target.put_manifests(given)
         target.create_root(root)
         # Whoever collects may have looked before the lease was there, and taken away what this move relied upon.
-        there = target.packs()
-        for pack_id in needed:
-            if pack_id not in there:
-                origins.append(send_pack(pack_id, sources, target, staging, on_moved))
+        send_lacking()
         target.put_manifests(given)
-    return Moved(root, len(wanted), len(needed) - len(wanted), sorted(set(origins)))
+    return Moved(root, sent, len(needed) - sent, sorted(set(origins)))
+
+
+def _lacking(target: Holding, given: Sequence[Manifest], needed: Sequence[str]) -> List[str]:
+    """Return the packs that have to be sent next: those that were written again only where the others do not do."""
+    there = target.packs()
+    wanted = [pack_id for pack_id in needed if pack_id not in there]
+    if set(wanted) & target.replaced():
+        try:
+            commit.packs_of(target.index(), given)
+        except CorruptCheckpointError:
+            return [pack_id for pack_id in wanted if pack_id not in target.replaced()] or wanted
+        return []
+    return wanted
 
 
 def send_pack(pack_id: str, sources: Sequence[Holding], target: Holding, staging: int, on_moved: OnMoved) -> str:

@@ -102,12 +102,16 @@ class Scrub:
         """Say whether one of these roots is there: what policies let go meanwhile is no damage."""
         return not set(names).isdisjoint(self._target.roots())
 
+    def _was_repacked(self, pack_id: str) -> bool:
+        """Say whether a pack was set apart meanwhile: what lives of it is in another one, which the next pass reads."""
+        return pack_id in self._target.replaced() and pack_id not in self._target.packs()
+
     def _pack(self, pack_id: str, needing: Sequence[str]) -> None:
         try:
             with compared_pack(self._target, pack_id, self._staging, self._on_moved):
                 return
         except CorruptCheckpointError as error:
-            if not self._still_named(needing):
+            if not self._still_named(needing) or self._was_repacked(pack_id):
                 return
             self._repair(
                 f"pack {pack_id[:12]}",

@@ -2,7 +2,7 @@
 
 TIDEGATE_HOT_DIR, TIDEGATE_WARM and TIDEGATE_COLD name them; a cluster may do without warm, cold or both. With
 TIDEGATE_HOME, the local stack's directory, they are `hot`, `warm` and `cold` in it. TIDEGATE_TIER_MIB_PER_SECOND bounds
-what moves between them.
+what moves between them, TIDEGATE_WARM_MIB_PER_SECOND and TIDEGATE_COLD_MIB_PER_SECOND what moves to and from one.
 """
 
 from __future__ import annotations
@@ -35,12 +35,14 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z")
 
 
 class Settings(NamedTuple):
-    """Where the tiers are; `mib_per_second` 0 means no bound."""
+    """Where the tiers are, and how fast all of them together and each may be read and written; 0 means no bound."""
 
     hot: Path
     warm: Optional[str] = None
     cold: Optional[str] = None
     mib_per_second: int = 0
+    warm_mib_per_second: int = 0
+    cold_mib_per_second: int = 0
 
 
 def from_environment(environ: Mapping[str, str], home: Optional[Path] = None) -> Settings:
@@ -59,14 +61,17 @@ def from_environment(environ: Mapping[str, str], home: Optional[Path] = None) ->
         hot=Path(named) if named else Path(str(home)) / HOT,
         warm=environ.get("TIDEGATE_WARM") or (str(beside / WARM) if beside else None),
         cold=environ.get("TIDEGATE_COLD") or (str(beside / COLD) if beside else None),
-        mib_per_second=_rate(environ.get("TIDEGATE_TIER_MIB_PER_SECOND", "0")),
+        mib_per_second=_rate(environ, "TIDEGATE_TIER_MIB_PER_SECOND"),
+        warm_mib_per_second=_rate(environ, "TIDEGATE_WARM_MIB_PER_SECOND"),
+        cold_mib_per_second=_rate(environ, "TIDEGATE_COLD_MIB_PER_SECOND"),
     )
 
 
-def _rate(text: str) -> int:
+def _rate(environ: Mapping[str, str], variable: str) -> int:
+    text = environ.get(variable, "0")
     if not text.isascii() or not text.isdigit() or int(text) > MIB_PER_SECOND_MAX:
         raise UsageError(
-            f"TIDEGATE_TIER_MIB_PER_SECOND={text[:40]!r} was refused: a whole number from 0 (no bound) to "
+            f"{variable}={text[:40]!r} was refused: a whole number from 0 (no bound) to "
             f"{MIB_PER_SECOND_MAX} is accepted"
         )
     return int(text)
@@ -78,11 +83,14 @@ class Tiers:
     def __init__(self, settings: Settings, *, make: bool = True) -> None:
         """Open them. Where directories are not to be made, those that are missing count as no tier."""
         self.hot = settings.hot
-        bandwidth = Bandwidth(settings.mib_per_second << 20)
+        whole = Bandwidth(settings.mib_per_second << 20)
         self.shared: Tuple[Tuple[str, Objects], ...] = tuple(
-            (name, objects.opened(address, bandwidth))
-            for name, address in ((WARM, settings.warm), (COLD, settings.cold))
-            if address and (make or address.startswith("s3://") or Path(address).is_dir())
+            (name, objects.opened(address, Bandwidth(rate << 20, within=whole)))
+            for name, address, rate in (
+                (WARM, settings.warm, settings.warm_mib_per_second),
+                (COLD, settings.cold, settings.cold_mib_per_second),
+            )
+            if address and (make or not Path(address).is_absolute() or Path(address).is_dir())
         )
 
     def names(self) -> List[str]:
@@ -140,6 +148,12 @@ class Tiers:
         """Return (tenant, job) of all that the shared tiers hold; what else lies there is somebody else's."""
         found = {each for _, held in self.shared for each in jobs.jobs_of(held)}
         return sorted(each for each in found if all(_NAME.match(name) for name in each))
+
+    def all_jobs(self) -> List[Tuple[str, str]]:
+        """Return (tenant, job) of all that any tier holds, the node's own too."""
+        here = {(path.parent.name, path.name) for path in self.hot.glob("*/*") if path.is_dir()}
+        found = {each for each in here if all(_NAME.match(name) for name in each)}
+        return sorted(found | set(self.jobs()))
 
 
 def checked(tenant: str, job: str) -> None:

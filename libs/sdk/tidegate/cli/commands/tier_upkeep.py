@@ -11,11 +11,24 @@ import typer
 
 from tidegate.cli import exits, output, text
 from tidegate.cli.commands.checkpoint import JobArgument
-from tidegate.cli.commands.tiers import CheckpointArgument, Moving, SomeJob, TierOption, found_in, here, job_tiers, say
+from tidegate.cli.commands.tiers import (
+    CheckpointArgument,
+    Moving,
+    SomeJob,
+    TierOption,
+    found_in,
+    here,
+    job_tiers,
+    say,
+    staging_directory,
+    tenants_of,
+)
 from tidegate.cli.wording import short
+from tidegate.errors import CorruptCheckpointError
 
 if TYPE_CHECKING:
     from tidegate.tiers.holding import Holding
+    from tidegate.tiers.job import JobTier
     from tidegate.tiers.scrubbing import Damage
     from tidegate.tiers.tiers import Tiers
 
@@ -54,6 +67,9 @@ def pin(
         print(f"checkpoint {short(found.root.id)} {'is no longer' if remove else 'is'} pinned in {', '.join(names)}.")
 
 
+_COUNTED = (("retired", "retired"), ("repacked", "written again"), ("quarantined", "set apart"), ("returned", "back"))
+
+
 def gc(
     job: SomeJob = None,
     keep_last: Annotated[
@@ -74,24 +90,41 @@ def gc(
     from tidegate.tiers import collecting, retaining  # noqa: PLC0415
 
     done: list[dict[str, Any]] = []
-    with output.Progress("Collecting") as progress:
+    with output.Progress("Collecting") as progress, staging_directory() as staging:
         tiers = here()
-        for tenant, name in [(tiers.find_job(job), job)] if job else tiers.jobs():
+        if not tiers.shared:
+            said = "There is no shared tier here to collect in; the hot one is collected by its jobs as they save."
+            raise exits.CommandError(said, "Name one with TIDEGATE_WARM or TIDEGATE_COLD.", exits.ENVIRONMENT)
+        for tenant, name in tenants_of(tiers, job):
             for tier in tiers.of_job(tenant, name):
                 progress.update(f"Collecting {name} in {tier.name}")
                 policy = retaining.Policy(keep_last) if keep_last else None
                 retired = retaining.retain(tier, policy, time.time_ns()) if policy else []
+                repacked, why_not = _repacked(tier, staging)
                 collected = collecting.collect(tier, int(time.time()), pause_seconds)
-                done.append({"job_id": name, "tier": tier.name, "retired": retired, **collected._asdict()})
+                found = {"retired": retired, "repacked": repacked, "repacking_failed": why_not, **collected._asdict()}
+                done.append({"job_id": name, "tier": tier.name, **found})
     if as_json:
         output.print_document({"collected": done})
         return
     for each in done:
-        counts = f"{len(each['retired'])} retired, {len(each['quarantined'])} set apart, {len(each['returned'])} back"
+        counts = ", ".join(f"{len(each[what])} {said}" for what, said in _COUNTED)
         freed = text.size(each["deleted_bytes"])
         print(f"{each['job_id']} in {each['tier']}: {counts}, {len(each['deleted'])} deleted ({freed})")
     if not done:
         output.note("No shared tier holds anything.")
+
+
+def _repacked(tier: JobTier, staging: int) -> tuple[list[str], str | None]:
+    """Return the packs that were written again, or why that is not possible now: the rest is collected all the same."""
+    from tidegate.tiers import repacking  # noqa: PLC0415
+
+    try:
+        done = repacking.repack(tier, staging)
+        return (done.replaced, None) if done else ([], "something is being brought there")
+    except CorruptCheckpointError as error:
+        output.note(f"{tier.job} in {tier.name}: no pack was written again: {error}. `repair` may help.")
+        return [], str(error)
 
 
 def scrub(job: SomeJob = None, tier: TierOption = None, as_json: output.JsonFlag = False) -> None:
@@ -127,7 +160,7 @@ def _scrub(job: str | None, only: str | None, as_json: bool, *, repair: bool) ->
     damages: list[Damage] = []
     read = {"roots": 0, "packs": 0}
     with output.Progress("Reading the tiers") as progress:
-        for tenant, name in [(tiers.find_job(job), job)] if job else tiers.jobs():
+        for tenant, name in tenants_of(tiers, job):
             with _targets(tiers, tenant, name) as (held, staging):
                 for target in held:
                     if only is not None and target.name != only:

@@ -31,26 +31,53 @@ CheckpointArgument = Annotated[
     typer.Argument(metavar="[CHECKPOINT]", help="Its id or the beginning of it, or its name. Default: the newest."),
 ]
 TierOption = Annotated[str | None, typer.Option("--tier", help="Only this tier: hot, warm or cold.")]
-SomeJob = Annotated[str | None, typer.Argument(metavar="[JOB]", help="Only this job. Default: all in shared tiers.")]
+SomeJob = Annotated[
+    str | None, typer.Argument(metavar="[JOB]", help="Only this job. Default: all that the tiers hold.")
+]
 PATHS_SHOWN = 20
 
 
 def here() -> Tiers:
-    """Return the tiers that TIDEGATE_* variables name, else those of the local stack; none of them is made."""
+    """Return the tiers that TIDEGATE_* variables name, else those of the local stack; none of them is made.
+
+    Raises CommandError where one that is named is not there, or none is there at all: an answer about nothing would
+    look like one about tiers in which nothing is wrong.
+    """
     from tidegate.client.endpoint import stack_home  # noqa: PLC0415
     from tidegate.tiers.tiers import Tiers, from_environment  # noqa: PLC0415
 
-    return Tiers(from_environment(os.environ, stack_home()), make=False)
+    for variable in ("TIDEGATE_HOT_DIR", "TIDEGATE_WARM", "TIDEGATE_COLD"):
+        named = os.environ.get(variable, "")
+        if named.startswith("/") and not Path(named).is_dir():
+            said = f"{variable}={named} is no directory here: the tier is not mounted, or its name is wrong."
+            raise exits.CommandError(said, _WHERE, exits.ENVIRONMENT)
+    try:
+        settings = from_environment(os.environ, stack_home())
+        tiers = Tiers(settings, make=False)
+    except ValueError as error:
+        raise exits.CommandError(f"{error}.", _WHERE, exits.USAGE) from error
+    if not tiers.shared and not tiers.hot.is_dir():
+        raise exits.CommandError(
+            f"There are no checkpoint tiers here: {tiers.hot} is not there.", _WHERE, exits.NOT_FOUND
+        )
+    return tiers
+
+
+def tenants_of(tiers: Tiers, job: str | None) -> list[tuple[str, str]]:
+    """Return (tenant, job) of one job, or of all that some tier holds."""
+    if job is None:
+        return tiers.all_jobs()
+    try:
+        return [(tiers.find_job(job), job)]
+    except UsageError as error:
+        raise exits.CommandError(str(error), _WHERE, exits.NOT_FOUND) from error
 
 
 @contextmanager
 def job_tiers(job: str) -> Iterator[tuple[Tiers, str, list[Holding]]]:
     """Yield the tiers, the job's tenant and what holds its checkpoints."""
     tiers = here()
-    try:
-        tenant = tiers.find_job(job)
-    except UsageError as error:
-        raise exits.CommandError(str(error), _WHERE, exits.NOT_FOUND) from error
+    ((tenant, _),) = tenants_of(tiers, job)
     with tiers.holdings(tenant, job) as held:
         yield tiers, tenant, held
 
@@ -163,7 +190,7 @@ def verify(
     from tidegate.tiers.scrubbing import Scrub  # noqa: PLC0415
 
     damages: list[Damage] = []
-    with job_tiers(job) as (_, _, held), _staging() as staging, output.Progress(f"Reading {job}") as progress:
+    with job_tiers(job) as (_, _, held), staging_directory() as staging, output.Progress(f"Reading {job}") as progress:
         found = found_in(held, checkpoint, job)
         read = [each for each in only_tier(held, tier) if each.name in found.tiers]
         for each in read:
@@ -174,7 +201,7 @@ def verify(
 
 
 @contextmanager
-def _staging() -> Iterator[int]:
+def staging_directory() -> Iterator[int]:
     with tempfile.TemporaryDirectory(prefix="tidegate-") as directory:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
