@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 
 import msgspec
+import numpy as np
 
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.elastic.coming import returns_within_ns
@@ -81,7 +82,7 @@ class Shrinking:
         rows = None
         if stays := recalled_for(self._index, job):
             rows = self._fits(fit, extras, barred, set(stays))
-        rows = rows or self._fits(fit, extras, barred, {row for row, *_ in extras})
+        rows = rows or self._fits(fit, extras, barred, self._ground(fit, extras, barred))
         if rows is None:
             return None
         needed = [each for each in extras if each[0] in rows]
@@ -92,6 +93,13 @@ class Shrinking:
             if rest and self._fits(fit, rest, barred, set(rows)):
                 needed = rest
         return _Found(rows, needed)
+
+    def _ground(self, fit: Fit, extras: list[_Extra], barred: frozenset[int]) -> set[int]:
+        """Return the rows that somebody may hand back on, and for a gang those on which members fit beside them now."""
+        rows = {row for row, *_ in extras}
+        if fit.shape.gang_size == 1:
+            return rows
+        return rows.union(np.flatnonzero(fit.holds_now()).tolist()) - barred
 
     def _extras(self) -> list[_Extra]:
         if self._known is None:
