@@ -86,6 +86,7 @@ class Steps(msgspec.Struct, frozen=True):
 
 
 def _steps_of(columns: Ints) -> Steps:
+    """Return the steps of columns whose rows are in order, and on each row the ends."""
     rows, ends_ns, given = columns[ROW], columns[ENDS], columns[:SHARE]
     if not len(rows):
         return Steps(rows, ends_ns, given, columns[SHARE], np.zeros(0, np.bool_), NEVER)
