@@ -90,11 +90,13 @@ def _steps_of(columns: Ints) -> Steps:
     rows, ends_ns, given = columns[ROW], columns[ENDS], columns[:SHARE]
     if not len(rows):
         return Steps(rows, ends_ns, given, columns[SHARE], np.zeros(0, np.bool_), NEVER)
-    begins = np.flatnonzero(np.concatenate([[True], rows[1:] != rows[:-1]]))
-    last = np.flatnonzero(np.concatenate([(rows[1:] != rows[:-1]) | (ends_ns[1:] != ends_ns[:-1]), [True]]))
+    other_row = rows[1:] != rows[:-1]
+    begins = np.concatenate([[True], other_row])
+    last = np.flatnonzero(np.concatenate([other_row | (ends_ns[1:] != ends_ns[:-1]), [True]]))
+    of_row = np.cumsum(begins)[last] - 1
     total = np.cumsum(given, axis=1)
-    of_row = np.searchsorted(begins, last, side="right") - 1
-    gained = total[:, last] - (total[:, begins] - given[:, begins])[:, of_row]
+    before = total[:, begins] - given[:, begins]
+    gained = total[:, last] - before[:, of_row]
     is_first = np.concatenate([[True], of_row[1:] != of_row[:-1]])
     early_ns = int(np.partition(ends_ns, len(ends_ns) // 8)[len(ends_ns) // 8])
     return Steps(rows[last], ends_ns[last], gained, columns[SHARE, last], is_first, early_ns)
