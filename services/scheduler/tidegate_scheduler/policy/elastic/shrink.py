@@ -79,10 +79,14 @@ class Shrinking:
         return Shrunk(found.rows, max([*map(self._back_ns, asked.values()), *self._leave_by(found.rows)]))
 
     def _leave_by(self, rows: Rows) -> list[int]:
-        """Return when those have left who are leaving the rows already."""
-        jobs, on_row = self._index.state.jobs, self._index.on_row
-        names = {name for row in rows for name in on_row.get(row, ()) if self._index.leaving(name)}
-        return [jobs[name].deadline_ns for name in names]
+        """Return when those have left who are leaving the rows already, or were asked to in this pass."""
+        index, draft = self._index, self._draft
+        names = {name for row in rows for name in index.on_row.get(row, ())}
+        asked = [index.state.specs[name].preemption for name in names & self._trial.asked if not index.leaving(name)]
+        return [
+            *(index.state.jobs[name].deadline_ns for name in names if index.leaving(name)),
+            *(draft.now_ns + rule.grace_seconds * SECOND_NS for rule in asked),
+        ]
 
     def _find(self, job: Job, fit: Fit, barred: frozenset[int], extras: list[_Extra]) -> _Found | None:
         """Return where the job fits, and the fewest of the extras that have to be handed back for that."""
