@@ -25,6 +25,7 @@ from tidegate_scheduler.policy.elastic.peaks import Peak
 from tidegate_scheduler.policy.elastic.queue import NONE, Share, aged
 from tidegate_scheduler.policy.elastic.sites import Domain
 from tidegate_scheduler.policy.elastic.table import NodeTable
+from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.parameters import Parameters, as_parameters
 from tidegate_scheduler.state import MOVED_WITHIN_NS, Job, Member, Node, State
 
@@ -368,6 +369,7 @@ def tables(index: Index) -> dict[str, object]:
         "aside": sorted(index.aside),
         "up": sorted(index.fleet.up),
         "cordoned": sorted(index.fleet.cordoned),
+        "holders": holders_of(index),
     }
 
 
@@ -390,3 +392,16 @@ def _held(index: Index, held: Held) -> tuple[int, dict[str, list[int]]]:
     held.add_to(room)
     by_name = {name: room[:3, row].tolist() for name, row in index.table.rows.items() if room[:, row].any()}
     return held.members, dict(sorted(by_name.items()))
+
+
+def holders_of(index: Index) -> dict[str, list[list[int]]]:
+    """Return by node what comes free as those who hold room there end, in the order of their ends."""
+    found: dict[str, list[list[int]]] = {}
+    trial = Trial(index)
+    index.holders.refresh(trial, {})
+    holders, steps = index.holders, index.holders.steps
+    for name, row in sorted(index.table.rows.items()):
+        there = np.flatnonzero(steps.rows == row).tolist()
+        found[name] = [[int(steps.ends_ns[at]), *steps.gained[:, at].tolist(), int(steps.shares[at])] for at in there]
+        found[name].append([*holders.still[:, row].tolist(), int(holders.shares[row])])
+    return found

@@ -13,8 +13,8 @@ from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.elastic import leave
 from tidegate_scheduler.policy.elastic.devices import use
 from tidegate_scheduler.policy.elastic.fit import rows_in
+from tidegate_scheduler.policy.elastic.holders import NEVER
 from tidegate_scheduler.policy.elastic.index import Index
-from tidegate_scheduler.policy.elastic.reserve import NEVER
 from tidegate_scheduler.policy.elastic.shapes import Fit
 from tidegate_scheduler.policy.elastic.spread import Locality, Rows
 from tidegate_scheduler.policy.elastic.trial import Trial

@@ -21,10 +21,10 @@ from tidegate_scheduler.policy.elastic.domains import narrowest
 from tidegate_scheduler.policy.elastic.ends import Ends
 from tidegate_scheduler.policy.elastic.entries import Seat
 from tidegate_scheduler.policy.elastic.fit import rows_in, rows_now
+from tidegate_scheduler.policy.elastic.holders import NEVER
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.queue import NONE, Amounts, amounts, plus
 from tidegate_scheduler.policy.elastic.reasons import kept_rows
-from tidegate_scheduler.policy.elastic.reserve import NEVER
 from tidegate_scheduler.policy.elastic.shapes import Fit
 from tidegate_scheduler.policy.elastic.spread import Locality, Rows
 from tidegate_scheduler.policy.elastic.table import CPU, GPUS, SHARE, Ints

@@ -16,6 +16,7 @@ from tidegate_scheduler.policy.elastic.asking import Asking
 from tidegate_scheduler.policy.elastic.entries import Entry, Seat, held_by, seat_of
 from tidegate_scheduler.policy.elastic.fleet import Fleet, kind_of
 from tidegate_scheduler.policy.elastic.held import Held, has_more
+from tidegate_scheduler.policy.elastic.holders import Holders
 from tidegate_scheduler.policy.elastic.peaks import NONE as NO_PEAK
 from tidegate_scheduler.policy.elastic.peaks import beyond
 from tidegate_scheduler.policy.elastic.queue import Amounts, Line, LineKey, Share, Waiter, plus
@@ -53,6 +54,7 @@ class Index:
 
         self.fleet = Fleet()
         self.held: dict[int, Held] = {}
+        self.holders = Holders(self)
         self.left: dict[int, int] = {}
         """How many members are leaving each row."""
 
@@ -115,7 +117,9 @@ class Index:
         for name in jobs:
             self.settling.changed(name)
             self.sharers.pop(name, None)
-        self._renew(jobs | dict.fromkeys(self._expected))
+        jobs |= dict.fromkeys(self._expected)
+        self._renew(jobs)
+        self.holders.note(jobs)
         self._weigh()
         self._standing.refresh(now_ns)
         self.settling.wake(now_ns)

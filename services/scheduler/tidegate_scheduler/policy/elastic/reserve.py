@@ -13,22 +13,21 @@ import msgspec
 import numpy as np
 
 from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS, Devices
-from tidegate_scheduler.policy.elastic.emptiest import emptiest
 from tidegate_scheduler.policy.elastic.fit import Rows, rows_in
+from tidegate_scheduler.policy.elastic.holders import NEVER, Until, until, untils_tried
 from tidegate_scheduler.policy.elastic.shapes import Fit
+from tidegate_scheduler.policy.elastic.soonest import Candidates, soonest
 from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY, SHARE, Ints
 from tidegate_scheduler.policy.elastic.trial import Trial
-from tidegate_scheduler.policy.limits import ends_by_ns
 from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.state import Job
 
 NODES_LOOKED_AT_MAX = 16
-"""Nodes of one reservation beyond what its gang needs at least: those that are emptiest already."""
+"""Nodes of one reservation beyond what its gang needs at least: the emptiest of those that hold it first."""
 
 SLIP_NS = 60 * SECOND_NS
 """A start is told anew when it is so much later than was told, so it is told no more often than time passes."""
 
-NEVER = 1 << 62
 AFTER_ALL = NEVER + 1
 DEVICES_ANY = 1 << 20
 
@@ -41,20 +40,23 @@ class Reservation(msgspec.Struct, frozen=True):
 
 
 def reserve(trial: Trial, now_ns: int, job: Job, fit: Fit, barred: frozenset[int]) -> Reservation | None:
-    """Return where room for the job comes free first, None where it never would."""
-    table = trial.index.table
+    """Return where room for the job comes free first of all nodes, None where it never would."""
     suits = fit.suits()
     if barred:
         suits = suits.copy()
         suits[list(barred)] = False
     looked_at = NODES_LOOKED_AT_MAX + fit.shape.gang_size
-    candidates = emptiest(table, np.flatnonzero(suits), looked_at).tolist()
-    return _first(trial, now_ns, job, fit, candidates)
+    if np.count_nonzero(suits) <= looked_at:
+        return _first(trial, now_ns, job, fit, Candidates(np.flatnonzero(suits).tolist()))
+    holders = trial.index.holders
+    holders.refresh(trial, untils_tried(trial, now_ns, job))
+    found = soonest(holders, now_ns, fit, suits, looked_at)
+    return _first(trial, now_ns, job, fit, found) if found is not None else None
 
 
 def first_on(trial: Trial, now_ns: int, job: Job, fit: Fit, rows: Rows) -> Reservation | None:
     """Return when the job fits on these rows first, and how it lies on them then."""
-    return _first(trial, now_ns, job, fit, sorted(set(rows)))
+    return _first(trial, now_ns, job, fit, Candidates(sorted(set(rows))))
 
 
 def slips(told_ns: int, start_ns: int) -> bool:
@@ -62,13 +64,13 @@ def slips(told_ns: int, start_ns: int) -> bool:
     return bool(told_ns) and (not start_ns or start_ns >= told_ns + SLIP_NS)
 
 
-def _first(trial: Trial, now_ns: int, job: Job, fit: Fit, candidates: list[int]) -> Reservation | None:
+def _first(trial: Trial, now_ns: int, job: Job, fit: Fit, among: Candidates) -> Reservation | None:
     """Return the first moment at which the job fits on the candidates, and where, None where there is none.
 
     It is not before now, and not before those have left whose room is counted as free later. Whoever fits already and
     yet waits does so for what nobody knows: at moment 0.
     """
-    index = trial.index
+    index, candidates, begin_ns = trial.index, among.rows, among.not_before_ns
     ends = _ends(trial, now_ns, candidates, job)
     held, parts = _held(trial, ends, set(candidates)), _parts(trial, ends, candidates)
     moments = [0, *np.unique(held.ends_ns).tolist()]
@@ -87,7 +89,9 @@ def _first(trial: Trial, now_ns: int, job: Job, fit: Fit, candidates: list[int])
 
     # The more have left, the more fits: the first moment at which it does is found by halving, unless it is the first
     # at which some row has enough for a member.
-    begin = bisect_left(moments, _first_for_one(fit, later, held, np.array(candidates, np.int64), list(parts)))
+    if begin_ns is None:
+        begin_ns = _first_for_one(fit, later, held, np.array(candidates, np.int64), list(parts))
+    begin = bisect_left(moments, begin_ns)
     if begin == len(moments):
         return None
     found = rows_at(moments[begin])
@@ -120,25 +124,15 @@ def _first_for_one(fit: Fit, later: Ints, held: _Held, rows: Ints, parted: list[
     return int(held.ends_ns[order][able].min(initial=AFTER_ALL))
 
 
-_Ends = dict[str, tuple[int, bool]]
-"""By job, when it has certainly left, and whether it is leaving now."""
+_Ends = dict[str, Until]
 
 
 def _ends(trial: Trial, now_ns: int, rows: list[int], for_job: Job) -> _Ends:
     """Return until when those hold room who are on the rows, which is not before now."""
-    index, found = trial.index, _Ends()
+    index, tried, found = trial.index, untils_tried(trial, now_ns, for_job), _Ends()
     for name in {name for row in rows for name in index.on_row.get(row, ())}:
-        job, spec = index.state.jobs[name], index.state.specs[name]
-        if index.leaving(name):
-            found[name] = (max(now_ns, job.deadline_ns), True)
-        elif name in trial.asked:
-            found[name] = (now_ns + spec.preemption.grace_seconds * SECOND_NS, True)
-        else:
-            end_ns = ends_by_ns(job, spec)
-            end_ns = NEVER if end_ns is None else end_ns
-            if for_job.reserved_start_ns and for_job.id in job.backfills:
-                end_ns = min(end_ns, for_job.reserved_start_ns)  # whoever was let in until it comes leaves for it
-            found[name] = (max(now_ns, end_ns), False)
+        known = tried.get(name) or until(index, name)
+        found[name] = Until(max(now_ns, known.ends_ns), known.goes)
     return found
 
 
@@ -154,13 +148,13 @@ class _Held(msgspec.Struct, frozen=True):
 def _held(trial: Trial, ends: _Ends, among: set[int]) -> _Held:
     """Return what these jobs hold on the rows."""
     index, found = trial.index, list[tuple[int, int, int, int, int, int]]()
-    for name, (end_ns, goes) in ends.items():
+    for name, end in ends.items():
         floor = index.state.floors[name]
         for seat in index.seats_of(name):
             if seat.row in among:
                 need = seat.holds(floor)
                 gpus = need.gpus or (1 if need.gpu_millis else 0)
-                found.append((need.cpu_millis, need.memory_mib, gpus, seat.row, end_ns, goes))
+                found.append((need.cpu_millis, need.memory_mib, gpus, seat.row, end.ends_ns, end.goes))
     columns = np.array(found, np.int64).reshape(-1, 6).T
     return _Held(columns[3], columns[: GPUS + 1], columns[4], columns[5])
 
@@ -183,9 +177,9 @@ def _parts(trial: Trial, ends: _Ends, candidates: list[int]) -> dict[int, list[_
             for name in index.on_row.get(row, ()):
                 for seat in index.seats_of(name):
                     need = seat.holds(index.state.floors[name])
-                    millis, (end_ns, goes) = WHOLE_MILLIS if need.gpus else need.gpu_millis, ends[name]
+                    millis, end = WHOLE_MILLIS if need.gpus else need.gpu_millis, ends[name]
                     devices = seat.gpu_indices if seat.row == row else ()
-                    found[row] += [_Part(each, millis, end_ns, goes) for each in devices]
+                    found[row] += [_Part(each, millis, end.ends_ns, end.goes) for each in devices]
     return found
 
 

@@ -191,7 +191,7 @@ class Fit:
             if gpus_left < 1:
                 return NOWHERE
             broken = 1
-        if row in table.mixed and (need.gpus or need.gpu_millis) and self._mixed_members(row, table.now) <= 0:
+        if row in table.mixed and (need.gpus or need.gpu_millis) and self._mixed_members(row, room[GPUS]) <= 0:
             return NOWHERE
         if self.wants is not None:
             asked, whole = table.peaks.on(row), _whole_of(table.kinds[row])
@@ -265,13 +265,19 @@ class Fit:
 
     def members(self, room: Ints, rows: Ints | None = None) -> Ints:
         """Return how many members fit into `room` (as the table's amounts) on each of the rows, or of all."""
-        there = room[:, : len(self.table)] if rows is None else room[:, rows]
+        return self.members_in(room[:, : len(self.table)] if rows is None else room[:, rows], rows)
+
+    def members_in(self, there: Ints, rows: Ints | None = None) -> Ints:
+        """Return how many members fit into what is `there` on each of the rows, or of all.
+
+        A row may be named several times, with other room each time; SHARE may be left out where it is not needed.
+        """
         able = np.flatnonzero(self.enough(there) & self.suits(rows))
         count = np.zeros(there.shape[1], np.int64)
-        count[able] = self._members(there[:, able], room, able if rows is None else rows[able])
+        count[able] = self._members(there[:, able], able if rows is None else rows[able])
         return count
 
-    def _members(self, there: Ints, room: Ints, rows: Ints) -> Ints:
+    def _members(self, there: Ints, rows: Ints) -> Ints:
         """Return how many members fit on each of the rows, which suit it and hold one by all but parts of devices."""
         need = self.shape.need
         count = np.full(len(rows), self.shape.gang_size, np.int64)
@@ -286,7 +292,8 @@ class Fit:
             count = np.minimum(count, parts + np.maximum(there[GPUS], 0) * (1000 // need.gpu_millis))
         for position in self._mixed_among(rows):
             if count[position]:
-                count[position] = min(count[position], self._mixed_members(int(rows[position]), room))
+                most = self._mixed_members(int(rows[position]), int(there[GPUS, position]))
+                count[position] = min(count[position], most)
         return count
 
     def _scored(self, rows: Ints) -> Ints:
@@ -296,7 +303,8 @@ class Fit:
             fits &= (room[SHARE, rows] >= need.gpu_millis) | (room[GPUS, rows] >= 1)
         for position in self._mixed_among(rows):
             if fits[position]:
-                fits[position] = self._mixed_members(int(rows[position]), room) > 0
+                row = int(rows[position])
+                fits[position] = self._mixed_members(row, int(room[GPUS, row])) > 0
         packed = (self.tightness(room, rows) << PLACE_BITS) | self.table.place[rows]
         return np.where(fits, packed, NOWHERE)
 
@@ -347,10 +355,10 @@ class Fit:
             return []
         return [int(position) for position in np.flatnonzero(np.isin(rows, list(self.table.mixed)))]
 
-    def _mixed_members(self, row: int, room: Ints) -> int:
-        """Return how many members find devices they accept on a node whose devices differ."""
+    def _mixed_members(self, row: int, gpus: int) -> int:
+        """Return how many members find devices they accept on a node whose devices differ, `gpus` of which are free."""
         need, devices = self.shape.need, self.table.devices[row]
-        whole = min(len(devices.fitting(need, self.shape.gpu_models)), max(0, int(room[GPUS, row])))
+        whole = min(len(devices.fitting(need, self.shape.gpu_models)), max(0, gpus))
         if need.gpus:
             return whole // need.gpus
         parts = sum(

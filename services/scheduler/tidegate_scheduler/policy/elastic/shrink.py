@@ -6,11 +6,13 @@ one, which needs the room for its own floor, comes first: the borrower is told t
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
 import msgspec
+import numpy as np
 
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.elastic.coming import returns_within_ns
@@ -74,24 +76,58 @@ class Shrinking:
         for other in asked.values():
             if other.id not in self._trial.recalled and not any(each.hand_back_ns for each in other.members):
                 tell(self._draft, self._trial, other, job.id, beyond=True)
-        return Shrunk(found.rows, max(self._back_ns(other) for other in asked.values()))
+        return Shrunk(found.rows, max([*map(self._back_ns, asked.values()), *self._leave_by(found.rows)]))
+
+    def _leave_by(self, rows: Rows) -> list[int]:
+        """Return when those have left who are leaving the rows already, or were asked to in this pass."""
+        index, draft = self._index, self._draft
+        names = {name for row in rows for name in index.on_row.get(row, ())}
+        asked = [index.state.specs[name].preemption for name in names & self._trial.asked if not index.leaving(name)]
+        return [
+            *(index.state.jobs[name].deadline_ns for name in names if index.leaving(name)),
+            *(draft.now_ns + rule.grace_seconds * SECOND_NS for rule in asked),
+        ]
 
     def _find(self, job: Job, fit: Fit, barred: frozenset[int], extras: list[_Extra]) -> _Found | None:
         """Return where the job fits, and the fewest of the extras that have to be handed back for that."""
-        rows = None
-        if stays := recalled_for(self._index, job):
-            rows = self._fits(fit, extras, barred, set(stays))
-        rows = rows or self._fits(fit, extras, barred, {row for row, *_ in extras})
+        ground = set(recalled_for(self._index, job))
+        rows = self._fits(fit, extras, barred, ground) if ground else None
+        if rows is None:
+            ground = self._ground(fit, extras)
+            rows = self._fits(fit, extras, barred, ground)
+            if rows is not None and fit.shape.gang_size > 1:
+                extras = self._first_few(fit, extras, barred, ground)
+                rows = self._fits(fit, extras, barred, ground)
         if rows is None:
             return None
         needed = [each for each in extras if each[0] in rows]
-        if not needed:
-            return None  # it fits there without anybody handing back, which is for others to see
         for name in self._in_turn(needed):
             rest = [each for each in needed if each[1].id != name]
-            if rest and self._fits(fit, rest, barred, set(rows)):
-                needed = rest
-        return _Found(rows, needed)
+            if rest and (beside := self._fits(fit, rest, barred, ground if len(rows) > 1 else set(rows))):
+                needed, rows = [each for each in rest if each[0] in beside], beside
+        # Where nobody hands back it fits without, which is for others to see.
+        return _Found(rows, needed) if needed else None
+
+    def _ground(self, fit: Fit, extras: list[_Extra]) -> set[int]:
+        """Return the rows on which somebody may hand back; for a gang those too on which other members find room."""
+        rows = {row for row, *_ in extras}
+        if fit.shape.gang_size > 1:
+            rows |= self._trial.left
+            rows.update(np.flatnonzero(fit.holds_now()).tolist())
+        return rows
+
+    def _first_few(self, fit: Fit, extras: list[_Extra], barred: frozenset[int], ground: set[int]) -> list[_Extra]:
+        """Return the extras of as few as will do, of those who are first to hand back."""
+        names = self._in_turn(extras)[::-1]
+
+        def of_first(count: int) -> list[_Extra]:
+            first = set(names[:count])
+            return [each for each in extras if each[1].id in first]
+
+        counts = range(len(names))
+        return of_first(
+            bisect_left(counts, True, key=lambda count: bool(self._fits(fit, of_first(count), barred, ground)))
+        )
 
     def _extras(self) -> list[_Extra]:
         if self._known is None:

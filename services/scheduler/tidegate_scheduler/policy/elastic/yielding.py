@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.elastic.fit import Rows, any_roomy
+from tidegate_scheduler.policy.elastic.holders import NEVER
 from tidegate_scheduler.policy.elastic.queue import Turn, aged, amounts
-from tidegate_scheduler.policy.elastic.reserve import NEVER
 from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.state import Job, State
