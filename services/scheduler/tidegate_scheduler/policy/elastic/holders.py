@@ -107,7 +107,7 @@ class Holders:
 
     def __init__(self, index: Index) -> None:
         self._index = index
-        self._changed: dict[str, None] = {}
+        self.changed: dict[str, None] = {}
         self._tried: Mapping[str, Until] = {}
         self._parted: dict[int, None] = {}
         """Rows on which a pass may have given parts of devices away, which is taken back after it."""
@@ -123,8 +123,8 @@ class Holders:
 
     def note(self, jobs: Mapping[str, None]) -> None:
         """Note that these jobs changed."""
-        self._changed.update(jobs)
-        if len(self._changed) >= CHANGED_MAX:
+        self.changed.update(jobs)
+        if len(self.changed) >= CHANGED_MAX:
             self._enter({}, ())
 
     def refresh(self, trial: Trial, tried: Mapping[str, Until]) -> None:
@@ -138,9 +138,9 @@ class Holders:
         self._grow(len(self._index.table))
         for name in [*self._tried, *tried]:
             if self._tried.get(name) != tried.get(name):
-                self._changed[name] = None
+                self.changed[name] = None
         self._tried = tried
-        if not self._changed and not rows:
+        if not self.changed and not rows:
             return
         leave = self._taken_out()[self.columns[JOB]]
         entered = self._entries()
@@ -153,7 +153,7 @@ class Holders:
         kept = self.columns[:, ~again]
         self.columns = np.insert(kept, np.searchsorted(kept[ROW], anew[ROW]), anew, axis=1)
         self.steps = _steps_of(self.columns)
-        self._changed.clear()
+        self.changed.clear()
 
     def _grow(self, rows: int) -> None:
         more = rows - len(self.shares)
@@ -164,7 +164,7 @@ class Holders:
     def _taken_out(self) -> Flags:
         """Return, by number, who changed; they have numbers no more."""
         found = np.zeros(len(self._names) + len(self._spare), np.bool_)
-        for name in self._changed:
+        for name in self.changed:
             number = self._numbers.pop(name, None)
             if number is not None:
                 found[number] = True
@@ -175,7 +175,7 @@ class Holders:
     def _entries(self) -> Ints:
         """Return what those who changed hold now."""
         index, found = self._index, list[tuple[int, ...]]()
-        for name in self._changed:
+        for name in self.changed:
             seats = index.seats_of(name)
             if not seats:
                 continue

@@ -282,6 +282,7 @@ class Index:
     def _put_in(self, name: str, entry: Entry, *, is_held: bool = False) -> None:
         """Enter a job into the tables; its room `is_held` where a pass has occupied it already."""
         self._entries[name], on_row = entry, self.on_row
+        self.holders.changed[name] = None
         for seat in entry.seats:
             if not is_held:
                 self.table.occupy(seat.row, seat.holds(entry.need), seat.gpu_indices, leaving=entry.leaving)
