@@ -15,7 +15,6 @@ from tidegate_events import events as e
 from tidegate_events.frame import Frame, Writer, encode
 from tidegate_events.resources import Resources
 from tidegate_scheduler import snapshot
-from tidegate_scheduler.decide import decide
 from tidegate_scheduler.evolve import evolve
 from tidegate_scheduler.snapshot import (
     MAGIC,
@@ -29,6 +28,7 @@ from tidegate_scheduler.state import State
 
 from tests.scheduler.test_hostile_machine import HostileMachine
 from tests.scheduler.test_machine import NODES
+from tests.support.afresh import decide_afresh
 from tests.support.cluster import SECOND, Cluster, spec
 
 OF_A_JOB: list[type[e.JobEvent]] = [
@@ -51,7 +51,7 @@ def assert_same(left: State, right: State, now_ns: int) -> None:
         mine, other = getattr(left, table), getattr(right, table)
         assert list(mine.items()) == list(other.items()), table
     for seconds in LOOK_AHEAD_SECONDS:
-        one, two = decide(left, now_ns + seconds * SECOND), decide(right, now_ns + seconds * SECOND)
+        one, two = (decide_afresh(state, now_ns + seconds * SECOND) for state in (left, right))
         assert (one.wake_at_ns, one.waiting, _wire(one.events)) == (two.wake_at_ns, two.waiting, _wire(two.events))
 
 

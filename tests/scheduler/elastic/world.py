@@ -13,7 +13,6 @@ from tidegate_events.journal.base import Recorded
 from tidegate_events.resources import Resources
 from tidegate_events.spec import phase_need
 from tidegate_scheduler.counting import DEFRAGMENTATION
-from tidegate_scheduler.decide import Pass, decide
 from tidegate_scheduler.evolve import evolve
 from tidegate_scheduler.moves import stays_until_ns
 from tidegate_scheduler.policy.elastic import work
@@ -30,6 +29,7 @@ from tidegate_scheduler.policy.parameters import Parameters, as_parameters
 from tidegate_scheduler.state import MOVED_WITHIN_NS, Job, Member, Node, State
 
 from tests.scheduler.elastic.lab import looked_up
+from tests.support.afresh import decide_afresh
 from tests.support.cluster import SECOND, Cluster
 
 CHANGES_AT_ONCE_MAX = 5
@@ -308,7 +308,7 @@ def told_anew(frames: list[Recorded], *, turned: bool = False) -> State:
 
 def answers(state: State, now_ns: int) -> tuple[bytes, int | None, dict[str, e.Reason]]:
     """Return all that a pass says."""
-    found: Pass = decide(state, now_ns)
+    found = decide_afresh(state, now_ns)
     wire = b"".join(msgspec.json.encode(event) for event in found.events)
     return wire, found.wake_at_ns, {job: found.waiting[job] for job in sorted(found.waiting)}
 
