@@ -10,9 +10,10 @@ from tidegate_scheduler.state import State
 
 def decide_afresh(state: State, now_ns: int) -> Pass:
     """Return the pass, and hold that who remembers decides alike, gives the same reasons, and looks again no sooner."""
+    if not (isinstance(state.derived, Index) and len(state.derived.settling.at_rest)):
+        return decide(state, now_ns)
     remembering = decide(state, now_ns)
-    if isinstance(state.derived, Index):
-        state.derived.settling.at_rest = AtRest()
+    state.derived.settling.at_rest = AtRest()
     found = decide(state, now_ns)
     assert remembering.events == found.events
     assert remembering.waiting == found.waiting

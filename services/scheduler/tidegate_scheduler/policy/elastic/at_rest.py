@@ -32,3 +32,7 @@ class AtRest:
     def __contains__(self, job: object) -> bool:
         """Say whether everything was tried for the job."""
         return job in self._tried
+
+    def __len__(self) -> int:
+        """Return for how many jobs everything was tried."""
+        return len(self._tried)
