@@ -7,12 +7,12 @@ and those of the few shims that wait.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator, Set
 from pathlib import Path
 
 from tidegate_local.home import Home
 from tidegate_local.leftovers import PROC, cgroup_directories
+from tidegate_local.sandbox_groups import group_names
 
 SETTLE_SECONDS_MAX = 20.0
 POLL_SECONDS = 0.2
@@ -41,20 +41,11 @@ def _directories(home: Home) -> Iterator[str]:
 
 
 def _cgroups(home: Home) -> Iterator[str]:
-    records = Path(home.root).glob("nodes/*/sandboxes/.ready/*/sandbox.json")
-    kept = {name for record in records for name in _group_of(record)}
+    kept = group_names(Path(home.root), ".ready/*")
     for top in cgroup_directories(home.cgroup_name):
         yield from (f"cgroup {path}" for path in top.rglob(f"{JOB_PREFIX}*") if path.is_dir())
         ahead = {path.name for path in top.rglob(f"{READY_PREFIX}*") if path.is_dir()}
         yield from (f"cgroup {top}/{name}" for name in unclaimed(ahead, kept))
-
-
-def _group_of(record: Path) -> list[str]:
-    try:
-        found = json.loads(record.read_text())
-    except FileNotFoundError:
-        return []  # it was taken meanwhile
-    return [found.get("group") or found["id"]]
 
 
 def unclaimed(ahead: Set[str], kept: Set[str]) -> list[str]:

@@ -78,7 +78,7 @@ class _Demo:
             gateway_url=record.gateway_url,
             level=self.level,
             example=self._example,
-            cgroup_name=self._home.cgroup_name,
+            home=self._home,
         )
         scenario = Scenario(stage, self.reporter.tell)
         self.seen = scenario.observed

@@ -7,17 +7,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tidegate_local.demo.observed import KernelQuota
+from tidegate_local.home import Home
 from tidegate_local.leftovers import cgroup_directories
+from tidegate_local.sandbox_groups import group_names
 
 DEPTH_MAX = 6
 
 
-def quotas(cgroup_name: str, job: str, components: tuple[str, ...]) -> set[KernelQuota]:
+def quotas(home: Home, job: str, components: tuple[str, ...]) -> set[KernelQuota]:
     """Return the limits that the replicas of `job` have now; empty while none run, or where no limit is enforced."""
-    found = set()
-    for top in cgroup_directories(cgroup_name):
+    found, groups = set(), group_names(Path(home.root), f"{job}.*")
+    for top in cgroup_directories(home.cgroup_name) if groups else ():
         for directory in _below(top):
-            component = _component(directory, job, components)
+            component = _component(directory, groups, components)
             millis = read_cpu_millis(directory) if component else None
             if component and millis is not None:
                 found.add(KernelQuota(component, millis))
@@ -39,8 +41,8 @@ def read_cpu_millis(directory: Path) -> int | None:
     return round(int(quota) * 1000 / int(period))
 
 
-def _component(directory: Path, job: str, components: tuple[str, ...]) -> str | None:
-    if job not in str(directory):
+def _component(directory: Path, groups: set[str], components: tuple[str, ...]) -> str | None:
+    if groups.isdisjoint(directory.parts):
         return None
     return next((name for name in components if directory.name.startswith(name)), None)
 

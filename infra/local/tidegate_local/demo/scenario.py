@@ -14,6 +14,7 @@ from tidegate.client import Client, ClientError
 
 from tidegate_local.demo import kernel
 from tidegate_local.demo.observed import Entry, JsonObject, Observed
+from tidegate_local.home import Home
 
 ENDED = frozenset({"completed", "failed", "cancelled", "rejected"})
 POLL_SECONDS = 0.2
@@ -37,7 +38,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     gateway_url: str
     level: str
     example: Path
-    cgroup_name: str
+    home: Home
     low: str = "job.json"
     high: str = "job-high.json"
 
@@ -118,7 +119,7 @@ class Scenario:
 
     def _sample_kernel(self) -> None:
         for job in filter(None, (self.observed.low, self.observed.high)):
-            seen = kernel.quotas(self._stage.cgroup_name, job, ("simulator", "learner"))
+            seen = kernel.quotas(self._stage.home, job, ("simulator", "learner"))
             self.observed.kernel.setdefault(job, set()).update(seen)
 
     def _read_events(self) -> None:
