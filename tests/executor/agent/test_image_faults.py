@@ -203,9 +203,8 @@ async def test_a_store_that_hangs_holds_up_nothing_else(place: Place, monkeypatc
     await shelf.prefetch("sim")
     assert "did not answer within" in shelf.unavailable["sim"], "no thread is free for it"
     assert await asyncio.to_thread(lambda: "the agent's own threads are")
-    for name in asked[: store_threads.THREADS_MAX]:
-        writing = await asyncio.to_thread(os.open, place.store / name / "image.json", os.O_WRONLY)
-        os.close(writing)
+    for name in asked:  # whichever of them the threads hang at
+        os.close(os.open(place.store / name / "image.json", os.O_RDWR))  # which waits for no reader, as O_WRONLY does
     monkeypatch.setattr(store_threads, "ANSWER_SECONDS_MAX", 30.0)
     assert (await shelf.get("sim")).digest == made.digest, "when it answers again"
 

@@ -7,6 +7,7 @@ from tidegate_events import events as e
 from tidegate_events.resources import Resources
 from tidegate_scheduler.decide import decide
 from tidegate_scheduler.dry_run import DryRun, dry_run
+from tidegate_scheduler.policy.elastic import rounds
 from tidegate_scheduler.policy.elastic.rounds import PLANS_AT_REST_MAX, PLANS_ON_TRIAL_MAX, round_begins_at
 from tidegate_scheduler.policy.parameters import Parameters
 
@@ -91,6 +92,37 @@ def test_a_cluster_in_which_nobody_can_be_helped_comes_to_rest(lines: int, *, re
     cluster.settle()
     due = cluster.wake_at is not None and cluster.wake_at <= cluster.now + SECOND
     assert due is not rests
+
+
+def test_who_could_not_be_helped_is_looked_at_again_when_time_alone_opens_a_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Behind more lines than one pass works out plans for; each pass is made when the one before asked for it."""
+    monkeypatch.setattr(rounds, "PLANS_AT_REST_MAX", 1)
+    cluster = elastic(cheap_leaves(reservations_max=1))
+    for number in range(3):
+        cluster.node(f"n{number}", 4000, memory=64_000)
+        run(cluster, f"protected-{number}", spec(4000, expected_seconds=1000))
+    cluster.node("used", 1000, memory=2000, gpus=1)
+    run(cluster, "victim", spec(1000, gpus=1))
+    cluster.node("huge", 1000, memory=200_000)
+    run(cluster, "hog", spec(1000, memory=150_000, priority=9))
+    cluster.node("closed", 1000, memory=2000, gpus=1)
+    cluster.advance(900)
+    cluster.submit(spec(1000, memory=150_000, priority=8), "blocked")
+    cluster.settle()
+    end_ns = cluster.now + 1000 * SECOND
+    cluster.ask(e.MaintenancePlanned, name="m", nodes=("closed",), start_ns=cluster.now + 600 * SECOND, end_ns=end_ns)
+    for number in range(30):
+        cluster.submit(spec(3000 + number, memory=5000 - number, priority=5), f"front{number:02}")
+    cluster.submit(spec(1000, gpus=1, gang=2, priority=1), "gang")
+    cluster.settle()
+    while cluster.wake_at is not None and cluster.wake_at <= end_ns + 300 * SECOND:
+        cluster.now = cluster.wake_at
+        if left := asked_to_leave(cluster.settle()):
+            assert left == {"victim": "gang"}
+            return
+    pytest.fail(f"nobody looked again: {cluster.wake_at}")
 
 
 def test_a_pass_that_decides_nothing_else_helps_whoever_it_can_at_once() -> None:

@@ -7,6 +7,8 @@ from typing import Literal
 import pytest
 from tidegate_events import events as e
 from tidegate_events.resources import Resources
+from tidegate_scheduler.policy.elastic import preempt
+from tidegate_scheduler.policy.elastic.preempt import VICTIMS_MAX
 from tidegate_scheduler.policy.parameters import Parameters
 
 from tests.scheduler.elastic.lab import asked_to_leave, complete, elastic, leave, run
@@ -101,3 +103,45 @@ def test_one_that_would_have_to_clear_too_many_clears_another_node() -> None:
         cluster.save(f"small-{number:02}", 1)
     cluster.submit(spec(75_000, memory=64, priority=5), "job")
     assert asked_to_leave(cluster.settle()) == {"large": "job"}
+
+
+def test_among_more_than_may_leave_one_node_the_one_that_would_do_alone_is_found() -> None:
+    cluster = elastic()
+    cluster.node("crowded", 80_000, memory=100_000)
+    run(cluster, "large", spec(70_000, memory=64))
+    for number in range(VICTIMS_MAX + 2):
+        cluster.submit(spec(100, memory=64), f"small-{number:02}")
+    cluster.settle()
+    cluster.advance(HOUR)
+    for number in range(VICTIMS_MAX + 2):
+        cluster.start(f"small-{number:02}")
+    cluster.submit(spec(70_000, memory=64, priority=5), "job")
+    assert asked_to_leave(cluster.settle()) == {"large": "job"}, "though all others have less to lose"
+
+
+def test_domains_that_turn_out_not_to_hold_a_gang_hide_none_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below each switch but the last one of two jobs is protected: more offers than a plan compares."""
+    monkeypatch.setattr(preempt, "OFFERS_MAX", 0)
+    cluster = elastic()
+    for switch in range(4):
+        for number in range(2):
+            cluster.node(f"s{switch}n{number}", 1000, switch=f"s{switch}")
+            protected = number == 1 and switch < 3
+            run(cluster, f"on-s{switch}n{number}", spec(1000, expected_seconds=1000 if protected else None))
+    cluster.advance(900)
+    cluster.submit(spec(1000, gang=2, priority=9, communication="intensive"), "gang")
+    assert asked_to_leave(cluster.settle()) == {"on-s3n0": "gang", "on-s3n1": "gang"}
+
+
+def test_of_a_tenant_that_gives_back_those_who_leave_by_their_priority_count_too() -> None:
+    cluster = elastic()
+    cluster.ask(e.QueueChanged, tenant="owner", guaranteed=Resources(cpu_millis=20_000))
+    cluster.ask(e.QueueChanged, tenant="other", guaranteed=Resources(cpu_millis=4000))
+    for name, priority in (("low", 0), ("equal", 5)):
+        cluster.node(name, 4000)
+        run(cluster, f"on-{name}", spec(4000, tenant="other", priority=priority))
+    cluster.submit(spec(4000, gang=2, tenant="owner", priority=5), "gang")
+    assert asked_to_leave(cluster.settle()) == {}, "it would be left with nothing of the 4 that it was guaranteed"
+    cluster.cancel("gang")
+    cluster.submit(spec(4000, tenant="owner", priority=5), "one")
+    assert asked_to_leave(cluster.settle()) == {"on-low": "one"}

@@ -185,6 +185,7 @@ class _Pass:
                 self._found_nowhere(job, turn)
             if not plans.untried:
                 at_rest.add(job.id)
+        at_rest.until(draft.wake_at_ns)  # whatever is due then may be what makes a plan possible
         if any(turn.job not in at_rest for turn in put_off):
             draft.wake_by((draft.now_ns // SECOND_NS + 1) * SECOND_NS)
 

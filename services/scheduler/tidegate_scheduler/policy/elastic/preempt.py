@@ -7,6 +7,10 @@ that is taken back by the sharing of CPU without anybody leaving.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from itertools import groupby, islice
+
 import msgspec
 import numpy as np
 
@@ -84,15 +88,28 @@ def _plan_of(index: Index, fit: Fit, chosen: list[_Offer], victims: Victims) -> 
 
 
 def _offers(index: Index, fit: Fit, rows: list[int], job: Job, victims: Victims) -> list[_Offer]:
-    """Return what each of the rows could hold, and at what cost, of so many that could."""
-    found: list[_Offer] = []
-    for row in rows:
-        offer = _offer(index, fit, row, job, victims)
-        if offer is not None:
-            found.append(offer)
-            if len(found) >= OFFERS_MAX + fit.shape.gang_size:
-                break
+    """Return what each of the rows could hold, and at what cost, of so many that could.
+
+    Of a gang that stays within one domain, the offers of a domain that turns out not to hold it count for nothing.
+    """
+    most, found = OFFERS_MAX + fit.shape.gang_size, list[_Offer]()
+    for domain in _by_their_domains(fit, rows):
+        offers = (_offer(index, fit, row, job, victims) for row in domain)
+        some = list(islice((offer for offer in offers if offer is not None), most - len(found)))
+        if not bounded(fit.shape) or sum(offer.members for offer in some) >= fit.shape.gang_size:
+            found += some
+        if len(found) >= most:
+            break
     return found
+
+
+def _by_their_domains(fit: Fit, rows: list[int]) -> list[list[int]]:
+    """Return the rows as they follow each other in one domain; all together where nothing bounds the gang."""
+    if not bounded(fit.shape):
+        return [rows]
+    numbers = domains_of(fit.shape, fit.table, np.array(rows, np.int64)).numbers.tolist()
+    of_row = dict(zip(rows, numbers, strict=True))
+    return [list(some) for _, some in groupby(rows, key=of_row.__getitem__)]
 
 
 def promising(index: Index, fit: Fit, job: Job, victims: Victims, barred: frozenset[int]) -> list[list[int]]:
@@ -139,16 +156,13 @@ def _by_domain(fit: Fit, able: Ints, holds: Ints) -> list[int]:
 
 def _offer(index: Index, fit: Fit, row: int, for_job: Job, victims: Victims) -> _Offer | None:
     """Return the cheapest way in which the node holds as many members as it can; None where it holds none."""
-    size = fit.shape.gang_size
-    taken: list[Job] = []
-    members = members_without(index, fit, row, taken)
-    for candidate in victims.on_row(row, for_job):
-        if members >= size or len(taken) >= VICTIMS_MAX:
-            break
-        if not victims.jointly([*taken, candidate], for_job):
-            continue
-        taken.append(candidate)
-        members = max(members, members_without(index, fit, row, taken))
+    able, may_leave = victims.on_row(row, for_job), partial(victims.jointly, for_job=for_job)
+    members, taken = _cleared(index, fit, row, able, may_leave)
+    if members < fit.shape.gang_size and len(able) > VICTIMS_MAX:  # then those who hold most, of whom fewer may do
+        floors = index.state.floors
+        able.sort(key=lambda job: (-floors[job.id].gpus, -floors[job.id].cpu_millis, victims.cost(job)))
+        larger = _cleared(index, fit, row, able, may_leave)
+        members, taken = larger if larger[0] > members else (members, taken)
     if members == 0:
         return None
     for victim in sorted(taken, key=victims.cost, reverse=True):
@@ -156,6 +170,22 @@ def _offer(index: Index, fit: Fit, row: int, for_job: Job, victims: Victims) -> 
         if members_without(index, fit, row, rest) >= members:
             taken = rest
     return _Offer(row, members, tuple(taken), tuple(victims.cost(victim) for victim in taken))
+
+
+def _cleared(
+    index: Index, fit: Fit, row: int, able: list[Job], may_leave: Callable[[list[Job]], bool]
+) -> tuple[int, list[Job]]:
+    """Return how many members the node holds once so many have left as may, in this order, and who they are."""
+    taken: list[Job] = []
+    members = members_without(index, fit, row, taken)
+    for candidate in able:
+        if members >= fit.shape.gang_size or len(taken) >= VICTIMS_MAX:
+            break
+        if not may_leave([*taken, candidate]):
+            continue
+        taken.append(candidate)
+        members = max(members, members_without(index, fit, row, taken))
+    return members, taken
 
 
 def _choices(index: Index, fit: Fit, offers: list[_Offer], job: Job, victims: Victims) -> list[list[_Offer]]:

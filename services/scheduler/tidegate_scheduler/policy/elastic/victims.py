@@ -102,12 +102,16 @@ class Victims:
         return self._keeps_its_own(borrower, self._whole(job))
 
     def jointly(self, jobs: list[Job], for_job: Job) -> bool:
-        """Say whether all of them together may leave: what each alone only borrows may together be a tenant's own."""
-        given: dict[str, Amounts] = {}
+        """Say whether all of them together may leave: what each alone only borrows may together be a tenant's own.
+
+        Those who leave by their priority count too, where others of their tenant give back what it borrows.
+        """
+        given, gives_back = dict[str, Amounts](), dict[str, None]()
         for job in jobs:
+            given[job.tenant] = plus(given.get(job.tenant, NONE), self._whole(job))
             if self._standing(job) >= for_job.priority:
-                given[job.tenant] = plus(given.get(job.tenant, NONE), self._whole(job))
-        return all(self._keeps_its_own(self._index.share(tenant), whole) for tenant, whole in given.items())
+                gives_back[job.tenant] = None
+        return all(self._keeps_its_own(self._index.share(tenant), given[tenant]) for tenant in gives_back)
 
     @staticmethod
     def _keeps_its_own(borrower: Share, whole: Amounts) -> bool:
