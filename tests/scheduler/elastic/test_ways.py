@@ -145,3 +145,43 @@ def test_of_a_tenant_that_gives_back_those_who_leave_by_their_priority_count_too
     cluster.cancel("gang")
     cluster.submit(spec(4000, tenant="owner", priority=5), "one")
     assert asked_to_leave(cluster.settle()) == {"on-low": "one"}
+
+
+@pytest.mark.parametrize("in_one_pass", [True, False])
+def test_a_tenant_reclaims_no_more_than_it_was_guaranteed_for_all_who_wait(*, in_one_pass: bool) -> None:
+    cluster = elastic(Parameters(preemption_cooldown_seconds=0))
+    cluster.ask(e.QueueChanged, tenant="owner", guaranteed=Resources(cpu_millis=4000))
+    for name in "ab":
+        cluster.node(name, 4000)
+        run(cluster, f"on-{name}", spec(4000, tenant="other"))
+    cluster.submit(spec(4000, tenant="owner", memory=500), "first")
+    asked = {} if in_one_pass else asked_to_leave(cluster.settle())
+    cluster.submit(spec(4000, tenant="owner", memory=400), "second")
+    asked |= asked_to_leave(cluster.settle()) | asked_to_leave(cluster.advance(60))
+    assert asked == {"on-a": "first"}
+
+
+def test_gangs_that_no_move_helps_keep_none_behind_them_from_its_turn() -> None:
+    cluster = elastic(Parameters(preemption_cooldown_seconds=0))
+    for name in ("a0", "a1"):
+        cluster.node(name, 4000, gpus=2)
+    for name in ("moves-0", "ends-0", "moves-1", "ends-1"):
+        run(cluster, name, spec(1000, gpus=1, time_limit_seconds=80_000))
+    for number in range(4):
+        cluster.node(f"b{number}", 4000, gpus=2, gpu_memory=99_000)
+        for name in (f"ends-b{number}", f"stuck-{number}"):
+            run(cluster, name, spec(1000, gpus=1, gpu_memory=99_000, time_limit_seconds=80_000))
+    for name in ("ends-0", "ends-1", *(f"ends-b{number}" for number in range(4))):
+        cluster.exit(name, "completed")
+    cluster.advance(100)
+    for number in range(2):
+        cluster.save(f"moves-{number}", 1)
+    for number in range(3):
+        cluster.submit(spec(100, memory=600 + number, gpus=2, gpu_memory=99_000, expected_seconds=5000))
+        cluster.settle()
+    cluster.submit(spec(100, gpus=2, expected_seconds=30_000), "gang")
+    asked = asked_to_leave(cluster.settle())
+    for _ in range(60):
+        asked |= asked_to_leave(cluster.advance(1))
+    assert set(asked.values()) == {"gang"}
+    assert len(asked) == 1

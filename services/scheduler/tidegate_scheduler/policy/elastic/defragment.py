@@ -5,6 +5,8 @@ devices, and no more than it would wait for that room. That must be more than wh
 time since its checkpoint and its restart, on its devices. Every one of them must find room elsewhere now, beside the
 others and outside the nodes of the gang, and moves are budgeted by the hour.
 
+One pass works this out for two gangs: the first, and one of the others in turn, by the second.
+
 Who moves is of no higher priority than the gang, has saved a checkpoint before, and is nobody who is protected, in its
 cool-down or past its budget of preemptions: a move counts into that.
 """
@@ -26,14 +28,12 @@ from tidegate_scheduler.policy.elastic.entries import Seat
 from tidegate_scheduler.policy.elastic.fit import Rows, rows_in, seats
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.queue import Line
+from tidegate_scheduler.policy.elastic.rounds import rest_begins_at
 from tidegate_scheduler.policy.elastic.shapes import Fit
 from tidegate_scheduler.policy.elastic.table import GPUS
 from tidegate_scheduler.policy.elastic.victims import Victims
 from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.state import MOVED_WITHIN_NS, Job
-
-TRIED_MAX = 2
-"""Gangs for which one pass works moves out."""
 
 NODES_LOOKED_AT_MAX = 32
 GAINED_SECONDS_MAX = 24 * 3600
@@ -67,17 +67,19 @@ class Defragmentation:
         self._index = index
         self._victims = victims
         self._barred = barred
-        self._left = TRIED_MAX
+        self._asked = 0
+        self.put_off = False
+        """Whether moves for the gang that asked last were not worked out, as it was not its turn."""
 
     def plan(self, job: Job, line: Line, barred: frozenset[int]) -> Moves | None:
         """Return which jobs move so that `job` fits, None where that is not possible or not worth it."""
+        self.put_off = False
         gained = self._gained(job, line.fit)
-        if gained <= 0 or self._left <= 0 or not _fragmented(line.fit, barred):
+        if gained <= 0 or not _fragmented(line.fit, barred):
             return None
         budget = self._budget()
-        if budget <= 0:
+        if budget <= 0 or not self._has_its_turn():
             return None
-        self._left -= 1
         for offers in self._choices(job, line.fit, barred):
             moves = self._moves(line.fit, barred, offers)
             if moves is None or len(moves[1]) > budget:
@@ -91,6 +93,14 @@ class Defragmentation:
                 names = tuple(each.id for each in moves[1])
                 return Moves(moves[0], names, gained // WHOLE_MILLIS, lost // WHOLE_MILLIS)
         return None
+
+    def _has_its_turn(self) -> bool:
+        """Say whether moves are worked out for who asks now: for the first, and for one of those behind it."""
+        others = max(1, self._draft.parameters.reservations_max - 1)  # who asks has room kept
+        turn = 1 + rest_begins_at(self._draft.now_ns, others)
+        self.put_off = self._asked not in (0, turn)
+        self._asked += 1
+        return not self.put_off
 
     # ---- what it is worth ----
 

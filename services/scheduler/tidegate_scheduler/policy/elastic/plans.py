@@ -12,7 +12,7 @@ from tidegate_scheduler.policy.elastic.defragment import Defragmentation, Moves
 from tidegate_scheduler.policy.elastic.departed import without
 from tidegate_scheduler.policy.elastic.fit import holds_rows
 from tidegate_scheduler.policy.elastic.preempt import Plan, plan_preemption, promising
-from tidegate_scheduler.policy.elastic.queue import Line
+from tidegate_scheduler.policy.elastic.queue import NONE, Amounts, Line, amounts, plus
 from tidegate_scheduler.policy.elastic.rounds import Round
 from tidegate_scheduler.policy.elastic.slicing import Slicing
 from tidegate_scheduler.policy.elastic.trial import Trial
@@ -53,6 +53,7 @@ class Plans:
     ) -> Plan | None:
         """Return who has to leave if those who are yielding lose what is kept for them where that is in the way."""
         job, line = asks
+        victims.promised = self._promised_beside(job)
 
         def fits(plan: Plan) -> bool:
             with without(self._index, [self._draft.state.jobs[name] for name in plan.victims]) as room:
@@ -65,6 +66,15 @@ class Plans:
 
         return self._yielding.instead(yielding, job, plan_anew, fits)
 
+    def _promised_beside(self, job: Job) -> Amounts:
+        """Return what room is kept for other jobs of a tenant that was guaranteed something."""
+        found, state = NONE, self._draft.state
+        if self._index.share(job.tenant).guaranteed is not None:
+            for name in self._trial.promises:
+                if name != job.id and state.jobs[name].tenant == job.tenant:
+                    found = plus(found, amounts(state.floors[name], state.specs[name].gang_size))
+        return found
+
     def slice(self, job: Job, line: Line, barred: frozenset[int]) -> Plan | None:
         """Return who has to leave of those of its priority who have more work left, None where that would not do."""
         if not self._may_slice(job) or not self.may_plan(job):
@@ -72,8 +82,10 @@ class Plans:
         return self._plan((job, line), self._slicing, self._yielding.unknown_after(job), barred)
 
     def moves(self, job: Job, line: Line, barred: frozenset[int]) -> Moves | None:
-        """Return who moves so that the job fits, None where nobody does."""
-        return self._defragmentation.plan(job, line, barred)
+        """Return who moves so that the job fits, None where nobody does, or others had their turn."""
+        found = self._defragmentation.plan(job, line, barred)
+        self.untried = self.untried or self._defragmentation.put_off
+        return found
 
     def may_plan(self, job: Job) -> bool:
         """Say whether one more plan may be worked out for the job; where not, one is later, by turns."""

@@ -41,7 +41,7 @@ def round_begins_at(now_ns: int, lines: int) -> int:
 
 
 def rest_begins_at(now_ns: int, count: int) -> int:
-    """Return with which of so many who went without a pass at that time begins, when it has decided nothing else."""
+    """Return with which of so many, who all have their turn by and by, a pass at that time begins."""
     return (now_ns // SECOND_NS * EVEN % (1 << EVEN_BITS)) * count >> EVEN_BITS
 
 

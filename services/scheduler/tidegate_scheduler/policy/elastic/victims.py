@@ -38,6 +38,9 @@ class Victims:
         self._leaving = leaving
         self._spared: dict[str, str] = {}
         self._costs: dict[str, Cost] = {}
+        self.promised: Amounts = NONE
+        """What is kept for others of the tenant whose job is planned for: they will have it of its guarantee."""
+
         self.spared_until_ns: int | None = None
         """When time alone ends what spares the first of those who were spared; None: it spares nobody."""
 
@@ -97,7 +100,7 @@ class Victims:
         lender, borrower = self._index.share(for_job.tenant), self._index.share(job.tenant)
         if job.tenant == for_job.tenant or lender.guaranteed is None:
             return False
-        if not lender.within(self._whole(for_job), lender.guaranteed):
+        if not lender.within(plus(self._whole(for_job), self.promised), lender.guaranteed):
             return False
         return self._keeps_its_own(borrower, self._whole(job))
 
