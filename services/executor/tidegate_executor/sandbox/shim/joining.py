@@ -51,7 +51,12 @@ def _join(network: dict[str, Any], inside: int) -> None:
             _make_switch(network["switch"])
     switch = os.open(network["switch"], os.O_RDONLY | os.O_CLOEXEC)
     syscalls.setns(switch, syscalls.CLONE_NEWNET)
-    netlink.make_pair(network["port"], BRIDGE, (INTERFACE, inside))
+    try:
+        netlink.make_pair(network["port"], BRIDGE, (INTERFACE, inside))
+    except FileExistsError:
+        # Who had this place has ended: the kernel takes away the namespaces of the dead, and their cables, when it can.
+        netlink.remove(network["port"])
+        netlink.make_pair(network["port"], BRIDGE, (INTERFACE, inside))
     syscalls.setns(inside, syscalls.CLONE_NEWNET)
     netlink.add_address(INTERFACE, network["address"], PREFIX_BITS)
     netlink.set_up(INTERFACE)

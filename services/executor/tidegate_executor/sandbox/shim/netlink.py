@@ -5,12 +5,13 @@ Standard library only. Every call is one request and its acknowledgement.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
 
 NETLINK_ROUTE = 0
-RTM_NEWLINK, RTM_NEWADDR = 16, 20
+RTM_NEWLINK, RTM_DELLINK, RTM_NEWADDR = 16, 17, 20
 NLM_F_REQUEST, NLM_F_ACK, NLM_F_EXCL, NLM_F_CREATE = 0x1, 0x4, 0x200, 0x400
 NLMSG_ERROR = 2
 IFF_UP = 1
@@ -60,6 +61,15 @@ def make_pair(name: str, bridge: str, peer: tuple[str, int]) -> None:
     information = attribute(IFLA_LINKINFO, attribute(IFLA_INFO_KIND, b"veth\0") + data)
     head = link(flags=IFF_UP, change=IFF_UP) + attribute(IFLA_IFNAME, f"{name}\0".encode())
     ask(RTM_NEWLINK, head + master + information, NLM_F_CREATE | NLM_F_EXCL)
+
+
+def remove(name: str) -> None:
+    """Remove an interface, and its peer with it; one that is gone is no fault."""
+    try:
+        ask(RTM_DELLINK, link(socket.if_nametoindex(name)))
+    except OSError as error:
+        if error.errno != errno.ENODEV:
+            raise
 
 
 def set_up(name: str) -> None:
