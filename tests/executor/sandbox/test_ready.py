@@ -21,6 +21,7 @@ from tests.executor.sandbox.test_leaks import kin
 
 SLOT = 7
 WAIT_SECONDS = 20.0
+POLL_SECONDS = 0.05
 LIMITS = Limits(cpu_millis=1000, memory_mib=128, pids=PIDS_AHEAD)
 LOOK = """
 id -u; id -g; hostname; cat /etc/hosts /workspace/code.py /inputs/x/data; pwd
@@ -106,9 +107,10 @@ async def test_one_that_stood_ready_is_as_a_fresh_one(warm: World) -> None:
     assert os.stat(f"{warm.directory}/written-ready.1.0/file").st_uid == backend.host_uid(SLOT)
     await backend.release()
     assert kin(Path(warm.settings.sandboxes_dir)) == []
-    until = time.monotonic() + WAIT_SECONDS
-    while groups_below(warm) and time.monotonic() < until:  # a group goes once the last of its processes has
-        await asyncio.sleep(0.05)
+    for _ in range(int(WAIT_SECONDS / POLL_SECONDS)):
+        if not groups_below(warm):  # a group goes once the last of its processes has
+            break
+        await asyncio.sleep(POLL_SECONDS)
     assert groups_below(warm) == []
 
 
