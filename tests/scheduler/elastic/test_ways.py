@@ -185,3 +185,31 @@ def test_gangs_that_no_move_helps_keep_none_behind_them_from_its_turn() -> None:
         asked |= asked_to_leave(cluster.advance(1))
     assert set(asked.values()) == {"gang"}
     assert len(asked) == 1
+
+
+def test_offers_of_which_only_one_may_be_taken_hide_none_that_others_make(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenant on many nodes gives back one job of all of these; those of another one are on the nodes after."""
+    monkeypatch.setattr(preempt, "OFFERS_MAX", 0)
+    cluster = elastic()
+    cluster.ask(e.QueueChanged, tenant="owner", guaranteed=Resources(cpu_millis=8000))
+    cluster.ask(e.QueueChanged, tenant="has-most", guaranteed=Resources(cpu_millis=5000))
+    for number in range(9):
+        cluster.node(f"n{number}", 1000)
+        run(cluster, f"on-{number}", spec(1000, tenant="has-most" if number < 6 else "borrower"))
+    cluster.submit(spec(1000, gang=3, tenant="owner"), "gang")
+    asked = asked_to_leave(cluster.settle())
+    assert len(asked) == 3
+    assert len(asked.keys() & {f"on-{number}" for number in range(6)}) <= 1
+
+
+def test_where_the_cheapest_would_take_all_that_a_tenant_may_give_two_smaller_ones_do() -> None:
+    cluster = elastic()
+    cluster.ask(e.QueueChanged, tenant="owner", guaranteed=Resources(cpu_millis=20_000))
+    cluster.ask(e.QueueChanged, tenant="other", guaranteed=Resources(cpu_millis=4000))
+    for name, cpu in (("large", 4000), ("small-1", 2000), ("small-2", 2000)):
+        cluster.node(name, cpu, memory=4000)
+        run(cluster, f"on-{name}", spec(cpu, memory=4000, tenant="other"))
+    cluster.advance(HOUR)
+    cluster.save("on-large", 1)
+    cluster.submit(spec(2000, memory=4000, gang=2, tenant="owner"), "gang")
+    assert asked_to_leave(cluster.settle()) == {"on-small-1": "gang", "on-small-2": "gang"}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from itertools import groupby, islice
+from itertools import groupby
 
 import msgspec
 import numpy as np
@@ -88,14 +88,24 @@ def _plan_of(index: Index, fit: Fit, chosen: list[_Offer], victims: Victims) -> 
 
 
 def _offers(index: Index, fit: Fit, rows: list[int], job: Job, victims: Victims) -> list[_Offer]:
-    """Return what each of the rows could hold, and at what cost, of so many that could.
+    """Return what each of the rows could hold, and at what cost, of so many that are of use.
 
-    Of a gang that stays within one domain, the offers of a domain that turns out not to hold it count for nothing.
+    Of a gang that stays within one domain, the offers of a domain that turns out not to hold it count for nothing; nor
+    do those of others whose victims may not leave beside those of the offers before.
     """
     most, found = OFFERS_MAX + fit.shape.gang_size, list[_Offer]()
     for domain in _by_their_domains(fit, rows):
-        offers = (_offer(index, fit, row, job, victims) for row in domain)
-        some = list(islice((offer for offer in offers if offer is not None), most - len(found)))
+        some, counted = list[_Offer](), 0
+        leaving: dict[str, Job] = {}
+        for offer in (_offer(index, fit, row, job, victims) for row in domain):
+            if offer is None:
+                continue
+            some.append(offer)
+            more = leaving | {victim.id: victim for victim in offer.victims}
+            if victims.jointly(list(more.values()), job):
+                leaving, counted = more, counted + 1
+                if counted + len(found) >= most:
+                    break
         if not bounded(fit.shape) or sum(offer.members for offer in some) >= fit.shape.gang_size:
             found += some
         if len(found) >= most:
@@ -204,10 +214,27 @@ def _choices(index: Index, fit: Fit, offers: list[_Offer], job: Job, victims: Vi
 
 
 def _together(index: Index, size: int, domain: list[_Offer], job: Job, victims: Victims) -> list[_Offer] | None:
-    """Return the cheapest offers of a domain that hold the gang, whose victims may all leave; None where none do."""
+    """Return the cheapest offers of a domain that hold the gang, whose victims may all leave; None where none do.
+
+    Where the cheapest take all that their tenant may give, those for which least is given may do.
+    """
+    floors = index.state.floors
+
+    def given(offer: _Offer) -> tuple[int, int, tuple[int, int, int, str]]:
+        needs = [floors[victim.id] for victim in offer.victims]
+        gpu_millis = sum(need.gpus * WHOLE_MILLIS + need.gpu_millis for need in needs)
+        return gpu_millis, sum(need.cpu_millis for need in needs), _price(index, [offer])
+
+    by_price = sorted(domain, key=lambda each: _price(index, [each]))
+    found = _enough(size, by_price, job, victims)
+    return found if found is not None else _enough(size, sorted(domain, key=given), job, victims)
+
+
+def _enough(size: int, offers: list[_Offer], job: Job, victims: Victims) -> list[_Offer] | None:
+    """Return the first of the offers that hold the gang, of those whose victims may all leave; None where none do."""
     taken: list[_Offer] = []
     leaving: dict[str, Job] = {}
-    for offer in sorted(domain, key=lambda each: _price(index, [each])):
+    for offer in offers:
         more = leaving | {victim.id: victim for victim in offer.victims}
         if len(more) > VICTIMS_MAX + size or not victims.jointly(list(more.values()), job):
             continue  # another one may do instead
