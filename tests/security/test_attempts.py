@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
@@ -16,7 +15,7 @@ from tidegate_executor.sandbox.base import Layer, Limits, Mount
 from tidegate_executor.sandbox.shim.guarded import PIDS_AHEAD
 from tidegate_executor.sandbox.shimmed import ShimmedBackend
 
-from tests.executor.sandbox.conftest import World, image_layers, open_world, wait_output
+from tests.executor.sandbox.conftest import World, image_layers, wait_output
 
 PROGRAM = Path(__file__).with_name("attempts.py")
 LIMITS = Limits(cpu_millis=2000, memory_mib=512, pids=64)
@@ -31,14 +30,6 @@ OF_THE_GUEST = {
     "gvisor": {"raise_file_limit", "lower_oom_score", "read_environment_of_process_1"},
     "docker-guarded": {"lower_oom_score", "read_environment_of_process_1"},
 }
-
-
-@pytest.fixture(params=["bwrap", "gvisor", "docker", "docker-guarded"])
-async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
-    opened = await open_world(request.param, tmp_path)
-    yield opened
-    await opened.backend.sweep(set())
-    await opened.backend.release()
 
 
 def image(directory: Path) -> tuple[Layer, ...]:

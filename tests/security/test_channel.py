@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from structlog.testing import capture_logs
 from tidegate_executor.channel import messages
 from tidegate_executor.channel.handler import Sandbox as Place
@@ -17,7 +15,7 @@ from tidegate_executor.channel.recording import RecordingHandler
 from tidegate_executor.channel.server import ChannelServer
 from tidegate_executor.sandbox.base import Limits, Mount
 
-from tests.executor.sandbox.conftest import World, open_world
+from tests.executor.sandbox.conftest import World
 from tests.security.neighbour import Neighbour
 
 PROGRAM = Path(__file__).with_name("channel_attempts.py")
@@ -44,14 +42,6 @@ BY_THE_KERNEL = {
     "credentials_of_root", "replace_the_socket", "rename_the_socket", "leave_a_file_beside_the_socket",
     "reach_the_socket_of_another_sandbox", "reach_the_socket_of_another_sandbox_by_a_link", "descriptors_for_the_agent",
 }  # fmt: skip
-
-
-@pytest.fixture(params=["bwrap", "gvisor", "docker", "docker-guarded"])
-async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
-    opened = await open_world(request.param, tmp_path)
-    yield opened
-    await opened.backend.sweep(set())
-    await opened.backend.release()
 
 
 async def test_what_a_job_may_not_say_is_refused_and_logged(world: World) -> None:

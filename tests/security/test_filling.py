@@ -21,14 +21,6 @@ FILLINGS = {
 }
 
 
-@pytest.fixture(params=["bwrap", "gvisor", "docker", "docker-guarded"])
-async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
-    opened = await open_world(request.param, tmp_path)
-    yield opened
-    await opened.backend.sweep(set())
-    await opened.backend.release()
-
-
 async def test_filling_memory_and_what_lies_in_it_ends_oneself_only(world: World) -> None:
     neighbour = await world.create("other.1.0", uid_slot=1)
     await neighbour.start(world.python(BEAT))

@@ -130,13 +130,13 @@ class Keeping:
 
     def left_by(self, rows: Rows, victims: tuple[str, ...]) -> int:
         """Return when those who are leaving the rows, and the victims, have left at the latest."""
-        draft, on_row = self._draft, self._index.on_row
-        ends = [draft.now_ns]
+        now_ns, on_row = self._draft.now_ns, self._index.on_row
+        ends = [now_ns]
         for name in (*victims, *(each for row in rows for each in on_row.get(row, ()))):
-            if self._index.leaving(name):
-                ends.append(draft.state.jobs[name].deadline_ns)
-            elif name in victims or name in self._trial.asked:
-                ends.append(draft.now_ns + draft.state.specs[name].preemption.grace_seconds * SECOND_NS)
+            if (left_ns := self._trial.leaves_by_ns(name, now_ns)) is not None:
+                ends.append(left_ns)
+            elif name in victims:
+                ends.append(now_ns + self._draft.state.specs[name].preemption.grace_seconds * SECOND_NS)
         return max(ends)
 
     def keep(self, job: Job, line: Line, rows: Rows, start_by_ns: int) -> None:

@@ -80,13 +80,9 @@ class Shrinking:
 
     def _leave_by(self, rows: Rows) -> list[int]:
         """Return when those have left who are leaving the rows already, or were asked to in this pass."""
-        index, draft = self._index, self._draft
-        names = {name for row in rows for name in index.on_row.get(row, ())}
-        asked = [index.state.specs[name].preemption for name in names & self._trial.asked if not index.leaving(name)]
-        return [
-            *(index.state.jobs[name].deadline_ns for name in names if index.leaving(name)),
-            *(draft.now_ns + rule.grace_seconds * SECOND_NS for rule in asked),
-        ]
+        names = {name for row in rows for name in self._index.on_row.get(row, ())}
+        ends = (self._trial.leaves_by_ns(name, self._draft.now_ns) for name in names)
+        return [end_ns for end_ns in ends if end_ns is not None]
 
     def _find(self, job: Job, fit: Fit, barred: frozenset[int], extras: list[_Extra]) -> _Found | None:
         """Return where the job fits, and the fewest of the extras that have to be handed back for that."""

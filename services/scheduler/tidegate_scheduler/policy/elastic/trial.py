@@ -17,6 +17,7 @@ from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.peaks import NONE as NO_PEAK
 from tidegate_scheduler.policy.elastic.peaks import Peak, beyond
 from tidegate_scheduler.policy.elastic.queue import amounts, plus
+from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.state import Job
 
 _Found = TypeVar("_Found")
@@ -121,6 +122,14 @@ class Trial:
         table = self.index.table
         table.leave(row, need, indices)
         self._undo.append(lambda: table.stay(row, need, indices))
+
+    def leaves_by_ns(self, name: str, now_ns: int) -> int | None:
+        """Return when a job that leaves, or was asked to in this pass, has left at the latest; None: it stays."""
+        if self.index.leaving(name):
+            return self.index.state.jobs[name].deadline_ns
+        if name not in self.asked:
+            return None
+        return now_ns + self.index.state.specs[name].preemption.grace_seconds * SECOND_NS
 
     # ---- promises ----
 
