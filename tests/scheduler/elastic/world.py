@@ -56,10 +56,12 @@ class CheckedCluster(Cluster):
                     self._judge_move(event)
                 elif isinstance(event, e.JobPlaced):
                     self._judge_placement(event)
-        kept_before = {job.id: job.attempt for job in self.state.jobs.values() if job.reserved_nodes}
+        kept_before = {
+            job.id: (job.attempt, job.reserved_nodes) for job in self.state.jobs.values() if job.reserved_nodes
+        }
         recorded = super().append(service, instance, *events, epoch=epoch)
         said = {event.job for event in events if isinstance(event, e.RoomReserved)}
-        for job, attempt in kept_before.items():
+        for job, (attempt, _) in kept_before.items():
             known = self.state.jobs.get(job)
             used = known is None or known.attempt > attempt or known.reserved_nodes
             assert used or job in said, f"what was kept for {job} is gone, and nobody said so"
@@ -70,6 +72,8 @@ class CheckedCluster(Cluster):
                     there = set(winner.reserved_nodes)
                     if event.reasons[0].code == "LeaseNotReturned":
                         there |= {each.node for each in winner.members if each.active}
+                        # It is overdue by what was kept so far; who comes first by then may take that in the same pass.
+                        there |= set(kept_before.get(event.for_job, (0, ()))[1])
                     assert there & {member.node for member in self.members(event.job)}, f"for nothing: {event}"
         return recorded
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.elastic.barred import RowsFor
-from tidegate_scheduler.policy.elastic.departed import members_without, without
+from tidegate_scheduler.policy.elastic.departed import Cleared, departed
 from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS
 from tidegate_scheduler.policy.elastic.domains import domains_of
 from tidegate_scheduler.policy.elastic.emptiest import emptiest
@@ -141,7 +141,7 @@ class Defragmentation:
         domains: dict[int, list[_Offer]] = {}
         choices: list[list[_Offer]] = []
         for row in emptiest(table, able, NODES_LOOKED_AT_MAX).tolist():
-            offers = list(self._offers(fit, row, job))
+            offers = self._offers(fit, row, job)
             if offers and offers[-1].members >= fit.shape.gang_size:
                 choices.append([offers[-1]])
             domains.setdefault(int(numbers[row]), []).extend(offers[:1])
@@ -167,30 +167,36 @@ class Defragmentation:
             return False
         return not self._victims.spared(job)
 
-    def _offers(self, fit: Fit, row: int, job: Job) -> Iterator[_Offer]:
-        """Yield what the row holds more as one after the other leaves it, the cheapest first; the last is the most."""
-        gone: list[Job] = []
-        before = members = members_without(self._index, fit, row, gone)
-        for other in sorted(self._movable(row, job), key=lambda each: (self._lost(each), each.id)):
-            if members >= fit.shape.gang_size:
-                return
-            gone.append(other)
-            held = members_without(self._index, fit, row, gone)
-            if held > members:
-                members = held
-                yield _Offer(row, members, members - before, sum(self._lost(each) for each in gone), tuple(gone))
+    def _offers(self, fit: Fit, row: int, job: Job) -> list[_Offer]:
+        """Return what the row holds more as one after the other leaves it, the cheapest first; the last is the most."""
+        gone, found = list[Job](), list[_Offer]()
+        with Cleared(self._index, fit, row) as cleared:
+            before = members = cleared.members
+            for other in sorted(self._movable(row, job), key=lambda each: (self._lost(each), each.id)):
+                if members >= fit.shape.gang_size:
+                    break
+                gone.append(other)
+                cleared.leave(other)
+                if cleared.members > members:
+                    members, lost = cleared.members, sum(self._lost(each) for each in gone)
+                    found.append(_Offer(row, members, members - before, lost, tuple(gone)))
+        return found
 
     def _moves(self, fit: Fit, barred: frozenset[int], offers: list[_Offer]) -> tuple[Rows, list[Job]] | None:
         """Return the gang's rows and who moves for them, without those who need not."""
-        table = self._index.table
         needed = list({job.id: job for offer in offers for job in offer.jobs}.values())
-        for job in sorted(needed, key=lambda each: (-self._lost(each), each.id)):
-            rest = [other for other in needed if other is not job]
-            with without(self._index, rest):
-                if rest and rows_in(fit, table.later, barred) is not None:
-                    needed = rest
-        with without(self._index, needed):
-            rows = rows_in(fit, table.later, barred)
+        with departed(self._index, needed) as gone:
+            rows = rows_in(fit, gone.room, barred)
+            for job in sorted(needed, key=lambda each: (-self._lost(each), each.id)):
+                if rows is None or len(needed) == 1:
+                    break
+                gone.stay(job)
+                beside = rows_in(fit, gone.room, barred)
+                if beside is None:
+                    gone.leave(job)
+                else:
+                    needed.remove(job)
+                    rows = beside
         return None if rows is None else (rows, needed)
 
     def _find_room(self, rows: Rows, moving: list[Job]) -> bool:

@@ -1,46 +1,123 @@
-"""The room that there will be once certain jobs have left too, for those who plan to ask them."""
+"""The room that there will be once certain jobs have left too, for those who plan to ask them.
+
+Plans try who leaves and who stays after all one by one, so what one step costs does not grow with how many have left.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
 
+from tidegate_scheduler.policy.elastic.entries import Seat
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.shapes import Fit
 from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY, Ints
 from tidegate_scheduler.state import Job
 
 
+class Departed:
+    """Who has left too; the table's `later` is what there will be then."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self._gone: dict[str, Job] = {}
+
+    @property
+    def room(self) -> Ints:
+        """Return the room, as it is while these have left."""
+        return self._index.table.later
+
+    def leave(self, job: Job) -> None:
+        """Let the job leave."""
+        self._gone[job.id] = job
+        floor = self._index.state.floors[job.id]
+        for seat in self._index.seats_of(job.id):
+            self._index.table.leave(seat.row, seat.holds(floor), seat.gpu_indices)
+
+    def stay(self, job: Job) -> None:
+        """Let the job stay after all."""
+        del self._gone[job.id]
+        floor = self._index.state.floors[job.id]
+        for seat in self._index.seats_of(job.id):
+            self._index.table.stay(seat.row, seat.holds(floor), seat.gpu_indices)
+
+    def all_stay(self) -> None:
+        """Let all who have left stay after all."""
+        for job in list(self._gone.values()):
+            self.stay(job)
+
+
 @contextmanager
-def without(index: Index, gone: list[Job]) -> Iterator[Ints]:
-    """Let the table's `later`, which is given, be what there will be once these have left too."""
-    held = [(seat, seat.holds(index.state.floors[job.id])) for job in gone for seat in index.seats_of(job.id)]
-    for seat, need in held:
-        index.table.leave(seat.row, need, seat.gpu_indices)
+def departed(index: Index, gone: Iterable[Job] = ()) -> Iterator[Departed]:
+    """Let these leave, and more of those who are told so, until the end of the block."""
+    found = Departed(index)
+    for job in gone:
+        found.leave(job)
     try:
-        yield index.table.later
+        yield found
     finally:
-        for seat, need in held:
-            index.table.stay(seat.row, need, seat.gpu_indices)
+        found.all_stay()
 
 
-def members_without(index: Index, fit: Fit, row: int, gone: list[Job]) -> int:
-    """Return how many members the row holds once these have left too."""
-    need = fit.shape.need
-    held = [
-        seat.holds(index.state.floors[job.id]) for job in gone for seat in index.seats_of(job.id) if seat.row == row
-    ]
-    if need.gpu_millis or row in index.table.mixed or any(each.gpu_millis for each in held):
-        with without(index, gone) as room:
-            return int(fit.members(room, np.array([row], np.int64))[0])
-    later, members = index.table.later_on(row), fit.shape.gang_size
-    for have, freed, one in (
-        (later[CPU], sum(each.cpu_millis for each in held), need.cpu_millis),
-        (later[MEMORY], sum(each.memory_mib for each in held), need.memory_mib),
-        (later[GPUS], sum(each.gpus for each in held), need.gpus),
-    ):
-        if one:
-            members = min(members, max(0, have + freed) // one)
-    return members
+class Cleared:
+    """How many members one row holds as one job after the other leaves it; they are on it for as long as the block."""
+
+    def __init__(self, index: Index, fit: Fit, row: int) -> None:
+        self._index = index
+        self._fit = fit
+        self._row = row
+        self._most = int(fit.holds_empty(np.array([row], np.int64))[0])
+        # Which devices are free then, or what parts of them, only the table knows.
+        self._on_table = bool(fit.shape.need.gpu_millis) or row in index.table.mixed or index.table.devices[row].parted
+        self._freed = [0, 0, 0]
+        self._gone: dict[str, Job] = {}
+
+    def __enter__(self) -> Cleared:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.all_stay()
+
+    def leave(self, job: Job) -> None:
+        """Let the job leave the row."""
+        self._gone[job.id] = job
+        for seat in self._seats(job):
+            self._move(job, seat, 1)
+
+    def stay(self, job: Job) -> None:
+        """Let the job stay after all."""
+        del self._gone[job.id]
+        for seat in self._seats(job):
+            self._move(job, seat, -1)
+
+    def all_stay(self) -> None:
+        """Let all who have left stay after all."""
+        for job in list(self._gone.values()):
+            self.stay(job)
+
+    @property
+    def members(self) -> int:
+        """Return how many members the row holds now."""
+        need, table = self._fit.shape.need, self._index.table
+        if self._on_table:
+            return int(self._fit.members(table.later, np.array([self._row], np.int64))[0])
+        later, members = table.later_on(self._row), self._most
+        for amount, one in ((CPU, need.cpu_millis), (MEMORY, need.memory_mib), (GPUS, need.gpus)):
+            if one:
+                members = min(members, max(0, later[amount] + self._freed[amount]) // one)
+        return members
+
+    def _seats(self, job: Job) -> list[Seat]:
+        return [seat for seat in self._index.seats_of(job.id) if seat.row == self._row]
+
+    def _move(self, job: Job, seat: Seat, sign: int) -> None:
+        need = seat.holds(self._index.state.floors[job.id])
+        if self._on_table:
+            move = self._index.table.leave if sign > 0 else self._index.table.stay
+            move(self._row, need, seat.gpu_indices)
+            return
+        self._freed[CPU] += sign * need.cpu_millis
+        self._freed[MEMORY] += sign * need.memory_mib
+        self._freed[GPUS] += sign * need.gpus

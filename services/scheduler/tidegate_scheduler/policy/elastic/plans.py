@@ -9,7 +9,7 @@ from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.elastic import leave
 from tidegate_scheduler.policy.elastic.barred import Barred
 from tidegate_scheduler.policy.elastic.defragment import Defragmentation, Moves
-from tidegate_scheduler.policy.elastic.departed import without
+from tidegate_scheduler.policy.elastic.departed import departed
 from tidegate_scheduler.policy.elastic.fit import holds_rows
 from tidegate_scheduler.policy.elastic.preempt import Plan, plan_preemption, promising
 from tidegate_scheduler.policy.elastic.queue import NONE, Amounts, Line, amounts, plus
@@ -53,18 +53,21 @@ class Plans:
     ) -> Plan | None:
         """Return who has to leave if those who are yielding lose what is kept for them where that is in the way."""
         job, line = asks
-        victims.promised = self._promised_beside(job)
+        victims.plan_for(job, self._promised_beside(job))
 
         def fits(plan: Plan) -> bool:
-            with without(self._index, [self._draft.state.jobs[name] for name in plan.victims]) as room:
-                return holds_rows(line.fit, room, plan.rows)
+            with departed(self._index, [self._draft.state.jobs[name] for name in plan.victims]) as gone:
+                return holds_rows(line.fit, gone.room, plan.rows)
 
         def plan_anew() -> Plan | None:
             ways = promising(self._index, line.fit, job, victims, barred)
             self.hopeless = self.hopeless and not ways
             return plan_preemption(self._index, line, job, victims, ways)
 
-        return self._yielding.instead(yielding, job, plan_anew, fits)
+        looked_at = victims.looked_at
+        found = self._yielding.instead(yielding, job, plan_anew, fits)
+        self._round.charge(victims.looked_at - looked_at)
+        return found
 
     def _promised_beside(self, job: Job) -> Amounts:
         """Return what room is kept for other jobs of a tenant that was guaranteed something."""

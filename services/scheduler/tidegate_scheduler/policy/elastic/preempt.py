@@ -7,14 +7,12 @@ that is taken back by the sharing of CPU without anybody leaving.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from itertools import groupby
 
 import msgspec
 import numpy as np
 
-from tidegate_scheduler.policy.elastic.departed import members_without, without
+from tidegate_scheduler.policy.elastic.departed import Cleared, departed
 from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS
 from tidegate_scheduler.policy.elastic.domains import bounded, domains_of
 from tidegate_scheduler.policy.elastic.emptiest import emptiest
@@ -23,16 +21,13 @@ from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.queue import Line
 from tidegate_scheduler.policy.elastic.shapes import Fit
 from tidegate_scheduler.policy.elastic.table import CPU, GPUS, SHARE, Ints
-from tidegate_scheduler.policy.elastic.victims import Cost, Victims
+from tidegate_scheduler.policy.elastic.victims import VICTIMS_MAX, Cost, Together, Victims
 from tidegate_scheduler.state import Job
 
 OFFERS_MAX = 32
 LOOKED_AT_MAX = 256
 """Nodes that are compared in one plan, and that are looked at for them, beyond one for each member of the gang; a job
 that finds none there waits."""
-
-VICTIMS_MAX = 64
-"""Who leaves one node at most, and all of them together beyond one for each member."""
 
 CHOICES_MAX = 4
 """Ways of one plan that are worked out, the cheapest first."""
@@ -70,20 +65,21 @@ def _plan_of(index: Index, fit: Fit, chosen: list[_Offer], victims: Victims) -> 
     """Return the plan that takes these offers, without those who need not leave; None where the job would not fit."""
     candidates = {victim.id: victim for offer in chosen for victim in offer.victims}
     among = {offer.row for offer in chosen}
-
-    def seats_without(some: list[Job]) -> Rows | None:
-        with without(index, some) as room:
-            return rows_in(fit, room, among=among)
-
     needed = sorted(candidates.values(), key=victims.cost)
-    if seats_without(needed) is None:
-        return None
-    for victim in sorted(needed, key=victims.cost, reverse=True):
-        rest = [other for other in needed if other is not victim]
-        if rest and seats_without(rest) is not None:
-            needed = rest
-    seats = seats_without(needed)
-    assert seats is not None, "whoever is needed is kept"
+    with departed(index, needed) as gone:
+        seats = rows_in(fit, gone.room, among=among)
+        if seats is None:
+            return None
+        for victim in reversed(list(needed)):
+            if len(needed) == 1:
+                break
+            gone.stay(victim)
+            beside = rows_in(fit, gone.room, among=among)
+            if beside is None:
+                gone.leave(victim)
+            else:
+                needed.remove(victim)
+                seats = beside
     return Plan(seats, tuple(victim.id for victim in needed), len(candidates))
 
 
@@ -95,15 +91,13 @@ def _offers(index: Index, fit: Fit, rows: list[int], job: Job, victims: Victims)
     """
     most, found = OFFERS_MAX + fit.shape.gang_size, list[_Offer]()
     for domain in _by_their_domains(fit, rows):
-        some, counted = list[_Offer](), 0
-        leaving: dict[str, Job] = {}
+        some, counted, together = list[_Offer](), 0, victims.together(job)
         for offer in (_offer(index, fit, row, job, victims) for row in domain):
             if offer is None:
                 continue
             some.append(offer)
-            more = leaving | {victim.id: victim for victim in offer.victims}
-            if victims.jointly(list(more.values()), job):
-                leaving, counted = more, counted + 1
+            if together.add(offer.victims):
+                counted += 1
                 if counted + len(found) >= most:
                     break
         if not bounded(fit.shape) or sum(offer.members for offer in some) >= fit.shape.gang_size:
@@ -166,36 +160,45 @@ def _by_domain(fit: Fit, able: Ints, holds: Ints) -> list[int]:
 
 def _offer(index: Index, fit: Fit, row: int, for_job: Job, victims: Victims) -> _Offer | None:
     """Return the cheapest way in which the node holds as many members as it can; None where it holds none."""
-    able, may_leave = victims.on_row(row, for_job), partial(victims.jointly, for_job=for_job)
-    members, taken = _cleared(index, fit, row, able, may_leave)
-    if members < fit.shape.gang_size and len(able) > VICTIMS_MAX:  # then those who hold most, of whom fewer may do
-        floors = index.state.floors
-        able.sort(key=lambda job: (-floors[job.id].gpus, -floors[job.id].cpu_millis, victims.cost(job)))
-        larger = _cleared(index, fit, row, able, may_leave)
-        members, taken = larger if larger[0] > members else (members, taken)
-    if members == 0:
+    there = victims.on_row(row, for_job)
+    if not fit.holds_one([have + freed for have, freed in zip(index.table.later_on(row), there.most, strict=False)]):
         return None
-    for victim in sorted(taken, key=victims.cost, reverse=True):
-        rest = [other for other in taken if other is not victim]
-        if members_without(index, fit, row, rest) >= members:
-            taken = rest
+    able = list(there.jobs)
+    with Cleared(index, fit, row) as cleared:
+        taken = _clear(cleared, fit, able, victims.together(for_job))
+        if cleared.members < fit.shape.gang_size and len(able) > VICTIMS_MAX:  # of those who hold most, fewer may do
+            members, floors = cleared.members, index.state.floors
+            cleared.all_stay()
+            able.sort(key=lambda job: (-floors[job.id].gpus, -floors[job.id].cpu_millis, victims.cost(job)))
+            larger = _clear(cleared, fit, able, victims.together(for_job))
+            if cleared.members > members:
+                taken = larger
+            else:
+                cleared.all_stay()
+                for victim in taken:
+                    cleared.leave(victim)
+        members = cleared.members
+        if members == 0:
+            return None
+        for victim in sorted(taken, key=victims.cost, reverse=True):
+            cleared.stay(victim)
+            if cleared.members < members:
+                cleared.leave(victim)
+            else:
+                taken.remove(victim)
     return _Offer(row, members, tuple(taken), tuple(victims.cost(victim) for victim in taken))
 
 
-def _cleared(
-    index: Index, fit: Fit, row: int, able: list[Job], may_leave: Callable[[list[Job]], bool]
-) -> tuple[int, list[Job]]:
-    """Return how many members the node holds once so many have left as may, in this order, and who they are."""
+def _clear(cleared: Cleared, fit: Fit, able: list[Job], together: Together) -> list[Job]:
+    """Let so many of them leave as may and are of use, in this order; return who they are."""
     taken: list[Job] = []
-    members = members_without(index, fit, row, taken)
     for candidate in able:
-        if members >= fit.shape.gang_size or len(taken) >= VICTIMS_MAX:
+        if cleared.members >= fit.shape.gang_size or len(taken) >= VICTIMS_MAX:
             break
-        if not may_leave([*taken, candidate]):
-            continue
-        taken.append(candidate)
-        members = max(members, members_without(index, fit, row, taken))
-    return members, taken
+        if together.add((candidate,)):
+            taken.append(candidate)
+            cleared.leave(candidate)
+    return taken
 
 
 def _choices(index: Index, fit: Fit, offers: list[_Offer], job: Job, victims: Victims) -> list[list[_Offer]]:
@@ -232,15 +235,14 @@ def _together(index: Index, size: int, domain: list[_Offer], job: Job, victims: 
 
 def _enough(size: int, offers: list[_Offer], job: Job, victims: Victims) -> list[_Offer] | None:
     """Return the first of the offers that hold the gang, of those whose victims may all leave; None where none do."""
-    taken: list[_Offer] = []
-    leaving: dict[str, Job] = {}
+    taken, together, members = list[_Offer](), victims.together(job), 0
     for offer in offers:
-        more = leaving | {victim.id: victim for victim in offer.victims}
-        if len(more) > VICTIMS_MAX + size or not victims.jointly(list(more.values()), job):
+        more = sum(victim.id not in together.jobs for victim in offer.victims)
+        if len(together.jobs) + more > VICTIMS_MAX + size or not together.add(offer.victims):
             continue  # another one may do instead
         taken.append(offer)
-        leaving = more
-        if sum(each.members for each in taken) >= size:
+        members += offer.members
+        if members >= size:
             return taken
     return None
 

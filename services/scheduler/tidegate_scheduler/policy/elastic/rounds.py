@@ -1,4 +1,8 @@
-"""Whose turn it is to have plans worked out: so many in one pass, half for those in front, half for all behind them."""
+"""Whose turn it is to have plans worked out: so many in one pass, half for those in front, half for all behind them.
+
+A plan that looks at very many jobs counts as several, so that what a pass takes does not grow with how many jobs there
+are on a node.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,9 @@ PLANS_AT_REST_MAX = 24
 
 PLANS_ON_TRIAL_MAX = 80
 """How many are worked out for others, from the front, where a pass is tried to say what would become of a job."""
+
+JOBS_PER_PLAN = 2048
+"""A plan that looks at that many jobs, of those who might leave and of those whose leaving is tried, counts as two."""
 
 FIRST_SCALE = 4
 """Among how many of those who ask the smallest part of the round is; each next one is twice as large."""
@@ -71,6 +78,15 @@ class Round:
             else:
                 self._goes_round -= 1
         return its_turn
+
+    def charge(self, jobs: int) -> None:
+        """Count the plan that was worked out as several, by how many jobs it has looked at."""
+        if self._on_trial:
+            return
+        if self._front:
+            self._in_front -= jobs // JOBS_PER_PLAN
+        else:
+            self._goes_round -= jobs // JOBS_PER_PLAN
 
     def would_come_to(self, job: str) -> bool:
         """Say whether plans may be worked out for the job, before any is."""

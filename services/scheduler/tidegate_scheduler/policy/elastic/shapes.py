@@ -92,9 +92,9 @@ class Fit:
 
     # ---- what nodes of a kind can hold when empty ----
 
-    def holds_empty(self) -> Ints:
-        """Return, for every row, how many members it could hold when nothing ran there."""
-        return self._holds(np.arange(len(self.table)))
+    def holds_empty(self, rows: Ints | None = None) -> Ints:
+        """Return how many members each of the rows, or of all, could hold when nothing ran there."""
+        return self._holds(np.arange(len(self.table)) if rows is None else rows)
 
     def most_on_one(self) -> int:
         """Return how many members the node that could hold most of them could hold when empty."""

@@ -17,7 +17,7 @@ from tidegate_events.events import Reason
 from tidegate_scheduler.counting import MORE_WORK_LEFT
 from tidegate_scheduler.policy.elastic import work
 from tidegate_scheduler.policy.elastic.index import Index
-from tidegate_scheduler.policy.elastic.queue import FairOrder
+from tidegate_scheduler.policy.elastic.queue import Amounts, FairOrder
 from tidegate_scheduler.policy.elastic.victims import BUDGET, Cost, Victims
 from tidegate_scheduler.policy.parameters import SECOND_NS, Parameters
 from tidegate_scheduler.state import Job
@@ -37,6 +37,10 @@ class Slicing(Victims):
     def below(self, for_job: Job) -> int:
         """Return the priority below which somebody might leave: those of its own are among them."""
         return for_job.priority + 1
+
+    def _alike_of(self, job: Job) -> tuple[int, str, str]:
+        """Return the job itself: who may leave for it hangs on its work."""
+        return (job.priority, job.tenant, job.id)
 
     def may_leave(self, job: Job, for_job: Job) -> bool:
         """Say whether the job may be asked to leave for the other one."""
@@ -64,9 +68,9 @@ class Slicing(Victims):
             known = self._costs[job.id] = Cost(job.priority, LOST_MOST - min(left, LOST_MOST), -job.placed_ns, job.id)
         return known
 
-    def jointly(self, jobs: list[Job], for_job: Job) -> bool:
-        """Say whether all of them together may leave: within a tenant always."""
-        return super().jointly([job for job in jobs if job.tenant != for_job.tenant], for_job)
+    def gives(self, job: Job, for_job: Job) -> tuple[Amounts, bool] | None:
+        """Return what the job's tenant gives to another one; within a tenant anybody may leave for anybody."""
+        return super().gives(job, for_job) if job.tenant != for_job.tenant else None
 
     def reason(self, job: Job, for_job: Job) -> Reason:
         """Say why the job leaves."""
@@ -115,4 +119,4 @@ class Slicing(Victims):
         mine, theirs = index.share(job.tenant), index.share(for_job.tenant)
         if self._fair.of(mine) < self._fair.of(theirs):
             return False
-        return self._keeps_its_own(mine, self._whole(job))
+        return self.keeps_its_own(job.tenant, self._whole(job))

@@ -8,13 +8,18 @@ for nobody. How often it left for jobs of its own priority (`slicing.py`) is no 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from tidegate_scheduler.policy.elastic.entries import held_by
 from tidegate_scheduler.policy.elastic.index import Index
-from tidegate_scheduler.policy.elastic.queue import NONE, Amounts, Share, aged, amounts, plus
+from tidegate_scheduler.policy.elastic.queue import NONE, Amounts, aged, amounts, plus
 from tidegate_scheduler.policy.parameters import SECOND_NS, Parameters
 from tidegate_scheduler.state import Job, State
+
+VICTIMS_MAX = 64
+"""Who leaves one node at most, and all of them together beyond one for each member."""
 
 PROTECTED, BUDGET, COOLDOWN = "Protected", "PreemptionBudget", "CoolDown"
 
@@ -28,6 +33,19 @@ class Cost(msgspec.Struct, frozen=True, gc=False, order=True):
     job: str
 
 
+_Alike = tuple[int, str, str]
+
+
+class Able(msgspec.Struct, frozen=True):
+    """Who could leave one node, the cheapest first.
+
+    `most` is of CPU, of memory and of devices no less than what so many of them give back as may leave.
+    """
+
+    jobs: tuple[Job, ...]
+    most: Amounts
+
+
 class Victims:
     """Judges the running jobs for one pass."""
 
@@ -38,17 +56,53 @@ class Victims:
         self._leaving = leaving
         self._spared: dict[str, str] = {}
         self._costs: dict[str, Cost] = {}
+        self._able: dict[tuple[int, _Alike], Able] = {}
+        self._able_now: object = None
+        self._alike: _Alike = (0, "", "")
         self.promised: Amounts = NONE
-        """What is kept for others of the tenant whose job is planned for: they will have it of its guarantee."""
+        self.looked_at = 0
+        """At how many jobs the plans of the pass have looked."""
 
         self.spared_until_ns: int | None = None
         """When time alone ends what spares the first of those who were spared; None: it spares nobody."""
 
-    def on_row(self, row: int, for_job: Job) -> list[Job]:
-        """Return who could leave the node for `for_job`, cheapest first."""
-        jobs = self._index.state.jobs
-        found = [jobs[name] for name in self._index.on_row.get(row, ()) if self.may_leave(jobs[name], for_job)]
-        return sorted(found, key=self.cost)
+    def plan_for(self, job: Job, promised: Amounts) -> None:
+        """Begin to plan for the job, while so much is kept for others of its tenant: they have that of its guarantee.
+
+        Who may leave is the same for all of one priority; for those too that are owed it, until somebody else is asked.
+        """
+        self.promised = promised
+        shares = self._index.shares
+        now = (len(self._leaving), [(share.used, share.leaving) for share in shares.values() if share.guaranteed])
+        if now != self._able_now:
+            self._able_now = now
+            self._able.clear()
+        self._alike = self._alike_of(job)
+
+    def on_row(self, row: int, for_job: Job) -> Able:
+        """Return who could leave the node for `for_job`, which is planned for."""
+        if (known := self._able.get((row, self._alike))) is not None:
+            return known
+        jobs, there = self._index.state.jobs, self._index.on_row.get(row, {})
+        self.looked_at += len(there)
+        able = [jobs[name] for name in there if self.may_leave(jobs[name], for_job)]
+        able.sort(key=self.cost)
+        found = Able(tuple(able), _most_of([self._on(row, job) for job in able]))
+        self._able[row, self._alike] = found
+        return found
+
+    def _alike_of(self, job: Job) -> _Alike:
+        """Return what those share for whom the same may leave."""
+        return (job.priority, job.tenant if self._owed(job) else "", "")
+
+    def _on(self, row: int, job: Job) -> Amounts:
+        """Return the CPU, the memory and the devices, some of which may be parts, that the job has on one row."""
+        held, floor = NONE, self._index.state.floors[job.id]
+        for seat in self._index.seats_of(job.id):
+            if seat.row == row:
+                need = seat.holds(floor)
+                held = plus(held, (need.cpu_millis, need.memory_mib, len(seat.gpu_indices)))
+        return held
 
     def below(self, for_job: Job) -> int:
         """Return the priority below which somebody might leave for the job, whatever was guaranteed to whom."""
@@ -95,30 +149,32 @@ class Victims:
         ageing_ns = self._parameters.ageing_seconds * SECOND_NS
         return aged(job.priority, max(job.submitted_ns, job.suspended_ns), job.placed_ns, ageing_ns)
 
+    def _owed(self, for_job: Job) -> bool:
+        """Say whether the job lies within what its tenant was guaranteed."""
+        lender = self._index.share(for_job.tenant)
+        if lender.guaranteed is None:
+            return False
+        return lender.within(plus(self._whole(for_job), self.promised), lender.guaranteed)
+
     def _gives_back(self, job: Job, for_job: Job) -> bool:
         """Say whether the job's tenant borrows what the other one's was guaranteed."""
-        lender, borrower = self._index.share(for_job.tenant), self._index.share(job.tenant)
-        if job.tenant == for_job.tenant or lender.guaranteed is None:
+        if job.tenant == for_job.tenant or not self._owed(for_job):
             return False
-        if not lender.within(plus(self._whole(for_job), self.promised), lender.guaranteed):
-            return False
-        return self._keeps_its_own(borrower, self._whole(job))
+        return self.keeps_its_own(job.tenant, self._whole(job))
 
-    def jointly(self, jobs: list[Job], for_job: Job) -> bool:
-        """Say whether all of them together may leave: what each alone only borrows may together be a tenant's own.
+    def together(self, for_job: Job) -> Together:
+        """Return those who leave for the job, as far as it is planned: nobody yet."""
+        return Together(self, for_job)
 
-        Those who leave by their priority count too, where others of their tenant give back what it borrows.
-        """
-        given, gives_back = dict[str, Amounts](), dict[str, None]()
-        for job in jobs:
-            given[job.tenant] = plus(given.get(job.tenant, NONE), self._whole(job))
-            if self._standing(job) >= for_job.priority:
-                gives_back[job.tenant] = None
-        return all(self._keeps_its_own(self._index.share(tenant), given[tenant]) for tenant in gives_back)
+    def gives(self, job: Job, for_job: Job) -> tuple[Amounts, bool] | None:
+        """Return what the job's tenant gives, and whether as it borrows that; None where that is no matter."""
+        if self._index.share(job.tenant).guaranteed is None:
+            return None
+        return self._whole(job), self._standing(job) >= for_job.priority
 
-    @staticmethod
-    def _keeps_its_own(borrower: Share, whole: Amounts) -> bool:
+    def keeps_its_own(self, tenant: str, whole: Amounts) -> bool:
         """Say whether a tenant that gives so much still has what it was guaranteed, when all who leave have left."""
+        borrower = self._index.share(tenant)
         stays = plus(plus(borrower.used, borrower.leaving, -1), whole, -1)
         least = borrower.guaranteed or NONE
         return all(have >= guaranteed for have, guaranteed in zip(stays, least, strict=True))
@@ -127,6 +183,48 @@ class Victims:
         state, seats = self._index.state, self._index.seats_of(job.id)
         floor = state.floors[job.id]
         return held_by(floor, seats) if seats else amounts(floor, state.specs[job.id].gang_size)
+
+
+class Together:
+    """Who leaves for one job, so that each tenant keeps its own: what each alone only borrows may together be that.
+
+    Those who leave by their priority count too, where others of their tenant give back what it borrows.
+    """
+
+    def __init__(self, victims: Victims, for_job: Job) -> None:
+        self._victims = victims
+        self._for_job = for_job
+        self.jobs: dict[str, Job] = {}
+        self._given: dict[str, Amounts] = {}
+        self._gives_back: set[str] = set()
+
+    def add(self, jobs: Iterable[Job]) -> bool:
+        """Let these leave too, all or none of them; say whether they may."""
+        self._victims.looked_at += 1
+        given, gives_back, more = dict[str, Amounts](), set[str](), dict[str, Job]()
+        for job in jobs:
+            if job.id in self.jobs or job.id in more:
+                continue
+            more[job.id] = job
+            if (gives := self._victims.gives(job, self._for_job)) is None:
+                continue
+            given[job.tenant] = plus(given.get(job.tenant) or self._given.get(job.tenant, NONE), gives[0])
+            if gives[1]:
+                gives_back.add(job.tenant)
+        for tenant, whole in given.items():
+            borrows = tenant in gives_back or tenant in self._gives_back
+            if borrows and not self._victims.keeps_its_own(tenant, whole):
+                return False
+        self.jobs |= more
+        self._given |= given
+        self._gives_back |= gives_back
+        return True
+
+
+def _most_of(held: list[Amounts]) -> Amounts:
+    """Return the most of each amount that so many give back as may leave one node."""
+    columns = [sum(sorted(column, reverse=True)[:VICTIMS_MAX]) for column in zip(*held, strict=True)]
+    return (columns[0], columns[1], columns[2]) if columns else NONE
 
 
 def _spared(state: State, job: Job, now_ns: int, parameters: Parameters) -> str:
