@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import cProfile
+import pstats
 from typing import TypeVar
 
 from tidegate_events import events as e
 from tidegate_events.resources import Resources
 from tidegate_events.spec import Component, JobSpec, ResourceRange
+from tidegate_scheduler.decide import decide
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.pipeline import index_of
 from tidegate_scheduler.policy.parameters import Parameters
 
-from tests.support.cluster import Cluster
+from tests.support.cluster import SECOND, Cluster
 
 HOUR = 3600
 _Kind = TypeVar("_Kind", bound=e.Event)
@@ -84,3 +87,16 @@ def looked_up(cluster: Cluster) -> Index:
     index = index_of(cluster.state)
     index.refresh(cluster.state.header.now_ns)
     return index
+
+
+def calls(cluster: Cluster, passes: int) -> int:
+    """Return the calls of Python that so many passes make, a second apart: no neighbour disturbs their number."""
+    profile = cProfile.Profile()
+    for _ in range(passes):
+        cluster.now += SECOND
+        profile.enable()
+        result = decide(cluster.state, cluster.now)
+        profile.disable()
+        if result.events:
+            cluster.append("scheduler", cluster.leader, *result.events)
+    return int(pstats.Stats(profile).total_calls)  # type: ignore[attr-defined]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tidegate_events import events as e
 
-from tests.scheduler.elastic.lab import asked_to_leave, leave, nodes_of
+from tests.scheduler.elastic.lab import asked_to_leave, calls, leave, nodes_of
 from tests.scheduler.elastic.lab import run as run_plain
 from tests.scheduler.elastic.lent import GRACE, HAND_BACK, borrower, go, hand_back, lending, node, recalled, run
 from tests.support.cluster import SECOND, Cluster, spec
@@ -84,3 +84,15 @@ def test_a_gang_has_members_on_a_free_node_one_that_is_left_and_one_where_a_borr
     hand_back(cluster)
     leave(cluster, left)
     assert cluster.stage("gang") == "placed"
+
+
+def test_those_who_wait_for_what_was_recalled_cost_no_more_the_more_borrowers_there_are() -> None:
+    def wait(count: int) -> int:
+        cluster = borrowing(*(f"b{number:02}" for number in range(count)))
+        for number in range(6):
+            cluster.submit(spec(400 + number, memory=3500 - number), f"waits{number}")
+        assert len(recalled(cluster.settle())) == 6
+        return calls(cluster, 4)
+
+    few, many = wait(8), wait(32)
+    assert many < 2 * few, f"{few} calls with 8 borrowers, {many} with 32"

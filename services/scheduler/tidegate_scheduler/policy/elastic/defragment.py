@@ -20,7 +20,7 @@ import numpy as np
 
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.elastic.barred import RowsFor
-from tidegate_scheduler.policy.elastic.departed import Cleared, departed
+from tidegate_scheduler.policy.elastic.departed import Cleared, Departed
 from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS
 from tidegate_scheduler.policy.elastic.domains import domains_of
 from tidegate_scheduler.policy.elastic.emptiest import emptiest
@@ -185,7 +185,7 @@ class Defragmentation:
     def _moves(self, fit: Fit, barred: frozenset[int], offers: list[_Offer]) -> tuple[Rows, list[Job]] | None:
         """Return the gang's rows and who moves for them, without those who need not."""
         needed = list({job.id: job for offer in offers for job in offer.jobs}.values())
-        with departed(self._index, needed) as gone:
+        with Departed(self._index, needed) as gone:
             rows = rows_in(fit, gone.room, barred)
             for job in sorted(needed, key=lambda each: (-self._lost(each), each.id)):
                 if rows is None or len(needed) == 1:

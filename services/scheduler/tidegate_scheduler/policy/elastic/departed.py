@@ -5,60 +5,70 @@ Plans try who leaves and who stays after all one by one, so what one step costs 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from typing import Self
 
 import numpy as np
+from tidegate_events.resources import Resources
 
 from tidegate_scheduler.policy.elastic.entries import Seat
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.shapes import Fit
-from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY, Ints
+from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY, Ints, NodeTable
 from tidegate_scheduler.state import Job
 
+Held = tuple[int, Resources, tuple[int, ...]]
+"""What somebody has on one row, with the devices."""
 
-class Departed:
-    """Who has left too; the table's `later` is what there will be then."""
 
-    def __init__(self, index: Index) -> None:
-        self._index = index
-        self._gone: dict[str, Job] = {}
+class Freed:
+    """What is given back, by who gives it; the table's `later` is what there will be then."""
+
+    def __init__(self, table: NodeTable) -> None:
+        self._table = table
+        self._given: dict[object, list[Held]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for who in list(self._given):
+            self.keep(who)
 
     @property
     def room(self) -> Ints:
-        """Return the room, as it is while these have left."""
-        return self._index.table.later
+        """Return the room, as it is while this is given back."""
+        return self._table.later
+
+    def give(self, who: object, held: list[Held]) -> None:
+        """Let them give this back; each gives once."""
+        self._given[who] = held
+        for each in held:
+            self._table.leave(*each)
+
+    def keep(self, who: object) -> None:
+        """Let them keep it after all."""
+        for each in self._given.pop(who):
+            self._table.stay(*each)
+
+
+class Departed(Freed):
+    """Who has left too."""
+
+    def __init__(self, index: Index, gone: Iterable[Job] = ()) -> None:
+        super().__init__(index.table)
+        self._index = index
+        for job in gone:
+            self.leave(job)
 
     def leave(self, job: Job) -> None:
         """Let the job leave."""
-        self._gone[job.id] = job
         floor = self._index.state.floors[job.id]
-        for seat in self._index.seats_of(job.id):
-            self._index.table.leave(seat.row, seat.holds(floor), seat.gpu_indices)
+        self.give(job.id, [(seat.row, seat.holds(floor), seat.gpu_indices) for seat in self._index.seats_of(job.id)])
 
     def stay(self, job: Job) -> None:
         """Let the job stay after all."""
-        del self._gone[job.id]
-        floor = self._index.state.floors[job.id]
-        for seat in self._index.seats_of(job.id):
-            self._index.table.stay(seat.row, seat.holds(floor), seat.gpu_indices)
-
-    def all_stay(self) -> None:
-        """Let all who have left stay after all."""
-        for job in list(self._gone.values()):
-            self.stay(job)
-
-
-@contextmanager
-def departed(index: Index, gone: Iterable[Job] = ()) -> Iterator[Departed]:
-    """Let these leave, and more of those who are told so, until the end of the block."""
-    found = Departed(index)
-    for job in gone:
-        found.leave(job)
-    try:
-        yield found
-    finally:
-        found.all_stay()
+        self.keep(job.id)
 
 
 class Cleared:

@@ -93,10 +93,10 @@ class _Pass:
         """Those for whom a plan might make room, and whose turn for one it was not."""
 
         self._yielding = Yielding(draft, trial)
-        self._shrinking = Shrinking(draft, trial, self._yielding)
         self._seek = Seek(draft, trial, self._yielding)
         self.slicing = Slicing(trial.index, draft.now_ns, draft.parameters, draft.leaving)
         self._plans = Plans(draft, trial, (self.victims, self.slicing), self._yielding, self._barred)
+        self._shrinking = Shrinking(draft, trial, self._yielding, self._plans.may_plan)
         self._keeping = Keeping(draft, trial, self._waiting, self._seek, self._plans.may_plan)
 
     # ---- what happened, and what operators and nodes ask ----

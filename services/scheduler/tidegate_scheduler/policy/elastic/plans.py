@@ -9,7 +9,7 @@ from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.elastic import leave
 from tidegate_scheduler.policy.elastic.barred import Barred
 from tidegate_scheduler.policy.elastic.defragment import Defragmentation, Moves
-from tidegate_scheduler.policy.elastic.departed import departed
+from tidegate_scheduler.policy.elastic.departed import Departed
 from tidegate_scheduler.policy.elastic.fit import holds_rows
 from tidegate_scheduler.policy.elastic.preempt import Plan, plan_preemption, promising
 from tidegate_scheduler.policy.elastic.queue import NONE, Amounts, Line, amounts, plus
@@ -56,7 +56,7 @@ class Plans:
         victims.plan_for(job, self._promised_beside(job))
 
         def fits(plan: Plan) -> bool:
-            with departed(self._index, [self._draft.state.jobs[name] for name in plan.victims]) as gone:
+            with Departed(self._index, [self._draft.state.jobs[name] for name in plan.victims]) as gone:
                 return holds_rows(line.fit, gone.room, plan.rows)
 
         def plan_anew() -> Plan | None:

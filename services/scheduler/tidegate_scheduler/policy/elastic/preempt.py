@@ -12,7 +12,7 @@ from itertools import groupby
 import msgspec
 import numpy as np
 
-from tidegate_scheduler.policy.elastic.departed import Cleared, departed
+from tidegate_scheduler.policy.elastic.departed import Cleared, Departed
 from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS
 from tidegate_scheduler.policy.elastic.domains import bounded, domains_of
 from tidegate_scheduler.policy.elastic.emptiest import emptiest
@@ -66,7 +66,7 @@ def _plan_of(index: Index, fit: Fit, chosen: list[_Offer], victims: Victims) -> 
     candidates = {victim.id: victim for offer in chosen for victim in offer.victims}
     among = {offer.row for offer in chosen}
     needed = sorted(candidates.values(), key=victims.cost)
-    with departed(index, needed) as gone:
+    with Departed(index, needed) as gone:
         seats = rows_in(fit, gone.room, among=among)
         if seats is None:
             return None

@@ -7,8 +7,7 @@ one, which needs the room for its own floor, comes first: the borrower is told t
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 
 import msgspec
@@ -16,11 +15,13 @@ import numpy as np
 
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.elastic.coming import returns_within_ns
-from tidegate_scheduler.policy.elastic.fit import Rows, holds_rows, rows_in
+from tidegate_scheduler.policy.elastic.departed import Freed, Held
+from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS
+from tidegate_scheduler.policy.elastic.fit import Rows, could_hold_by, holds_rows, rows_in
 from tidegate_scheduler.policy.elastic.physical import asking_on
 from tidegate_scheduler.policy.elastic.recall import recalled_for, tell
 from tidegate_scheduler.policy.elastic.shapes import Fit
-from tidegate_scheduler.policy.elastic.table import Ints
+from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY, SHARE, Ints
 from tidegate_scheduler.policy.elastic.terms import extra_devices
 from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.elastic.yielding import Yielding
@@ -30,8 +31,19 @@ from tidegate_scheduler.state import Job, Member
 ROWS_MAX = 256
 """Nodes with borrowers that one pass looks at."""
 
+FOUND_NOTHING_MAX = 8
+"""For how many jobs of one pass it is worked out in vain; whoever comes after them has it worked out in its turn."""
+
 _Extra = tuple[int, Job, Member]
 """What a member on a row has beyond its floor."""
+
+
+class _Extras(msgspec.Struct, frozen=True):
+    """Those who may hand back for jobs of one priority; `most` is what they would give back by row, or more."""
+
+    each: list[_Extra]
+    rows: Ints
+    most: Ints
 
 
 class Shrunk(msgspec.Struct, frozen=True):
@@ -51,22 +63,26 @@ class _Found(msgspec.Struct, frozen=True):
 class Shrinking:
     """The stage in one pass."""
 
-    def __init__(self, draft: Draft, trial: Trial, yielding: Yielding) -> None:
+    def __init__(self, draft: Draft, trial: Trial, yielding: Yielding, may_plan: Callable[[Job], bool]) -> None:
+        """Take `may_plan`, which says whether it is the turn of a job to have more worked out for it."""
         self._draft = draft
         self._trial = trial
         self._yielding = yielding
+        self._may_plan = may_plan
         self._index = trial.index
         self._known: list[_Extra] | None = None
+        self._by_priority: dict[tuple[int, int], _Extras] = {}
+        self._in_vain = 0
 
     def ask(self, job: Job, fit: Fit, barred: frozenset[int]) -> Shrunk | None:
         """Tell the fewest to hand back what they have beyond their floors, if the job fits then; else tell nobody."""
-        extras = [each for each in self._extras() if self._gives(each[1], job)]
-        if not extras:
+        extras = self._extras_for(job)
+        if not extras.each:
             return None
 
         def fits(found: _Found) -> bool:
-            with self._handed_back(found.needed) as room:
-                return holds_rows(fit, room, found.rows)
+            with self._handed_back(found.needed) as freed:
+                return holds_rows(fit, freed.room, found.rows)
 
         find = partial(self._find, job, fit, barred, extras)
         found = find() or self._yielding.instead(self._yielding.outranked(job), job, find, fits)
@@ -84,8 +100,32 @@ class Shrinking:
         ends = (self._trial.leaves_by_ns(name, self._draft.now_ns) for name in names)
         return [end_ns for end_ns in ends if end_ns is not None]
 
-    def _find(self, job: Job, fit: Fit, barred: frozenset[int], extras: list[_Extra]) -> _Found | None:
+    def _find(self, job: Job, fit: Fit, barred: frozenset[int], extras: _Extras) -> _Found | None:
         """Return where the job fits, and the fewest of the extras that have to be handed back for that."""
+        if not self._may_help(fit, barred, extras):
+            return None
+        if self._in_vain >= FOUND_NOTHING_MAX and not self._may_plan(job):
+            return None
+        found = self._fewest(job, fit, barred, extras.each)
+        self._in_vain += found is None
+        return found
+
+    def _may_help(self, fit: Fit, barred: frozenset[int], extras: _Extras) -> bool:
+        """Say whether the job would fit if all that is given back were of use to it."""
+        table, rows = self._index.table, extras.rows
+        there = table.later[:, rows]
+        there[:SHARE] += extras.most
+        there[SHARE] = np.where(there[GPUS] > 0, WHOLE_MILLIS, there[SHARE])
+        some = fit.members_in(there, rows)
+        if barred:
+            some[np.isin(rows, list(barred))] = 0
+        if fit.shape.gang_size == 1:
+            return bool(some.any())
+        holds = fit.members(table.later)
+        holds[rows] = some
+        return could_hold_by(fit, holds)
+
+    def _fewest(self, job: Job, fit: Fit, barred: frozenset[int], extras: list[_Extra]) -> _Found | None:
         ground = set(recalled_for(self._index, job))
         rows = self._fits(fit, extras, barred, ground) if ground else None
         if rows is None:
@@ -97,9 +137,22 @@ class Shrinking:
         if rows is None:
             return None
         needed = [each for each in extras if each[0] in rows]
-        for name in self._in_turn(needed):
-            rest = [each for each in needed if each[1].id != name]
-            if rest and (beside := self._fits(fit, rest, barred, ground if len(rows) > 1 else set(rows))):
+        with self._handed_back(needed) as freed:
+            for name in self._in_turn(needed):
+                mine = [each for each in needed if each[1].id == name]
+                rest = [each for each in needed if each[1].id != name]
+                if not (mine and rest):
+                    continue
+                for each in mine:
+                    freed.keep(_key(each))
+                beside = rows_in(fit, freed.room, barred, among=ground if len(rows) > 1 else set(rows))
+                if beside is None:
+                    for each in mine:
+                        freed.give(_key(each), _held(each))
+                    continue
+                for each in rest:
+                    if each[0] not in beside:
+                        freed.keep(_key(each))
                 needed, rows = [each for each in rest if each[0] in beside], beside
         # Where nobody hands back it fits without, which is for others to see.
         return _Found(rows, needed) if needed else None
@@ -134,26 +187,35 @@ class Shrinking:
             ]
         return self._known
 
+    def _extras_for(self, job: Job) -> _Extras:
+        """Return those who may hand back for the job."""
+        key = (job.priority, len(self._draft.leaving))
+        if (known := self._by_priority.get(key)) is None:
+            each = [extra for extra in self._extras() if self._gives(extra[1], job)]
+            rows = sorted({row for row, *_ in each})
+            place, most = {row: number for number, row in enumerate(rows)}, np.zeros((SHARE, len(rows)), np.int64)
+            for extra in each:
+                for row, more, devices in _held(extra):
+                    most[CPU, place[row]] += more.cpu_millis
+                    most[MEMORY, place[row]] += more.memory_mib
+                    most[GPUS, place[row]] += len(devices)
+            known = self._by_priority[key] = _Extras(each, np.array(rows, np.int64), most)
+        return known
+
     def _gives(self, other: Job, job: Job) -> bool:
         stays = other.stage in ("placed", "running") and other.id not in self._draft.leaving
         return stays and other.priority <= job.priority
 
     def _fits(self, fit: Fit, extras: list[_Extra], barred: frozenset[int], among: set[int]) -> Rows | None:
-        with self._handed_back(extras) as room:
-            return rows_in(fit, room, barred, among=among)
+        with self._handed_back([each for each in extras if each[0] in among]) as freed:
+            return rows_in(fit, freed.room, barred, among=among)
 
-    @contextmanager
-    def _handed_back(self, extras: list[_Extra]) -> Iterator[Ints]:
-        """Let the table's `later`, which is given, be what there will be once these have handed back."""
-        table = self._index.table
-        held = [(row, each.extra, extra_devices(each)) for row, _, each in extras if each.extra is not None]
-        for row, extra, indices in held:
-            table.leave(row, extra, indices)
-        try:
-            yield table.later
-        finally:
-            for row, extra, indices in held:
-                table.stay(row, extra, indices)
+    def _handed_back(self, extras: list[_Extra]) -> Freed:
+        """Return what there will be once these have handed back."""
+        freed = Freed(self._index.table)
+        for each in extras:
+            freed.give(_key(each), _held(each))
+        return freed
 
     def _in_turn(self, extras: list[_Extra]) -> list[str]:
         """Return who keeps what it has if that may be: who was not told before, of those who had it granted first."""
@@ -167,3 +229,13 @@ class Shrinking:
         if not told:
             return self._draft.now_ns + returns_within_ns(self._index, job)
         return max(self._draft.now_ns, *told) + self._index.state.specs[job.id].preemption.grace_seconds * SECOND_NS
+
+
+def _key(extra: _Extra) -> tuple[int, str, int]:
+    row, job, member = extra
+    return row, job.id, member.rank
+
+
+def _held(extra: _Extra) -> list[Held]:
+    row, _, member = extra
+    return [(row, member.extra, extra_devices(member))] if member.extra is not None else []
