@@ -225,3 +225,17 @@ def test_whoever_is_ruled_out_would_have_had_nothing_decided(seed: int, monkeypa
             cluster.now += draw.choice([1, 60, 500]) * 1_000_000_000
         cluster.submit(drawn(draw))
     assert ruled_out > 20, "or nothing was compared"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whoever_is_covered_by_one_of_its_shape_is_ruled_out_and_nobody_else(seed: int) -> None:
+    drawn, nowhere, tried = random.Random(seed), Nowhere(), list[Right]()
+
+    def right() -> Right:
+        return Right(drawn.randrange(3), drawn.choice([60, 600]), drawn.choice(["", "a", "b"]), drawn.randrange(3))
+
+    for _ in range(30):
+        own = right()
+        assert nowhere.rules_out(fit().shape, lambda own=own: own) == any(other.covers(own) for other in tried)  # type: ignore[misc]
+        tried.append(right())
+        nowhere.add(fit(), tried[-1], tried=True, hopeless=False)

@@ -46,7 +46,9 @@ class Nowhere:
     """What was tried in one pass."""
 
     def __init__(self) -> None:
-        self._alike: dict[Shape, list[Right]] = {}
+        self._alike: dict[Shape, dict[str, list[Right]]] = {}
+        """By shape, and by the tenant that is named: its own rights, and under no name those of all, without theirs."""
+
         self._smaller: dict[Kin, list[_Tried]] = {}
 
     def add(self, fit: Fit, right: Right, *, tried: bool, hopeless: bool) -> None:
@@ -57,8 +59,10 @@ class Nowhere:
         no plan was found does not mean that, as plans look at some nodes and some ways only.
         """
         if tried:
-            rest = [other for other in self._alike.get(fit.shape, ()) if not right.covers(other)]
-            self._alike[fit.shape] = [*rest, right]
+            by_tenant = self._alike.setdefault(fit.shape, {})
+            for each in {right.tenant: right, "": msgspec.structs.replace(right, tenant="")}.values():
+                rest = [other for other in by_tenant.get(each.tenant, ()) if not each.covers(other)]
+                by_tenant[each.tenant] = [*rest, each]
         smaller = self._smaller.setdefault(fit.extent.kin, [])
         if len(smaller) < SMALLER_MAX:
             smaller.append((fit.extent.most, right, hopeless))
@@ -69,7 +73,7 @@ class Nowhere:
         if tried is None:
             return False
         own = right()
-        return any(other.covers(own) for other in tried)
+        return any(other.covers(own) for other in tried.get(own.tenant, ()))
 
     def rules_out_larger(self, fit: Fit, right: Callable[[], Right]) -> bool | None:
         """Say whether somebody who needs no more found no room, with no less right; None: nobody did.
