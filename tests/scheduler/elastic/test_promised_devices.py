@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tidegate_events import events as e
 from tidegate_events.resources import GpuDevice, Resources
 from tidegate_scheduler.policy.elastic.shapes import NOWHERE, Fit, Shape
-from tidegate_scheduler.policy.elastic.table import GPUS, SHARE, Kind, NodeTable
+from tidegate_scheduler.policy.elastic.table import GPUS, SHARE, Kept, Kind, NodeTable
 from tidegate_scheduler.policy.parameters import Parameters
 
 from tests.scheduler.elastic.lab import asked_to_leave, elastic, leave, run
@@ -39,7 +39,7 @@ def test_a_row_is_scored_just_where_a_member_fits(done: list[tuple[str, int, Res
     for what, row, other in done:
         whole = Fit(Shape("trusted", "host", other, 1), table)
         if what == "promise":
-            table.promise(row, other)
+            table.promise(row, Kept(other))
         elif whole.members(table.free, rows)[row]:
             indices = table.take(row, other, ())
             table.occupy(row, other, indices)
@@ -138,7 +138,7 @@ def test_who_is_placed_now_takes_nothing_that_is_kept(done: list[tuple[str, int,
         elif what == "promise" and fit.members(table.later)[row]:
             if need.gpu_millis and not table.later_on(row)[GPUS]:
                 continue  # a part is kept as a whole device, and there is none that nobody has a part of
-            table.promise(row, need)
+            table.promise(row, Kept(need))
         elif what == "leave" and there:
             table.leave(row, *there.pop(which % len(there)))
         assert table.later_on(row)[GPUS] >= 0, "a device that is kept is held by somebody who stays"

@@ -170,9 +170,10 @@ def test_what_a_node_has_too_few_of_is_not_made_up_by_other_devices() -> None:
     cluster.node("n1", 8000, devices=MIXED)
     run(cluster, "one", spec(100, gpus=1, gpu_models=("A",)))
     cluster.submit(spec(100, gpus=2, gpu_models=("A",)), "two")
-    cluster.submit(spec(100, gpus=1, gang=2, gpu_memory=40_000), "gang")
+    cluster.submit(spec(100, gpus=1, gang=2, gpu_models=("B",)), "gang")
+    cluster.submit(spec(100, gpus=1, gpu_memory=40_000), "large")
     cluster.settle()
-    assert [cluster.stage(job) for job in ("two", "gang")] == ["pending", "placed"]
+    assert [cluster.stage(job) for job in ("two", "gang", "large")] == ["pending", "placed", "pending"]
     complete(cluster, "gang")
     assert cluster.stage("two") == "pending"
     complete(cluster, "one")

@@ -11,7 +11,7 @@ from tidegate_events import events as e
 
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.elastic import leave
-from tidegate_scheduler.policy.elastic.devices import use
+from tidegate_scheduler.policy.elastic.devices import accepts, use
 from tidegate_scheduler.policy.elastic.fit import rows_in
 from tidegate_scheduler.policy.elastic.holders import NEVER
 from tidegate_scheduler.policy.elastic.index import Index
@@ -36,11 +36,11 @@ def find(draft: Draft, trial: Trial, job: Job, fit: Fit, barred: frozenset[int])
     table, among = trial.index.table, sorted(usable)
     locality = Locality(near=table.rows.get(job.saved_on, -1))
     if fit.shape.gang_size == 1:
-        rows = rows_in(fit, table.free, barred, among=among, locality=locality)
+        rows = rows_in(fit, table.free, barred, among=among, locality=locality, which="free")
     else:
         room = table.now.copy()
         room[:, among] = table.free[:, among]
-        rows = rows_in(fit, room, barred, locality=locality)
+        rows = rows_in(fit, room, barred, locality=locality, which="free")
     if rows is not None:
         used = usable.intersection(rows)
         trial.backfills[job.id] = tuple(
@@ -101,6 +101,12 @@ def in_the_way(trial: Trial, row: int, job: Job, owner: Job) -> bool:
             need, count = index.state.floors[name], rows.count(row)
             cpu, memory = cpu + count * need.cpu_millis, memory + count * need.memory_mib
             promised -= count * (need.gpus or (1 if need.gpu_millis else 0))
+    if row in index.table.mixed:
+        need, models = index.state.floors[owner.id], index.state.specs[owner.id].gpu_models
+        unused = sum(accepts(gpu, need, models) for gpu in devices.order if gpu.index not in used_millis)
+        wanted = trial.promises[owner.id].count(row) * (need.gpus or (1 if need.gpu_millis else 0))
+        if unused < wanted:
+            return True
     return cpu < 0 or memory < 0 or len(devices.all) - len(used_millis) < promised
 
 

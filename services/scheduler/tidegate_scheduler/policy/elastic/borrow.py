@@ -11,6 +11,7 @@ from tidegate_events.resources import Resources
 
 from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.elastic.coming import returns_within_ns, starts_on
+from tidegate_scheduler.policy.elastic.devices import members_of
 from tidegate_scheduler.policy.elastic.grants import Ask, Grants, Ledger
 from tidegate_scheduler.policy.elastic.parts import Part
 from tidegate_scheduler.policy.elastic.physical import Need, asking_on, has_mib, need_of
@@ -123,7 +124,7 @@ class Borrowing:
             or millis - own_millis > max(0, ledger.spare_millis - free[CPU])
         ):
             return None
-        picked = pick(floor, member, need, self._offer(ask, ledger))
+        picked = pick(floor, member, need, self._offer(ask, need, ledger))
         if picked is None:
             return None
         ledger.spare_mib -= more_mib
@@ -142,9 +143,13 @@ class Borrowing:
             lent_millis=terms.lent_millis - sum(back for _, back in picked.back if need.gpu_millis),
         )
 
-    def _offer(self, ask: Ask, ledger: Ledger) -> Offer:
+    def _offer(self, ask: Ask, need: Need, ledger: Ledger) -> Offer:
         table, spec = self._index.table, self._draft.state.specs[ask.job.id]
-        return Offer(table.devices[ask.row], ledger, table.now_on(ask.row)[GPUS], spec.gpu_models)
+        there, models, gpus = table.devices[ask.row], spec.gpu_models, table.now_on(ask.row)[GPUS]
+        if ask.row in table.mixed:
+            one = Resources(gpus=1, gpu_memory_mib=need.gpu_memory_mib)
+            gpus = members_of(there, one, models, gpus, "now")
+        return Offer(there, ledger, gpus, models)
 
     # ---- where there is not enough ----
 
@@ -188,7 +193,7 @@ class Borrowing:
         spare_mib = ledger.spare_mib - self._grants.kept_mib(ask.row)
         if ledger.closed or not spare_mib < self._grants.more_mib(ask) <= spare_mib + ledger.simulators_mib:
             return False
-        return pick(floor, ask.member, need, self._offer(ask, ledger)) is not None
+        return pick(floor, ask.member, need, self._offer(ask, need, ledger)) is not None
 
 
 def _amount(amount: Resources, parts: tuple[Part, ...], need: Need) -> Resources:

@@ -225,7 +225,7 @@ class Causes:
         for row in (table.rows[node] for node in job.reserved_nodes if node in table.rows):
             room[:3, row] += (need.cpu_millis, need.memory_mib, need.gpus or (1 if need.gpu_millis else 0))  # its own
         room[SHARE] = np.where(room[GPUS] > 0, WHOLE_MILLIS, room[SHARE])
-        holds = fit.members(room, np.arange(len(table)))
+        holds = fit.members(room, np.arange(len(table)), "any")
         if not could_hold_by(fit, holds):
             return []
         return [int(row) for row in np.flatnonzero(holds > 0)[:ROWS_MAX]]

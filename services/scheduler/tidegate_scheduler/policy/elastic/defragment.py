@@ -134,7 +134,7 @@ class Defragmentation:
     def _choices(self, job: Job, fit: Fit, barred: frozenset[int]) -> list[list[_Offer]]:
         """Return the ways to make room, the cheapest first: on one node, or on several (below one switch)."""
         table, rows = self._index.table, np.arange(len(self._index.table))
-        holds = fit.members(table.later)
+        holds = fit.members(table.later, which="later")
         holds[list(barred)] = 0
         able = rows[fit.suits() & ~np.isin(rows, list(barred))]
         numbers = domains_of(fit.shape, table, rows).numbers
@@ -186,12 +186,12 @@ class Defragmentation:
         """Return the gang's rows and who moves for them, without those who need not."""
         needed = list({job.id: job for offer in offers for job in offer.jobs}.values())
         with Departed(self._index, needed) as gone:
-            rows = rows_in(fit, gone.room, barred)
+            rows = rows_in(fit, gone.room, barred, which="later")
             for job in sorted(needed, key=lambda each: (-self._lost(each), each.id)):
                 if rows is None or len(needed) == 1:
                     break
                 gone.stay(job)
-                beside = rows_in(fit, gone.room, barred)
+                beside = rows_in(fit, gone.room, barred, which="later")
                 if beside is None:
                     gone.leave(job)
                 else:

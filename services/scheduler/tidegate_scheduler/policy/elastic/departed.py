@@ -112,7 +112,7 @@ class Cleared:
         """Return how many members the row holds now."""
         need, table = self._fit.shape.need, self._index.table
         if self._on_table:
-            return int(self._fit.members(table.later, np.array([self._row], np.int64))[0])
+            return int(self._fit.members(table.later, np.array([self._row], np.int64), "later")[0])
         later, members = table.later_on(self._row), self._most
         for amount, one in ((CPU, need.cpu_millis), (MEMORY, need.memory_mib), (GPUS, need.gpus)):
             if one:

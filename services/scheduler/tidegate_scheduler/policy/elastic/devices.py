@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import Literal
+
 import msgspec
 from tidegate_events.resources import GpuDevice, Resources
 
 WHOLE_MILLIS = 1000
+
+
+Accepted = tuple[int, tuple[str, ...]]
+"""Which devices somebody accepts: those with so much memory (MiB) at least, of these models; of none named: any."""
+
+Which = Literal["free", "now", "later", "any"]
+"""Of devices that differ, which of them are meant by how many are free: those that nobody holds, those of them that are
+kept for nobody, those that will be free once all who are leaving (also as it is tried) have left and are kept for
+nobody, or any: as many as are counted, whichever they are."""
 
 
 class Devices(msgspec.Struct):
@@ -20,6 +32,9 @@ class Devices(msgspec.Struct):
     order: list[GpuDevice] = []
     used_millis: dict[int, int] = {}
     staying_millis: dict[int, int] = {}
+    kept: dict[Accepted, int] = {}
+    """On how many of them room is kept for somebody, by which of them those accept."""
+
     promised: int = 0
     missing: int = 0
     parted: bool = False
@@ -45,6 +60,31 @@ class Devices(msgspec.Struct):
     def free_of(self, index: int) -> int:
         """Return how much of a device nobody holds."""
         return WHOLE_MILLIS - self.used_millis.get(index, 0)
+
+    def keep(self, need: Resources, models: tuple[str, ...], sign: int) -> None:
+        """Keep devices for one member, or with `sign` -1 no longer; for a part of one a whole device."""
+        count = sign * (need.gpus or (1 if need.gpu_millis else 0))
+        if count:
+            accepted = (need.gpu_memory_mib, models)
+            self.promised += count
+            self.kept[accepted] = self.kept.get(accepted, 0) + count
+            if not self.kept[accepted]:
+                del self.kept[accepted]
+
+    def left_of(self, used: Collection[int], need: Resources, models: tuple[str, ...]) -> int:
+        """Return how many devices that are not used suit a member, beside all that are kept for others.
+
+        What is kept is so of devices that do not suit it, as far as those accept them.
+        """
+        unused = [gpu for gpu in self.order if gpu.index not in used]
+        mine = [gpu for gpu in unused if accepts(gpu, need, models)]
+        others = [gpu for gpu in unused if gpu not in mine]
+        for (memory_mib, of_models), count in sorted(self.kept.items()):
+            theirs = Resources(gpus=1, gpu_memory_mib=memory_mib)
+            accepted = [(pool, gpu) for pool in (others, mine) for gpu in pool if accepts(gpu, theirs, of_models)]
+            for pool, gpu in accepted[:count]:
+                pool.remove(gpu)
+        return len(mine)
 
     def largest_parts(self, *, has_whole_later: bool) -> tuple[int, int, int]:
         """Return the largest part of a device beside others' that is free, that will be, and that may be taken now.
@@ -89,3 +129,22 @@ def use(used: dict[int, int], devices: Devices, need: Resources, indices: tuple[
         else:
             used.pop(index, None)
     return missing
+
+
+def members_of(devices: Devices, need: Resources, models: tuple[str, ...], gpus: int, which: Which) -> int:
+    """Return how many members find devices that they accept where devices differ, `gpus` of which are free."""
+    used, whole = devices.used_millis, gpus
+    if which in ("free", "now"):
+        whole = min(whole, len(devices.fitting(need, models)))
+    if which in ("now", "later"):
+        whole = min(whole, devices.left_of(devices.staying_millis, need, models))
+        used = devices.staying_millis if which == "later" else used
+    whole = max(0, whole)
+    if need.gpus:
+        return whole // need.gpus
+    parts = sum(
+        (WHOLE_MILLIS - each) // need.gpu_millis
+        for index, each in used.items()
+        if index in devices.all and accepts(devices.all[index], need, models)
+    )
+    return parts + whole * (WHOLE_MILLIS // need.gpu_millis)

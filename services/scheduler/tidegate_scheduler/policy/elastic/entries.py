@@ -5,9 +5,8 @@ from __future__ import annotations
 import msgspec
 from tidegate_events.resources import Resources
 
-from tidegate_scheduler.policy.elastic.peaks import NONE as NO_PEAK
-from tidegate_scheduler.policy.elastic.peaks import Peak
 from tidegate_scheduler.policy.elastic.queue import Amounts, amounts, plus
+from tidegate_scheduler.policy.elastic.table import Kept
 from tidegate_scheduler.state import Member
 
 
@@ -52,8 +51,8 @@ class Entry(msgspec.Struct, gc=False):
     """What one job has entered into the tables, to be taken out again when that changes.
 
     `promised` are the rows of the room that is kept for it, which it `reserves` though there be none of them; `scaled`
-    those on which it has more simulators than it is guaranteed, or had. `more` is what each member may ask for there
-    once it has come.
+    those on which it has more simulators than it is guaranteed, or had. `kept` is what is
+    promised to each member there.
     """
 
     tenant: str
@@ -66,4 +65,4 @@ class Entry(msgspec.Struct, gc=False):
     backfills: bool = False
     promised: tuple[int, ...] = ()
     reserves: bool = False
-    more: Peak = NO_PEAK
+    kept: Kept | None = None

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable
 import numpy as np
 
 from tidegate_scheduler.policy.elastic import spread
+from tidegate_scheduler.policy.elastic.devices import Which
 from tidegate_scheduler.policy.elastic.domains import bounded, domains_of, levels
 from tidegate_scheduler.policy.elastic.entries import Seat
 from tidegate_scheduler.policy.elastic.index import Index
@@ -57,7 +58,7 @@ def row_later(fit: Fit, left: set[int], barred: frozenset[int], near: int = -1) 
     if not _holds_later(fit, left):
         return None
     rows = np.array(sorted(left - barred), np.int64)
-    able = rows[fit.members(fit.table.later, rows) > 0]
+    able = rows[fit.members(fit.table.later, rows, "later") > 0]
     return (spread.tightest(fit, fit.table.later, able, near),) if len(able) else None
 
 
@@ -67,7 +68,7 @@ def may_hold_later(fit: Fit, left: set[int]) -> bool:
         return False  # elsewhere it is the room that there is now, in which it does not fit
     rows = np.fromiter(left, np.int64, len(left))
     now = fit.holds_now()
-    more = fit.members(fit.table.later, rows)
+    more = fit.members(fit.table.later, rows, "later")
     return int(now.sum() - now[rows].sum() + more.sum()) >= fit.shape.gang_size
 
 
@@ -83,6 +84,7 @@ def rows_in(
     *,
     among: Collection[int] | None = None,
     locality: Locality = ANYWHERE,
+    which: Which = "now",
 ) -> Rows | None:
     """Return the rows (of those `among`, where that is given) on which the gang fits into `room`, None where on none.
 
@@ -90,16 +92,16 @@ def rows_in(
     over; a strict one to nodes of one CPU model. A loose one stays together where that costs no whole nodes.
     """
     rows = np.arange(len(fit.table)) if among is None else np.array(sorted(among), np.int64)
-    holds = fit.members(room, rows)
+    holds = fit.members(room, rows, which)
     if barred:
         holds[np.isin(rows, list(barred))] = 0
     return _chosen(Ground(fit, room, rows, holds, locality.near), locality)
 
 
 def holds_rows(fit: Fit, room: Ints, rows: Rows) -> bool:
-    """Say whether the gang fits on just these rows, so many members on each as they name."""
+    """Say whether the gang fits on just these rows in what there will be, so many members on each as they name."""
     there = sorted(set(rows))
-    holds = fit.members(room, np.array(there, np.int64))
+    holds = fit.members(room, np.array(there, np.int64), "later")
     return all(int(held) >= rows.count(row) for row, held in zip(there, holds, strict=True))
 
 

@@ -23,7 +23,7 @@ from tidegate_scheduler.policy.elastic.queue import Amounts, Line, LineKey, Shar
 from tidegate_scheduler.policy.elastic.settling import Settling
 from tidegate_scheduler.policy.elastic.shapes import Fit, Shape
 from tidegate_scheduler.policy.elastic.standing import Standing
-from tidegate_scheduler.policy.elastic.table import NodeTable
+from tidegate_scheduler.policy.elastic.table import Kept, NodeTable
 from tidegate_scheduler.policy.sharing import Seated, is_fixed
 from tidegate_scheduler.state import LEAVING_STAGES, Job, Node, State
 
@@ -249,6 +249,11 @@ class Index:
                 self._elastic.pop(name, None)
         self._expected.clear()
 
+    def kept_for(self, name: str) -> Kept:
+        """Return what is kept for each member of a job for which room is."""
+        spec, floor = self.state.specs[name], self.state.floors[name]
+        return Kept(floor, spec.gpu_models, beyond(spec, floor, None) if spec.borrows else NO_PEAK)
+
     def _entry_of(self, name: str) -> Entry | None:
         """Return what a job enters into the tables, None where it is gone."""
         job = self.state.jobs.get(name)
@@ -257,9 +262,8 @@ class Index:
         rows, floor, is_elastic = self.table.rows, self.state.floors[name], self._is_elastic(name)
         if job.waiting:
             promised = tuple([rows[node] for node in job.reserved_nodes if node in rows])
-            reserves, spec = bool(job.reserved_nodes), self.state.specs[name]
-            more = beyond(spec, floor, None) if promised and spec.borrows else NO_PEAK
-            return Entry(job.tenant, job.priority, floor, is_elastic, promised=promised, reserves=reserves, more=more)
+            reserves, kept = bool(job.reserved_nodes), self.kept_for(name) if promised else None
+            return Entry(job.tenant, job.priority, floor, is_elastic, promised=promised, reserves=reserves, kept=kept)
         seats: list[Seat] = []
         scaled: list[int] = []
         for member in job.members:
@@ -294,7 +298,8 @@ class Index:
         if entry.seats:
             self._use(entry, 1, is_held=is_held)
         for row in entry.promised:
-            self.table.promise(row, entry.need, entry.more)
+            assert entry.kept is not None, "room is promised"
+            self.table.promise(row, entry.kept)
             self._promised_on.setdefault(row, {})[name] = None
         if entry.reserves:
             self.reserving[name] = None
@@ -316,7 +321,8 @@ class Index:
         if entry.seats:
             self._use(entry, -1)
         for row in entry.promised:
-            self.table.release(row, entry.need, entry.more)
+            assert entry.kept is not None, "room was promised"
+            self.table.release(row, entry.kept)
             self._promised_on[row].pop(name, None)
         if entry.reserves:
             del self.reserving[name]

@@ -67,14 +67,14 @@ def _plan_of(index: Index, fit: Fit, chosen: list[_Offer], victims: Victims) -> 
     among = {offer.row for offer in chosen}
     needed = sorted(candidates.values(), key=victims.cost)
     with Departed(index, needed) as gone:
-        seats = rows_in(fit, gone.room, among=among)
+        seats = rows_in(fit, gone.room, among=among, which="later")
         if seats is None:
             return None
         for victim in reversed(list(needed)):
             if len(needed) == 1:
                 break
             gone.stay(victim)
-            beside = rows_in(fit, gone.room, among=among)
+            beside = rows_in(fit, gone.room, among=among, which="later")
             if beside is None:
                 gone.leave(victim)
             else:
@@ -129,7 +129,7 @@ def promising(index: Index, fit: Fit, job: Job, victims: Victims, barred: frozen
         if reclaims or priority < below:
             held.add_to(room)
     room[SHARE] = np.where(room[GPUS] > 0, WHOLE_MILLIS, room[SHARE])
-    holds = fit.members(room)
+    holds = fit.members(room, which="any")
     if barred:
         holds[list(barred)] = 0
     if not could_hold_by(fit, holds):

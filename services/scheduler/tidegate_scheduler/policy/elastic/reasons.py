@@ -219,10 +219,10 @@ def _is_behind(index: Index, fit: Fit, kept: list[int]) -> bool:
         return rows_behind(index, fit, kept) is not None
     if fit.shape.gang_size > 1:  # it may be spread: it fits where as many members do
         now, rows = fit.holds_now(), np.array(kept, np.int64)
-        more = fit.members(table.free, rows) - now[rows]
+        more = fit.members(table.free, rows, "free") - now[rows]
         return bool(kept) and int(now.sum() + more.sum()) >= fit.shape.gang_size
     roomy = (row for row in kept if fit.holds_one(table.free_on(row)))
-    return any(fit.members(table.free, np.array([row]))[0] > 0 for row in roomy)
+    return any(fit.members(table.free, np.array([row]), "free")[0] > 0 for row in roomy)
 
 
 def _nearest(table: NodeTable, room: Ints, rows: Ints) -> int:
@@ -237,7 +237,7 @@ def rows_behind(index: Index, fit: Fit, kept: list[int]) -> Rows | None:
     """Return the rows on which the gang would fit but for what is kept, given that it does not fit beside that."""
     if not kept:
         return None
-    return rows_in(fit, index.table.free, among=kept if fit.shape.gang_size == 1 else None)
+    return rows_in(fit, index.table.free, among=kept if fit.shape.gang_size == 1 else None, which="free")
 
 
 def kept_rows(index: Index) -> list[int]:

@@ -12,7 +12,7 @@ from bisect import bisect_left
 import msgspec
 import numpy as np
 
-from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS, Devices
+from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS, Devices, accepts
 from tidegate_scheduler.policy.elastic.fit import Rows, rows_in
 from tidegate_scheduler.policy.elastic.holders import NEVER, Until, until, untils_tried
 from tidegate_scheduler.policy.elastic.shapes import Fit
@@ -51,7 +51,14 @@ def reserve(trial: Trial, now_ns: int, job: Job, fit: Fit, barred: frozenset[int
     holders = trial.index.holders
     holders.refresh(trial, untils_tried(trial, now_ns, job))
     found = soonest(holders, now_ns, fit, suits, looked_at)
-    return _first(trial, now_ns, job, fit, found) if found is not None else None
+    first = _first(trial, now_ns, job, fit, found) if found is not None else None
+    if first is None and found is not None and (mixed := list(trial.index.table.mixed)):
+        # Where devices differ, those that come free may be others than the job needs.
+        suits = suits.copy()
+        suits[mixed] = False
+        found = soonest(holders, now_ns, fit, suits, looked_at)
+        first = _first(trial, now_ns, job, fit, found) if found is not None else None
+    return first
 
 
 def first_on(trial: Trial, now_ns: int, job: Job, fit: Fit, rows: Rows) -> Reservation | None:
@@ -84,8 +91,8 @@ def _first(trial: Trial, now_ns: int, job: Job, fit: Fit, among: Candidates) -> 
         for amount in (CPU, MEMORY, GPUS):
             np.add.at(room[amount], held.rows, counts * held.amounts[amount])
         for row, there in parts.items():
-            room[GPUS, row], room[SHARE, row] = _devices_then(index.table.devices[row], there, moment)
-        return rows_in(fit, room, among=candidates)
+            room[GPUS, row], room[SHARE, row] = _devices_then(fit, index.table.devices[row], there, moment)
+        return rows_in(fit, room, among=candidates, which="any")
 
     # The more have left, the more fits: the first moment at which it does is found by halving, unless it is the first
     # at which some row has enough for a member.
@@ -107,7 +114,7 @@ def _first(trial: Trial, now_ns: int, job: Job, fit: Fit, among: Candidates) -> 
 def _first_for_one(fit: Fit, later: Ints, held: _Held, rows: Ints, parted: list[int]) -> int:
     """Return the first moment at which a row has enough for one member by whole amounts: before, none fits.
 
-    On rows on which parts of devices were given away, devices are not looked at.
+    Where devices differ, or parts of them were given away, they are not looked at.
     """
     order = np.lexsort((held.ends_ns, held.rows))
     on_row, amounts, goes = held.rows[order], held.amounts[:, order], held.goes[order]
@@ -169,10 +176,10 @@ class _Part(msgspec.Struct, frozen=True):
 
 
 def _parts(trial: Trial, ends: _Ends, candidates: list[int]) -> dict[int, list[_Part]]:
-    """Return who holds what of devices on the rows on which parts of them were given away."""
+    """Return who holds what of which devices, on the rows where that matters: where they differ, or are parted."""
     index, found = trial.index, dict[int, list[_Part]]()
     for row in candidates:
-        if index.table.devices[row].parted:
+        if index.table.devices[row].parted or row in index.table.mixed:
             found[row] = []
             for name in index.on_row.get(row, ()):
                 for seat in index.seats_of(name):
@@ -183,12 +190,17 @@ def _parts(trial: Trial, ends: _Ends, candidates: list[int]) -> dict[int, list[_
     return found
 
 
-def _devices_then(devices: Devices, parts: list[_Part], moment: int) -> tuple[int, int]:
-    """Return how many devices are free as a whole then, and the largest part of another: several may share one."""
+def _devices_then(fit: Fit, devices: Devices, parts: list[_Part], moment: int) -> tuple[int, int]:
+    """Return how many devices that suit are free as a whole then, and the largest part of another one.
+
+    Several may share one device.
+    """
     used = dict(devices.staying_millis)
     for part in parts:
         if part.device in devices.all:
             counts = (part.ends_ns <= moment) - part.goes
             used[part.device] = used.get(part.device, 0) - counts * part.millis
-    held = [each for each in used.values() if each > 0]
-    return len(devices.all) - len(held) - devices.promised, max((WHOLE_MILLIS - each for each in held), default=0)
+    need, models = fit.shape.need, fit.shape.gpu_models
+    held = {index: each for index, each in used.items() if each > 0}
+    largest = [WHOLE_MILLIS - each for index, each in held.items() if accepts(devices.all[index], need, models)]
+    return devices.left_of(held, need, models), max(largest, default=0)

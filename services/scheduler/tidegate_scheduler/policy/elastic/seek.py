@@ -67,7 +67,9 @@ class Seek:
             as_it_is = barred.isdisjoint(reserved) and fit.holds_rows(line.fit, self._table.later, reserved)
             if as_it_is and (found := use(reserved)) is not None:
                 return found
-            rows = fit.rows_in(line.fit, self._table.later, barred, among=set(reserved), locality=locality)
+            rows = fit.rows_in(
+                line.fit, self._table.later, barred, among=set(reserved), locality=locality, which="later"
+            )
             return use(rows) if rows is not None else None
 
         if reserved and self._trial.left and (found := on_reserved()) is not None:
@@ -91,7 +93,7 @@ class Seek:
             return fit.row_later(line.fit, self._trial.left, barred, locality.near)
         if not fit.may_hold_later(line.fit, self._trial.left):
             return None
-        return fit.rows_in(line.fit, self._table.later, barred, locality=locality)
+        return fit.rows_in(line.fit, self._table.later, barred, locality=locality, which="later")
 
     def _most_later(self) -> list[int]:
         """Return the most of each amount that there will be on any row that somebody leaves."""

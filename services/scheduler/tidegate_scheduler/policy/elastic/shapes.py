@@ -7,7 +7,7 @@ import numpy as np
 from tidegate_events.resources import GpuDevice, Resources
 
 from tidegate_scheduler.policy.elastic import peaks, stranded
-from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS, accepts
+from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS, Which, accepts, members_of
 from tidegate_scheduler.policy.elastic.extents import extent_of
 from tidegate_scheduler.policy.elastic.sites import Domain
 from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY, SHARE, Flags, Ints, Kind, NodeTable
@@ -191,7 +191,7 @@ class Fit:
             if gpus_left < 1:
                 return NOWHERE
             broken = 1
-        if row in table.mixed and (need.gpus or need.gpu_millis) and self._mixed_members(row, room[GPUS]) <= 0:
+        if row in table.mixed and (need.gpus or need.gpu_millis) and self._mixed_members(row, room[GPUS], "now") <= 0:
             return NOWHERE
         if self.wants is not None:
             asked, whole = table.peaks.on(row), _whole_of(table.kinds[row])
@@ -263,21 +263,21 @@ class Fit:
             for level, held in self._together.items():
                 np.add.at(held, self.table.sites.numbers(level)[rows], more)
 
-    def members(self, room: Ints, rows: Ints | None = None) -> Ints:
+    def members(self, room: Ints, rows: Ints | None = None, which: Which = "now") -> Ints:
         """Return how many members fit into `room` (as the table's amounts) on each of the rows, or of all."""
-        return self.members_in(room[:, : len(self.table)] if rows is None else room[:, rows], rows)
+        return self.members_in(room[:, : len(self.table)] if rows is None else room[:, rows], rows, which)
 
-    def members_in(self, there: Ints, rows: Ints | None = None) -> Ints:
+    def members_in(self, there: Ints, rows: Ints | None = None, which: Which = "now") -> Ints:
         """Return how many members fit into what is `there` on each of the rows, or of all.
 
         A row may be named several times, with other room each time; SHARE may be left out where it is not needed.
         """
         able = np.flatnonzero(self.enough(there) & self.suits(rows))
         count = np.zeros(there.shape[1], np.int64)
-        count[able] = self._members(there[:, able], able if rows is None else rows[able])
+        count[able] = self._members(there[:, able], able if rows is None else rows[able], which)
         return count
 
-    def _members(self, there: Ints, rows: Ints) -> Ints:
+    def _members(self, there: Ints, rows: Ints, which: Which) -> Ints:
         """Return how many members fit on each of the rows, which suit it and hold one by all but parts of devices."""
         need = self.shape.need
         count = np.full(len(rows), self.shape.gang_size, np.int64)
@@ -290,9 +290,9 @@ class Fit:
         if need.gpu_millis:
             parts = there[SHARE] // need.gpu_millis
             count = np.minimum(count, parts + np.maximum(there[GPUS], 0) * (1000 // need.gpu_millis))
-        for position in self._mixed_among(rows):
+        for position in self._mixed_among(rows) if which != "any" else ():
             if count[position]:
-                most = self._mixed_members(int(rows[position]), int(there[GPUS, position]))
+                most = self._mixed_members(int(rows[position]), int(there[GPUS, position]), which)
                 count[position] = min(count[position], most)
         return count
 
@@ -304,7 +304,7 @@ class Fit:
         for position in self._mixed_among(rows):
             if fits[position]:
                 row = int(rows[position])
-                fits[position] = self._mixed_members(row, int(room[GPUS, row])) > 0
+                fits[position] = self._mixed_members(row, int(room[GPUS, row]), "now") > 0
         packed = (self.tightness(room, rows) << PLACE_BITS) | self.table.place[rows]
         return np.where(fits, packed, NOWHERE)
 
@@ -355,18 +355,8 @@ class Fit:
             return []
         return [int(position) for position in np.flatnonzero(np.isin(rows, list(self.table.mixed)))]
 
-    def _mixed_members(self, row: int, gpus: int) -> int:
-        """Return how many members find devices they accept on a node whose devices differ, `gpus` of which are free."""
-        need, devices = self.shape.need, self.table.devices[row]
-        whole = min(len(devices.fitting(need, self.shape.gpu_models)), max(0, gpus))
-        if need.gpus:
-            return whole // need.gpus
-        parts = sum(
-            (1000 - used) // need.gpu_millis
-            for index, used in devices.used_millis.items()
-            if index in devices.all and accepts(devices.all[index], need, self.shape.gpu_models)
-        )
-        return parts + whole * (1000 // need.gpu_millis)
+    def _mixed_members(self, row: int, gpus: int, which: Which) -> int:
+        return members_of(self.table.devices[row], self.shape.need, self.shape.gpu_models, gpus, which)
 
 
 def _whole_of(kind: Kind) -> peaks.Peak:

@@ -116,12 +116,12 @@ class Shrinking:
         there = table.later[:, rows]
         there[:SHARE] += extras.most
         there[SHARE] = np.where(there[GPUS] > 0, WHOLE_MILLIS, there[SHARE])
-        some = fit.members_in(there, rows)
+        some = fit.members_in(there, rows, "any")
         if barred:
             some[np.isin(rows, list(barred))] = 0
         if fit.shape.gang_size == 1:
             return bool(some.any())
-        holds = fit.members(table.later)
+        holds = fit.members(table.later, which="later")
         holds[rows] = some
         return could_hold_by(fit, holds)
 
@@ -145,7 +145,7 @@ class Shrinking:
                     continue
                 for each in mine:
                     freed.keep(_key(each))
-                beside = rows_in(fit, freed.room, barred, among=ground if len(rows) > 1 else set(rows))
+                beside = rows_in(fit, freed.room, barred, among=ground if len(rows) > 1 else set(rows), which="later")
                 if beside is None:
                     for each in mine:
                         freed.give(_key(each), _held(each))
@@ -208,7 +208,7 @@ class Shrinking:
 
     def _fits(self, fit: Fit, extras: list[_Extra], barred: frozenset[int], among: set[int]) -> Rows | None:
         with self._handed_back([each for each in extras if each[0] in among]) as freed:
-            return rows_in(fit, freed.room, barred, among=among)
+            return rows_in(fit, freed.room, barred, among=among, which="later")
 
     def _handed_back(self, extras: list[_Extra]) -> Freed:
         """Return what there will be once these have handed back."""

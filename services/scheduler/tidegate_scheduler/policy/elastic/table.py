@@ -53,6 +53,14 @@ class Kind(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
 NO_KIND = Kind(0, 0, (), (), (), "")  # of a row that no node has
 
 
+class Kept(msgspec.Struct, frozen=True, gc=False):
+    """What is kept for one member: its floor, on devices of these models (none: any), and what more it may ask for."""
+
+    need: Resources
+    models: tuple[str, ...] = ()
+    more: Peak = NO_PEAK
+
+
 class Scored(Protocol):
     """A shape that keeps how tightly it fits on each row."""
 
@@ -258,20 +266,16 @@ class NodeTable:
         self._stay(row, need, indices, -1)
         self.settle(row)
 
-    def promise(self, row: int, need: Resources, more: Peak = NO_PEAK) -> None:
-        """Keep room for one member from all others, which may ask for so much more there.
+    def promise(self, row: int, kept: Kept) -> None:
+        """Keep room for one member from all others.
 
         A promised part of a device keeps a whole one: which part will be free is not known before.
         """
-        self._promise(row, need, 1)
-        if more is not NO_PEAK:
-            self.peaks.add(Asked(row, more))
+        self._promise(row, kept, 1)
 
-    def release(self, row: int, need: Resources, more: Peak = NO_PEAK) -> None:
+    def release(self, row: int, kept: Kept) -> None:
         """Take back what `promise` did."""
-        self._promise(row, need, -1)
-        if more is not NO_PEAK:
-            self.peaks.add(Asked(row, more), -1)
+        self._promise(row, kept, -1)
 
     def take(self, row: int, need: Resources, models: tuple[str, ...], peak_millis: int = 0) -> tuple[int, ...]:
         """Return the devices that one more member gets, those that waste least; `occupy` takes them.
@@ -280,7 +284,7 @@ class NodeTable:
         """
         devices = self.devices[row]
         if need.gpu_millis:
-            kept = self._later[row][GPUS] <= 0
+            kept = len(devices.all) - len(devices.staying_millis) <= devices.promised
             parts = [
                 (kept and index not in devices.staying_millis, index not in devices.used_millis, here, index)
                 for index in devices.used_millis | devices.leased
@@ -331,10 +335,12 @@ class NodeTable:
         """Bring what follows from a row's room up to date, and log that it changed."""
         devices, free, later = self.devices[row], self._free[row], self._later[row]
         free[GPUS] = len(devices.free)
-        later[GPUS] = len(devices.all) - len(devices.staying_millis) - devices.promised
+        unpromised = len(devices.all) - len(devices.staying_millis) - devices.promised
+        # Where devices differ, what is kept of them is for some only (`members_of`).
+        later[GPUS] = unpromised + devices.promised if row in self.mixed else unpromised
         share_now = 0
         if devices.parted:
-            free[SHARE], later[SHARE], share_now = devices.largest_parts(has_whole_later=later[GPUS] > 0)
+            free[SHARE], later[SHARE], share_now = devices.largest_parts(has_whole_later=unpromised > 0)
         before = self._now[row]
         cpu, memory, gpus, _ = free
         cpu_later, memory_later, gpus_later, _ = later
@@ -366,9 +372,11 @@ class NodeTable:
             devices = self.devices[row]
             use(devices.staying_millis, devices, need, indices, -sign)
 
-    def _promise(self, row: int, need: Resources, sign: int) -> None:
-        later = self._later[row]
+    def _promise(self, row: int, kept: Kept, sign: int) -> None:
+        later, need = self._later[row], kept.need
         later[CPU] -= sign * need.cpu_millis
         later[MEMORY] -= sign * need.memory_mib
-        self.devices[row].promised += sign * (need.gpus or (1 if need.gpu_millis else 0))
+        self.devices[row].keep(need, kept.models, sign)
         self.settle(row)
+        if kept.more is not NO_PEAK:
+            self.peaks.add(Asked(row, kept.more), sign)

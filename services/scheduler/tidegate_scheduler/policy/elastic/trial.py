@@ -14,9 +14,8 @@ from tidegate_events.spec import DEFAULT_PHASE
 
 from tidegate_scheduler.policy.elastic.entries import Seat, held_by
 from tidegate_scheduler.policy.elastic.index import Index
-from tidegate_scheduler.policy.elastic.peaks import NONE as NO_PEAK
-from tidegate_scheduler.policy.elastic.peaks import Peak, beyond
 from tidegate_scheduler.policy.elastic.queue import amounts, plus
+from tidegate_scheduler.policy.elastic.table import Kept
 from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.state import Job
 
@@ -135,24 +134,19 @@ class Trial:
 
     def promise(self, job: Job, rows: tuple[int, ...]) -> None:
         """Promise the job room for one member on each of the rows."""
-        need, more = self._wanted(job)
+        kept = self.index.kept_for(job.id)
         for row in rows:
-            self._keep(row, need, more)
+            self._keep(row, kept)
         self._remember(job.id, rows)
 
     def withdraw(self, job: Job) -> tuple[int, ...]:
         """Promise the job nothing more; return the rows of what was promised."""
         rows = self.promises.pop(job.id, ())
         if rows:
-            need, more = self._wanted(job)
+            kept = self.index.kept_for(job.id)
             for row in rows:
-                self._release(row, need, more)
+                self._release(row, kept)
         return rows
-
-    def _wanted(self, job: Job) -> tuple[Resources, Peak]:
-        """Return what is kept for each member of the job, and what it may ask for beyond that."""
-        floor, spec = self.index.state.floors[job.id], self.index.state.specs[job.id]
-        return floor, beyond(spec, floor, None) if spec.borrows else NO_PEAK
 
     def beside(self, others: list[Job], find: Callable[[], _Found]) -> _Found:
         """Return what is found while nothing is promised to the others, who keep theirs."""
@@ -186,10 +180,10 @@ class Trial:
         else:
             self.promises.pop(job, None)
 
-    def _keep(self, row: int, need: Resources, more: Peak) -> None:
-        self.index.table.promise(row, need, more)
-        self._undo.append(lambda: self.index.table.release(row, need, more))
+    def _keep(self, row: int, kept: Kept) -> None:
+        self.index.table.promise(row, kept)
+        self._undo.append(lambda: self.index.table.release(row, kept))
 
-    def _release(self, row: int, need: Resources, more: Peak) -> None:
-        self.index.table.release(row, need, more)
-        self._undo.append(lambda: self.index.table.promise(row, need, more))
+    def _release(self, row: int, kept: Kept) -> None:
+        self.index.table.release(row, kept)
+        self._undo.append(lambda: self.index.table.promise(row, kept))

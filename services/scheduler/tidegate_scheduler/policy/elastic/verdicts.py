@@ -58,7 +58,7 @@ class _Verdicts:
         self._fit: Fit = trial.index.fit(self._shape)
         rows = np.arange(len(self._table))
         self._empty = self._fit.holds_empty()
-        self._free = self._fit.members(self._table.free, rows)
+        self._free = self._fit.members(self._table.free, rows, "free")
         self._now = self._fit.members(self._table.now, rows)
         windows = closing(trial.index, job, draft.now_ns)
         self._window = {name: window.name for window in windows for name in window.nodes}
