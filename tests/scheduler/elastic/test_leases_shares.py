@@ -61,11 +61,13 @@ def test_a_share_is_a_part_that_nobody_holds_before_a_whole_device_is_begun() ->
     assert has(cluster, "one") == ((0,), 400, 0)
     ask(cluster, "two", "learning")
     assert has(cluster, "two") == ((1,), 400, 0)
+    cluster.submit(spec(100, memory=10, gpu_millis=300), "part")
     cluster.submit(spec(100, memory=10, gpus=1), "whole")
-    cluster.submit(spec(100, memory=10, gpu_millis=600), "part")
+    cluster.submit(spec(100, memory=10, gpu_millis=300), "after")
     cluster.settle()
     assert cluster.stage("part") == "placed", "beside the one that has 400 of the second"
     assert cluster.stage("whole") == "pending"
+    assert cluster.stage("after") == "pending", "either device might come free for the other, were it not for parts"
 
 
 def test_a_device_that_is_kept_for_somebody_is_not_begun() -> None:

@@ -216,8 +216,10 @@ def test_where_no_device_has_all_that_it_wants_it_begins_where_most_is_left() ->
 
 
 def test_a_device_that_is_kept_for_somebody_is_not_begun_though_it_suits_better() -> None:
-    cluster = with_devices(n1=2)
+    cluster = with_devices(n1=3)
     run(cluster, "part", sharer(900, of_its_own=100))
+    run(cluster, "leaves", spec(100, gpus=1, grace=300))
+    cluster.ask(e.SuspendRequested, "leaves")
     cluster.submit(spec(100, gpus=2), "kept")
     cluster.settle()
     assert cluster.job("kept").reserved_nodes == ("n1",)

@@ -25,12 +25,8 @@ from tidegate_scheduler.state import Job
 
 def find(draft: Draft, trial: Trial, job: Job, fit: Fit, barred: frozenset[int]) -> Rows | None:
     """Return where the job fits beside and into room that is kept for others, if it has left before they come."""
-    limit = time_limit_seconds(job, draft.state.specs[job.id])
-    if limit is None:
-        return None
-    parameters = draft.parameters
-    longest = parameters.start_timeout_seconds + limit + parameters.stop_grace_seconds_max
-    usable = _usable_until(trial, draft.now_ns + longest * SECOND_NS - job.ran_ns)
+    longest_ns = stays_ns(draft, job)
+    usable = _usable_until(trial, draft.now_ns + longest_ns) if longest_ns is not None else None
     if not usable:
         return None
     table, among = trial.index.table, sorted(usable)
@@ -77,6 +73,14 @@ def _reclaim(draft: Draft, trial: Trial, job: Job) -> None:
             reason = e.Reason(code="Backfilled", detail=detail, numbers={"start_ns": owner.reserved_start_ns})
             leave.ask(draft, trial, job, reason, for_job=name)
             return
+
+
+def stays_ns(draft: Draft, job: Job) -> int | None:
+    """Return how long a job stays at most once it is placed; None: it declares no limit."""
+    limit, parameters = time_limit_seconds(job, draft.state.specs[job.id]), draft.parameters
+    if limit is None:
+        return None
+    return (parameters.start_timeout_seconds + limit + parameters.stop_grace_seconds_max) * SECOND_NS - job.ran_ns
 
 
 def in_the_way(trial: Trial, row: int, job: Job, owner: Job) -> bool:

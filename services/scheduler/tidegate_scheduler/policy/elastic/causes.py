@@ -224,7 +224,8 @@ class Causes:
         need = fit.shape.need
         for row in (table.rows[node] for node in job.reserved_nodes if node in table.rows):
             room[:3, row] += (need.cpu_millis, need.memory_mib, need.gpus or (1 if need.gpu_millis else 0))  # its own
-        room[SHARE] = np.where(room[GPUS] > 0, WHOLE_MILLIS, room[SHARE])
+        more = room[GPUS] > table.later[GPUS]
+        room[SHARE] = np.where((room[GPUS] > 0) | (more & (room[GPUS] == 0)), WHOLE_MILLIS, room[SHARE])
         holds = fit.members(room, np.arange(len(table)), "any")
         if not could_hold_by(fit, holds):
             return []

@@ -71,6 +71,13 @@ class Devices(msgspec.Struct):
             if not self.kept[accepted]:
                 del self.kept[accepted]
 
+    def waits(self, used: Collection[int]) -> bool:
+        """Say whether more devices are kept than are not used: which of them come free for that, nobody knows.
+
+        Until they do, nobody begins a part of any: they would never be free as a whole, or have less left than is kept.
+        """
+        return self.promised > len(self.all) - len(used)
+
     def left_of(self, used: Collection[int], need: Resources, models: tuple[str, ...]) -> int:
         """Return how many devices that are not used suit a member, beside all that are kept for others.
 
@@ -142,6 +149,8 @@ def members_of(devices: Devices, need: Resources, models: tuple[str, ...], gpus:
     whole = max(0, whole)
     if need.gpus:
         return whole // need.gpus
+    if which in ("now", "later") and devices.waits(devices.staying_millis):
+        return 0
     parts = sum(
         (WHOLE_MILLIS - each) // need.gpu_millis
         for index, each in used.items()

@@ -89,8 +89,7 @@ class Keeping:
         found, why = None, f"room is kept for {self._draft.parameters.reservations_max} in front of it"
         if self.may_keep():
             if self._may_plan(job):
-                found = reserve(self._trial, self._draft.now_ns, job, line.fit, barred)
-                found = found or self._after_all(job, line, barred)
+                found = self._anew(job, line, barred) or self._after_all(job, line, barred)
             elif self.usable(told := self._told(job), barred):
                 found = Reservation(told, job.reserved_start_ns) if told else None  # until it has its turn
             taker = self._yielding.lost_to.get(job.id)
@@ -118,6 +117,12 @@ class Keeping:
     def may_keep(self) -> bool:
         """Say whether one more reservation is allowed: of those whose turn comes later, who has one may lose it."""
         return self._yielding.kept < self._draft.parameters.reservations_max
+
+    def _anew(self, job: Job, line: Line, barred: frozenset[int]) -> Reservation | None:
+        """Return where room for the job comes free first; one that was told a start does not lose it to later ones."""
+        told_ns, now_ns = job.reserved_start_ns, self._draft.now_ns
+        behind = self._yielding.after(told_ns) if told_ns else []
+        return self._trial.beside(behind, lambda: reserve(self._trial, now_ns, job, line.fit, barred))
 
     def _after_all(self, job: Job, line: Line, barred: frozenset[int]) -> Reservation | None:
         """Return room that is kept for others too: nobody knows when it comes, but then whose turn is first has it."""

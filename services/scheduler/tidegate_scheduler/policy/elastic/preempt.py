@@ -56,8 +56,8 @@ def plan_preemption(index: Index, line: Line, job: Job, victims: Victims, ways: 
         offers = _offers(index, line.fit, rows, job, victims)
         for chosen in _choices(index, line.fit, offers, job, victims)[:CHOICES_MAX]:
             plan = _plan_of(index, line.fit, chosen, victims)
-            if plan is not None:
-                return plan
+            if plan is not None and plan.victims:
+                return plan  # what nobody has to leave for is not for a plan to find
     return None
 
 
@@ -128,7 +128,8 @@ def promising(index: Index, fit: Fit, job: Job, victims: Victims, barred: frozen
     for priority, held in index.held.items():
         if reclaims or priority < below:
             held.add_to(room)
-    room[SHARE] = np.where(room[GPUS] > 0, WHOLE_MILLIS, room[SHARE])
+    more = room[GPUS] > table.later[GPUS, : len(table)]
+    room[SHARE] = np.where((room[GPUS] > 0) | (more & (room[GPUS] == 0)), WHOLE_MILLIS, room[SHARE])
     holds = fit.members(room, which="any")
     if barred:
         holds[list(barred)] = 0

@@ -203,4 +203,4 @@ def _devices_then(fit: Fit, devices: Devices, parts: list[_Part], moment: int) -
     need, models = fit.shape.need, fit.shape.gpu_models
     held = {index: each for index, each in used.items() if each > 0}
     largest = [WHOLE_MILLIS - each for index, each in held.items() if accepts(devices.all[index], need, models)]
-    return devices.left_of(held, need, models), max(largest, default=0)
+    return devices.left_of(held, need, models), 0 if devices.waits(held) else max(largest, default=0)

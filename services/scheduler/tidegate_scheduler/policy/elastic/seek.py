@@ -33,6 +33,7 @@ class Seek:
         """Return where the job fits at once: in free room, in room kept for lower ones, in room kept for later."""
         line = turn.line
         locality = self._locality(job, line)
+        self._trial.backfills.pop(job.id, None)
         rows = fit.rows_now(line.fit, barred, locality)
         others = self.yielding.to(job, turn) if rows is None else []
         if others and fit.any_roomy(line.fit, [self._trial.promises[other.id] for other in others]):
@@ -43,7 +44,6 @@ class Seek:
                 behind,
                 lambda: fit.rows_in(line.fit, self._table.now, barred, among=set(reserved), locality=locality),
             )
-        self._trial.backfills.pop(job.id, None)
         return rows if rows is not None else backfill.find(self._draft, self._trial, job, line.fit, barred)
 
     def _locality(self, job: Job, line: Line) -> Locality:
@@ -120,7 +120,7 @@ class Seek:
     def _without(self, job: Job, others: list[Job], find: Callable[[], fit.Rows | None]) -> fit.Rows | None:
         """Return the rows that are found when nothing is promised to the others, to as few of them as will do.
 
-        Whom that costs its room asks anew.
+        Whom that costs its room asks anew; whoever comes only when the job will have left keeps it.
         """
         kept: list[tuple[Job, fit.Rows]] = []
         rows = None
@@ -139,11 +139,20 @@ class Seek:
                 self._trial.withdraw(other)
             else:
                 rows = beside
+        self._give_back(job, kept, rows)
+        return rows
+
+    def _give_back(self, job: Job, kept: list[tuple[Job, fit.Rows]], rows: fit.Rows) -> None:
+        """Keep for each of the others what was kept, but where the job is in the way when it comes."""
+        meanwhile = list[str]()
         for other, promised in kept:
             if other.id in self._trial.promises:
                 continue
-            if set(promised).isdisjoint(rows):
+            apart = set(promised).isdisjoint(rows)
+            if apart or self.yielding.leaves_before(job, other):
                 self._trial.promise(other, promised)
+                meanwhile += [] if apart else [other.id]
             else:
                 self.yielding.take(other, job)
-        return rows
+        if meanwhile:
+            self._trial.backfills[job.id] = tuple(sorted(meanwhile))

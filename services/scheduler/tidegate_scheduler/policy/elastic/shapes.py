@@ -287,10 +287,13 @@ class Fit:
                     count = np.minimum(count, there[amount] // each)
             if self.shape.phases:
                 count = np.minimum(count, self._holds(rows))
+        singly = self._singly_among(rows) if which != "any" else []
         if need.gpu_millis:
             parts = there[SHARE] // need.gpu_millis
-            count = np.minimum(count, parts + np.maximum(there[GPUS], 0) * (1000 // need.gpu_millis))
-        for position in self._mixed_among(rows) if which != "any" else ():
+            most = parts + np.maximum(there[GPUS], 0) * (1000 // need.gpu_millis)
+            most[singly] = self.shape.gang_size  # it may have parts of several devices
+            count = np.minimum(count, most)
+        for position in singly:
             if count[position]:
                 most = self._mixed_members(int(rows[position]), int(there[GPUS, position]), which)
                 count[position] = min(count[position], most)
@@ -347,6 +350,13 @@ class Fit:
         self._holds(rows)
         found: Ints = self._kind_wholes[self.table.kind[rows]].T
         return found
+
+    def _singly_among(self, rows: Ints) -> list[int]:
+        """Return the positions in `rows` of nodes where it is looked at each device, which a part of them may suit."""
+        table = self.table
+        if self.shape.need.gpu_millis and self.shape.gang_size > 1 and table.parted:
+            return np.flatnonzero(np.isin(rows, [*table.mixed, *table.parted])).tolist()
+        return self._mixed_among(rows)
 
     def _mixed_among(self, rows: Ints) -> list[int]:
         """Return the positions in `rows` of nodes whose devices differ, where devices matter."""

@@ -104,7 +104,9 @@ class Shrinking:
         """Return where the job fits, and the fewest of the extras that have to be handed back for that."""
         if not self._may_help(fit, barred, extras):
             return None
-        if self._in_vain >= FOUND_NOTHING_MAX and not self._may_plan(job):
+        # Who was told to hand back for it goes on doing so, whose turn it ever is.
+        told = bool(recalled_for(self._index, job))
+        if self._in_vain >= FOUND_NOTHING_MAX and not told and not self._may_plan(job):
             return None
         found = self._fewest(job, fit, barred, extras.each)
         self._in_vain += found is None
@@ -115,7 +117,7 @@ class Shrinking:
         table, rows = self._index.table, extras.rows
         there = table.later[:, rows]
         there[:SHARE] += extras.most
-        there[SHARE] = np.where(there[GPUS] > 0, WHOLE_MILLIS, there[SHARE])
+        there[SHARE] = np.where((there[GPUS] > 0) | (extras.most[GPUS] > 0), WHOLE_MILLIS, there[SHARE])
         some = fit.members_in(there, rows, "any")
         if barred:
             some[np.isin(rows, list(barred))] = 0

@@ -81,6 +81,9 @@ class NodeTable:
         self.renamed = 0
         self.nodes_changed = 0
         self.mixed: dict[int, None] = {}
+        self.parted: dict[int, None] = {}
+        """The rows on which parts of devices were given away."""
+
         self._columns: Ints = np.zeros((3, 4, ROWS_FIRST), np.int64)
         self._behind: dict[int, None] = {}
         """The rows that the columns lag behind: most changes are of one row, and seen by those who look at one."""
@@ -150,6 +153,7 @@ class NodeTable:
             row = self._append(name)
         devices = sorted(gpus, key=lambda gpu: (gpu.memory_mib, gpu.index))
         self.devices[row] = Devices({gpu.index: gpu for gpu in gpus}, list(devices), devices)
+        self.parted.pop(row, None)
         if len(set(kind.devices)) > 1:
             self.mixed[row] = None
         else:
@@ -197,6 +201,7 @@ class NodeTable:
         self.names[row] = ""
         self.devices[row], self.kinds[row] = Devices({}, []), NO_KIND
         self.mixed.pop(row, None)
+        self.parted.pop(row, None)
         self._number(row, NO_KIND)
         self.sites.drop(row)
         self.open[row] = self.is_open[row] = False
@@ -341,6 +346,8 @@ class NodeTable:
         share_now = 0
         if devices.parted:
             free[SHARE], later[SHARE], share_now = devices.largest_parts(has_whole_later=unpromised > 0)
+            if unpromised < 0:
+                later[SHARE] = share_now = 0  # `Devices.waits`
         before = self._now[row]
         cpu, memory, gpus, _ = free
         cpu_later, memory_later, gpus_later, _ = later
@@ -359,7 +366,8 @@ class NodeTable:
         free[MEMORY] += sign * need.memory_mib
         if indices:
             devices = self.devices[row]
-            devices.parted = devices.parted or bool(need.gpu_millis)
+            if need.gpu_millis and not devices.parted:
+                devices.parted, self.parted[row] = True, None
             devices.missing -= sign * use(devices.used_millis, devices, need, indices, -sign)
             used = devices.used_millis
             devices.free = [gpu for gpu in devices.order if gpu.index not in used]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from tidegate_scheduler.draft import Draft
+from tidegate_scheduler.policy.elastic.backfill import stays_ns
 from tidegate_scheduler.policy.elastic.fit import Rows, any_roomy
 from tidegate_scheduler.policy.elastic.holders import NEVER
 from tidegate_scheduler.policy.elastic.queue import Turn, aged, amounts
@@ -95,9 +96,23 @@ class Yielding:
 
     def after(self, start_ns: int) -> list[Job]:
         """Return those whose promised room comes no sooner than that, as far as anybody knows, or just then but later
-        in turn.
+        in turn, and those who will have come and left again by then.
         """
-        return [other for other in self._trial.promised() if self._comes_after(other, start_ns)]
+        return [
+            other
+            for other in self._trial.promised()
+            if self._comes_after(other, start_ns) or self._has_left_by(other, start_ns)
+        ]
+
+    def leaves_before(self, job: Job, other: Job) -> bool:
+        """Say whether the job, placed now, will have left by the start that the other one was told."""
+        longest_ns = stays_ns(self._draft, job)
+        return longest_ns is not None and self._draft.now_ns + longest_ns <= other.reserved_start_ns
+
+    def _has_left_by(self, other: Job, start_ns: int) -> bool:
+        longest_ns = stays_ns(self._draft, other)
+        comes_ns = max(self._draft.now_ns, other.reserved_start_ns)
+        return longest_ns is not None and comes_ns + longest_ns <= start_ns
 
     def _comes_after(self, other: Job, start_ns: int) -> bool:
         theirs = other.reserved_start_ns or NEVER
