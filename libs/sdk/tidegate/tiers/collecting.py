@@ -87,6 +87,8 @@ def _live(tier: JobTier, now_seconds: int) -> Tuple[Dict[str, Set[str]], bool]:
     """Return the ids of the manifests and packs that a root or a lease needs, and whether those are all."""
     live: Dict[str, Set[str]] = {PACKS: set(), MANIFESTS: set()}
     is_known = True
+    # Before the roots and after them: what a lease kept until a root named it is seen by one or the other.
+    _add_leased(tier, now_seconds, live)
     named: Set[str] = set()
     others = _Others(tier) if tier.replaced() else None
     for name in tier.roots():
@@ -110,6 +112,14 @@ def _live(tier: JobTier, now_seconds: int) -> Tuple[Dict[str, Set[str]], bool]:
             live[PACKS] |= apart | {pack_id for layer in root.layers for pack_id in layer.packs}
             live[MANIFESTS] |= apart
             is_known = False
+    _add_leased(tier, now_seconds, live)
+    for pack_id in (others.replaced if others else set()) - named:
+        tier.forget_repacked(pack_id)
+    return live, is_known
+
+
+def _add_leased(tier: JobTier, now_seconds: int, live: Dict[str, Set[str]]) -> None:
+    """Add what leases name; one whose time is over is removed."""
     for stored in tier.objects.names(tier.path(LEASES)):
         lease = _lease(tier, stored.name)
         if lease["expires"] >= now_seconds:
@@ -117,9 +127,6 @@ def _live(tier: JobTier, now_seconds: int) -> Tuple[Dict[str, Set[str]], bool]:
             live[MANIFESTS] |= set(lease["manifests"])
         else:
             tier.objects.remove(stored.name)
-    for pack_id in (others.replaced if others else set()) - named:
-        tier.forget_repacked(pack_id)
-    return live, is_known
 
 
 class _Others:
