@@ -21,6 +21,8 @@ from tidegate.tiers.job import LEASES, QUARANTINE, JobTier
 
 PAUSE_SECONDS = 3600
 LEASE_BYTES_MAX = 64 << 20
+PARTIAL_SECONDS = 24 * 3600
+"""How long what a killed process wrote of a pack is kept for the next try."""
 
 _SUFFIXES = {PACKS: pack.SUFFIX, MANIFESTS: manifests.SUFFIX}
 
@@ -39,6 +41,7 @@ def collect(tier: JobTier, now_seconds: int, pause_seconds: int = PAUSE_SECONDS)
 
     Raises CorruptCheckpointError where a root or manifest cannot be read: what it needs is not known, so all stays.
     """
+    tier.objects.forget_partial(tier.prefix, now_seconds - PARTIAL_SECONDS)
     live, is_known = _live(tier, now_seconds)
     returned, deleted, deleted_bytes = _settle(tier, live, now_seconds - pause_seconds)
     quarantined: List[str] = []
