@@ -137,7 +137,8 @@ class Rank:
         store = CheckpointStore(directory, stamp)
         snapshot = snapshots.take(layers, Arenas(0))
         try:
-            return store.save_part(Occasion(step, stamp), snapshot, meeting, spread=spread)[0]
+            budget = more.get("budget")
+            return store.save_part(Occasion(step, stamp), snapshot, meeting, budget=budget, spread=spread)[0]
         except (CheckpointError, OSError) as error:
             return error
 

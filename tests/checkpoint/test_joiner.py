@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from tidegate import SaveFailedError, Shard
 from tidegate.checkpoint import nodepart, places, retention
+from tidegate.checkpoint.grace import Budget
 from tidegate.checkpoint.handle import Checkpoint
 from tidegate.checkpoint.nodepart import NotJoinedError
 from tidegate.checkpoint.occasions import JOIN_SECONDS_MAX
@@ -186,6 +187,23 @@ async def test_a_rank_that_fails_vetoes_on_every_node(tmp_path: Path) -> None:
         assert "not a directory" in str(saved[1])
         assert warm(agents).roots() == []
         assert await told(agents.journal, e.CheckpointSaved) == []
+
+
+async def test_before_a_deadline_only_what_every_rank_stored_is_in_the_root(tmp_path: Path) -> None:
+    hurried = Budget(time.monotonic() + 60, bytes_per_second=10.0)
+    async with cluster(tmp_path) as agents:
+        ranks = gang(agents, PLACED)
+        saved = await asyncio.gather(
+            *(
+                asyncio.to_thread(each.save, layers(each.rank), budget=hurried if each.rank == 1 else None)
+                for each in ranks
+            )
+        )
+        (root,) = {each.root.id: each.root for each in saved}.values()
+        assert ([entry.name for entry in root.layers], root.lost) == (["state"], ("model",))
+        (told_of,) = await told(agents.journal, e.CheckpointSaved)
+        assert told_of.checkpoint.lost == ("model",)
+        assert root.name in warm(agents).roots()
 
 
 async def test_a_full_disk_of_one_rank_is_named_on_every_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ def told(*events: e.Event) -> Saves:
     for event in events:
         by_service = isinstance(event, e.CheckpointPartPromoted | e.CheckpointSaved | e.CheckpointFailed)
         writer = Writer("checkpoint", "c1", 1, 1) if by_service else Writer("node", getattr(event, "node", ""), 1, 1)
-        found.apply(writer, event)
+        found.apply(Writer("scheduler", "s", 1, 1) if isinstance(event, e.NodeLost) else writer, event)
     return found
 
 

@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 JOIN_SUBJECT = "tg.ask.checkpoint.join"
+JOIN_QUEUE = "checkpoint-join"
 
 
 class JoinQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

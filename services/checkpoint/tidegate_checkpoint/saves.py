@@ -90,12 +90,14 @@ class Saves:
 
     def apply(self, writer: Writer, event: e.Event) -> None:
         """Fold the next event."""
+        if not may_say(writer, event):
+            return
         match event:
-            case e.CheckpointPartSaved() if may_say(writer, event):
+            case e.CheckpointPartSaved():
                 self._on_saved(event)
-            case e.CheckpointPartFailed() if may_say(writer, event):
+            case e.CheckpointPartFailed():
                 self._on_failed(event)
-            case e.CheckpointPartPromoted() if may_say(writer, event):
+            case e.CheckpointPartPromoted():
                 self._on_promoted(event)
             case e.CheckpointSaved() | e.CheckpointFailed() if event.save and writer.service == "checkpoint":
                 self._on_decided(event)

@@ -11,7 +11,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from tidegate.tiers.tiers import Tiers
 from tidegate_events.consumer import DurableReader, ReaderPorts
-from tidegate_events.joins import JOIN_SUBJECT
+from tidegate_events.joins import JOIN_QUEUE, JOIN_SUBJECT
 from tidegate_events.process import say_ready
 
 from tidegate_checkpoint.fold import Fold
@@ -74,7 +74,8 @@ class CheckpointService:
         answers = Answers(self._fold, self._tier, self._tiers)
         await self._client.subscribe(LS_SUBJECT, cb=_responder(answers.ls))
         await self._client.subscribe(RESTORE_SUBJECT, cb=_responder(answers.restore))
-        await self._client.subscribe(JOIN_SUBJECT, cb=_responder(self.joiner.answer))
+        # Agents ask this again and again, and any service knows: one answers each time.
+        await self._client.subscribe(JOIN_SUBJECT, queue=JOIN_QUEUE, cb=_responder(self.joiner.answer))
         await self._client.subscribe(ROLLBACK_SUBJECT, cb=_responder(self.rollbacks.answer))
 
 

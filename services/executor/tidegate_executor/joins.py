@@ -19,7 +19,7 @@ from tidegate_executor.channel.handler import Send
 from tidegate_executor.settings import Settings
 
 LOOK_SECONDS = 0.25
-AWAITED_PER_JOB_MAX = 64
+AWAITED_PER_JOB_MAX = 32
 """Of one node; a process beyond that is not told, and gives up by itself. Its saves come one after the other."""
 ASKED_AT_ONCE = 8
 

@@ -32,6 +32,11 @@ class Occasions:
         self._on_node = on_node
         self._numbers = itertools.count(1)
 
+    @property
+    def is_spread(self) -> bool:
+        """Say whether the ranks are on several nodes."""
+        return self._on_node is not None
+
     def next(self, step: int, stamp: Stamp) -> Tuple[Meeting, Optional[Spread]]:
         """Return where the next such save meets those of other ranks, and how it is joined with other nodes' parts."""
         number, place = next(self._numbers), self._on_node

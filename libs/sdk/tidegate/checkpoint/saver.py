@@ -31,6 +31,8 @@ SAVES_IN_FLIGHT_MAX = 2
 """One being written and one waiting; a third save waits for the first. Each holds a copy of its layers."""
 MEASURED_BYTES_MIN = 16 << 20
 """A save of less says how long its fsyncs take, not how fast the disk is."""
+SPREAD_FRACTION = 0.5
+"""Of the time before a deadline, for storing what is to be brought to a tier and joined with other nodes' parts."""
 ARENAS_IDLE_MAX = 2
 """Beside the copy that the next save is compared with: so saves under way never wait for new memory."""
 
@@ -145,6 +147,8 @@ class Saver:
         Where there are only `seconds_left`, the checkpoint holds the layers that could be stored in time. `together`
         with every other rank, which saves as well, it is one checkpoint of all.
         """
+        if seconds_left is not None and together and self._occasions.is_spread:
+            seconds_left *= SPREAD_FRACTION
         ends_at = None if seconds_left is None else grace.within(seconds_left).ends_at
         pending = PendingSave(step)
         with self._condition:

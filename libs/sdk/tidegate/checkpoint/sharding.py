@@ -129,6 +129,8 @@ def _joined_elsewhere(packer: Packer, occasion: Occasion, parts: List[Dict[str, 
         entries.append(roots.LayerEntry(name=name, kind=SHARDED, manifest=manifest_id, bytes=size, packs=packs))
     part = drafted(occasion._replace(lost=lost), entries)
     nodepart.put(packer.places, nodepart.NODE_PARTS, part)
+    with nodepart.directory(packer.places, nodepart.JOINED, create=True):
+        pass  # this process's own, so that it may remove what the agent puts there
     spread.gang.stored(spread.save, part, tuple(int(each["rank"]) for each in parts))
     return spread.gang.outcome(spread.save, part)
 
