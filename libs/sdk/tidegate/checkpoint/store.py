@@ -172,8 +172,10 @@ class CheckpointStore:
         Without `wanted` these are the ones this process saved itself, or those of rank 0 if it never saved any. With
         `use` a checkpoint is the right one when that raises no CorruptCheckpointError; nothing else is read then.
         """
-        with self.in_use() as (held, index):
+        with self._places() as held, places.in_use(held):
+            # The packs after the roots: those of a checkpoint that somebody saves in between are known, not missed.
             candidates, why = self._candidates(self._committed(held), wanted)
+            index = self._shelf.refresh(held)
             for item in candidates:
                 try:
                     if use is None:
