@@ -94,6 +94,21 @@ class JobTier:
         """Return the ids of packs that were written again, into others: see repacking.py."""
         return set(self.listed(REPACKED, roots.SUFFIX))
 
+    def is_busy(self) -> bool:
+        """Say whether something is being brought here."""
+        return bool(self.objects.names(self.path(LEASES)))
+
+    def known(self) -> List[Root]:
+        """Return all roots. Raises CorruptCheckpointError where one cannot be read."""
+        return [self.root(name) for name in self.roots()]
+
+    def record(self, pack_id: str, offset: int, length: int) -> bytes:
+        """Return bytes of a pack."""
+        try:
+            return self.objects.read_range(self.path(PACKS, pack_id + pack.SUFFIX), offset, length)
+        except FileNotFoundError as error:
+            raise CorruptCheckpointError(f"pack {pack_id[:12]} is not in {self.name}") from error
+
     def note_repacked(self, pack_id: str) -> None:
         """Say that every chunk of a pack that lives is in another one too."""
         self.objects.put(self.path(REPACKED, pack_id + roots.SUFFIX), b"{}")

@@ -34,25 +34,24 @@ class Part(NamedTuple):
 class _PartTier(JobTier):
     """A tier in which what was moved is kept as a part, instead of being named by a root."""
 
-    def __init__(self, tier: JobTier, packs: Sequence[str]) -> None:
+    def __init__(self, tier: JobTier) -> None:
         super().__init__(tier.name, tier.objects, tier.tenant, tier.job)
-        self._packs = packs
-        self._manifest_ids: List[str] = []
+        self._given: Sequence[Manifest] = ()
 
     def put_manifests(self, given: Sequence[Manifest]) -> None:
         """Write manifests, and remember which they are."""
-        self._manifest_ids = [manifests.encode(each)[0] for each in given]
+        self._given = given
         super().put_manifests(given)
 
     def create_root(self, root: Root) -> None:
-        """Keep the part."""
-        self.keep_part(root, self._manifest_ids, self._packs, PART_SECONDS)
+        """Keep the part, and the packs in which its chunks are here: the part may name others."""
+        manifest_ids = [manifests.encode(each)[0] for each in self._given]
+        self.keep_part(root, manifest_ids, commit.packs_of(self.index(), self._given), PART_SECONDS)
 
 
 def promote(part: Root, source: Holding, tier: JobTier, staging: int, on_moved: OnMoved = lambda size: None) -> None:
     """Bring a node's part into a tier, every byte compared; on return it is durable there. As moving.move."""
-    packs = sorted({pack_id for layer in part.layers for pack_id in layer.packs})
-    moving.move_layers(part, part.layers, [source], _PartTier(tier, packs), staging, on_moved)
+    moving.move_layers(part, part.layers, [source], _PartTier(tier), staging, on_moved)
 
 
 def join(tier: JobTier, parts: Sequence[Part]) -> Root:
