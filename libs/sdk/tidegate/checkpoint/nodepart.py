@@ -42,7 +42,7 @@ class Gang(Protocol):
     def outcome(self, save: str, part: Root) -> str:
         """Wait until the parts are joined; return the name of the root, a copy of which lies in this store by then.
 
-        Raises NotJoinedError where they are not.
+        Raises NotJoinedError where they are not, SaveFailedError where nobody could be told of the part.
         """
 
 

@@ -10,6 +10,7 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from tidegate.checkpoint.nodepart import NotJoinedError
+from tidegate.errors import SaveFailedError
 
 LOOK_SECONDS_MAX = 0.2
 """How long it stays unseen that nothing will come of it."""
@@ -52,7 +53,8 @@ class JoinGate:
     ) -> Dict[str, Any]:
         """Return what was decided about a part of a save; `began` is called once it is to be asked for.
 
-        Raises NotJoinedError where `hindrance` says why nothing comes of it, or nothing is known after so long.
+        Raises SaveFailedError where `hindrance` says why nobody was told of it, NotJoinedError where nothing is known
+        after so long.
         """
         limit = time.monotonic() + seconds
         with self._condition:
@@ -62,7 +64,7 @@ class JoinGate:
             with self._condition:
                 while key not in self._decided:
                     if (why := hindrance()) is not None:
-                        raise NotJoinedError(why)
+                        raise SaveFailedError(f"nobody was told of the part: {why}")
                     left = limit - time.monotonic()
                     if left <= 0:
                         raise NotJoinedError(
