@@ -10,7 +10,7 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import pytest
-from tidegate_checkpoint import verdicts, verifying
+from tidegate_checkpoint import pen, verifying
 from tidegate_checkpoint.hot import HotTier
 from tidegate_checkpoint.settings import Settings
 from tidegate_checkpoint.shell import CheckpointService
@@ -189,8 +189,8 @@ async def test_an_outage_of_the_journal_is_waited_out(job: Job, monkeypatch: pyt
                 raise error
             return await super().append(subject, frame, expected_last=expected_last)
 
-    monkeypatch.setattr(verdicts, "UNAVAILABLE_WAIT_SECONDS", 0.01)
-    monkeypatch.setattr(verdicts, "FULL_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(pen, "UNAVAILABLE_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(pen, "FULL_WAIT_SECONDS", 0.01)
     journal = Away()
     journal.refusals = [JournalUnavailableError("no answer"), JournalFullError("full"), JournalFullError("full")]
     saved = [job.save(step) for step in (1, 2, 3)]

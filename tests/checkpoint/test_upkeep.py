@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tidegate.checkpoint import places
+from tidegate.checkpoint.handle import Checkpoint
 from tidegate.checkpoint.store import CheckpointStore
 from tidegate.tiers import moving, repacking, scrubbed
 from tidegate.tiers.holding import HotHolding, missing_of
@@ -183,6 +185,27 @@ async def test_packs_that_are_mostly_dead_are_written_again_and_counted(
         await until(lambda: value(service, "collections_total", tier="warm") >= passes + 4)
         assert len(looked) <= settled + 1, "where no checkpoint came or went nothing is looked for"
     assert missing_of(warm, warm.root(second.checkpoint.directory)) == []
+
+
+async def test_the_nodes_own_store_is_repacked_too(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repacking, "DEAD_BYTES_MIN", 10_000)
+    monkeypatch.setattr(upkeep, "LOOK_SECONDS", 0.2)
+    frozen = os.urandom(40_000)
+    journal, settings = MemoryJournal(), settings_of(job, gc_seconds=0, warm=None, cold=None)
+    saved = [job.save(step, model={"frozen": frozen, "w": os.urandom(200_000)}) for step in (1, 2)]
+    job.remove(saved[0])
+    store = CheckpointStore(job.directory, stores.STAMP)
+    with store.in_use() as (held, _), places.in_use(held):
+        async with running(settings, journal) as service:
+            await asyncio.sleep(0.5)
+            assert value(service, "repacked_packs_total", tier="hot") == 0, "somebody uses the store"
+    async with running(settings, journal) as service:
+        await until(lambda: value(service, "repacked_packs_total", tier="hot") == 1)
+        assert value(service, "repacked_freed_bytes_total", tier="hot") > 150_000
+    found = store.find(saved[1].checkpoint.id)
+    assert found is not None
+    assert found.skipped == 0
+    Checkpoint(found.committed).verify()
 
 
 async def test_a_restart_does_not_read_everything_back_again(job: Job) -> None:

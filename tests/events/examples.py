@@ -78,6 +78,7 @@ _CHECKPOINT = e.CheckpointRef(
     layers=(e.LayerRef(name="model", digest="d" * 64, size_bytes=4096),),
 )
 _QUOTAS = (e.Quota(component="sim", cpu_millis=500, memory_mib=64, replicas=5),)
+_SAVE = "000000000120-2-1b4f0e98-3"
 _REASON = e.Reason(code="LeastCost", detail="loses least", numbers={"lost_seconds": 41, "candidates": 6})
 _EVENT: dict[str, Any] = {"id": "e-1", "at_ns": 1_796_000_000_000_000_000, "cause": "48209.0"}
 _JOB = {
@@ -168,9 +169,12 @@ EXAMPLES: tuple[e.Event, ...] = (
     e.HandBackFailed(
         **_FACT, rank=0, phase="learning", reason=e.Reason(code="DevicesNotFreed", detail="it raised ValueError('x')")
     ),
-    e.CheckpointSaved(**_FACT, rank=0, node="n1", checkpoint=_CHECKPOINT, tier="warm"),
-    e.CheckpointFailed(**_FACT, stage="verify", reason=_REASON, checkpoint_id="c" * 64, step=120),
+    e.CheckpointSaved(**_FACT, rank=0, node="n1", checkpoint=_CHECKPOINT, tier="warm", save=_SAVE),
+    e.CheckpointFailed(**_FACT, stage="verify", reason=_REASON, checkpoint_id="c" * 64, step=120, save=_SAVE),
     e.CheckpointVerified(**_FACT, checkpoint_id="c" * 64, size_bytes=4096),
+    e.CheckpointPartSaved(**_FACT, rank=2, node="n2", save=_SAVE, nodes=("n1", "n2"), ranks=(2, 3), part=_CHECKPOINT),
+    e.CheckpointPartFailed(**_FACT, rank=3, node="n2", save=_SAVE, nodes=("n1", "n2"), reason=_REASON, step=120),
+    e.CheckpointPartPromoted(**_FACT, save=_SAVE, node="n2", part_id="d" * 64, tier="warm"),
     e.StepRateLow(**_FACT, rate_millis=900, target_millis=2000, window_seconds=10),
     e.StepRateRecovered(**_FACT, rate_millis=2400, target_millis=2000, window_seconds=10),
     e.GenerationOpened(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 from tidegate_events import events as e
-from tidegate_events.frame import Frame, Writer
+from tidegate_events.frame import KINDS, Frame, Writer
 from tidegate_events.journal.base import Recorded
 from tidegate_events.resources import Resources
+from tidegate_scheduler import evolve as rules
 from tidegate_scheduler.evolve import evolve
 
 from tests.support.cluster import Cluster, spec
@@ -48,3 +49,8 @@ def test_a_gap_in_history_is_refused(cluster: Cluster) -> None:
     frame = cluster.frames[-1].frame
     with pytest.raises(ValueError, match="no gaps"):
         evolve(cluster.state, Recorded(cluster.state.seq + 2, "tg.decision", frame))
+
+
+def test_every_kind_of_event_has_a_rule() -> None:
+    """The scheduler stops at what it has no rule for: a kind that changes nothing there says so by its rule."""
+    assert set(rules._RULES) == set(KINDS.values())

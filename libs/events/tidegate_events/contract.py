@@ -188,6 +188,27 @@ CONTRACT: tuple[Row, ...] = (
         "attempt",
         "the checkpoint is unknown",
     ),
+    Row(
+        e.CheckpointPartSaved,
+        "node",
+        "the node's part of the save waits to be promoted, and to be joined with those of the others",
+        "attempt",
+        "the save is decided, or the node told of another part of it",
+    ),
+    Row(
+        e.CheckpointPartFailed,
+        "node, checkpoint",
+        "the save is to be vetoed",
+        "attempt",
+        "the save is decided",
+    ),
+    Row(
+        e.CheckpointPartPromoted,
+        "checkpoint",
+        "the part may be named by a root in the tier",
+        "attempt",
+        "the save is decided, or the part is another one",
+    ),
     Row(e.StepRateLow, "metrics", "the job is known to be slower than it declared", "attempt", _OTHER_ATTEMPT),
     Row(e.StepRateRecovered, "metrics", "the job is known to be fast enough again", "attempt", _OTHER_ATTEMPT),
     Row(

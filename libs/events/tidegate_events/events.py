@@ -10,6 +10,12 @@ from typing import Literal
 
 import msgspec
 
+from tidegate_events.checkpoint_facts import CheckpointFailed as CheckpointFailed
+from tidegate_events.checkpoint_facts import CheckpointPartFailed as CheckpointPartFailed
+from tidegate_events.checkpoint_facts import CheckpointPartPromoted as CheckpointPartPromoted
+from tidegate_events.checkpoint_facts import CheckpointPartSaved as CheckpointPartSaved
+from tidegate_events.checkpoint_facts import CheckpointSaved as CheckpointSaved
+from tidegate_events.checkpoint_facts import CheckpointVerified as CheckpointVerified
 from tidegate_events.cluster import DecisionPass as DecisionPass
 from tidegate_events.cluster import ImagePrefetchHinted as ImagePrefetchHinted
 from tidegate_events.cluster import LeaderElected as LeaderElected
@@ -69,7 +75,7 @@ class CancelRequested(JobEvent, frozen=True, kw_only=True):
     actor: str = ""
 
 
-# ---- facts: node agent ----
+# ---- facts: node agent (those about checkpoints are in `checkpoint_facts.py`) ----
 
 
 class PlacementRejected(AttemptEvent, frozen=True, kw_only=True):
@@ -153,34 +159,6 @@ class HandBackFailed(AttemptEvent, frozen=True, kw_only=True):
     rank: int
     phase: str
     reason: Reason
-
-
-class CheckpointSaved(AttemptEvent, frozen=True, kw_only=True):
-    """A checkpoint was committed and is durable in `tier`."""
-
-    rank: int
-    node: str
-    checkpoint: CheckpointRef
-    tier: Literal["hot", "warm", "cold"] = "hot"
-
-
-class CheckpointFailed(AttemptEvent, frozen=True, kw_only=True):
-    """A checkpoint could not be written (`stage="save"`) or did not verify (`stage="verify"`)."""
-
-    stage: Literal["save", "verify"]
-    reason: Reason
-    checkpoint_id: str = ""
-    step: int | None = None
-
-
-# ---- facts: checkpoint service ----
-
-
-class CheckpointVerified(AttemptEvent, frozen=True, kw_only=True):
-    """Every byte of a saved checkpoint was read back and its hashes agree."""
-
-    checkpoint_id: str
-    size_bytes: int
 
 
 # ---- facts: metrics service ----
@@ -391,6 +369,9 @@ AnyEvent = (
     | CheckpointSaved
     | CheckpointFailed
     | CheckpointVerified
+    | CheckpointPartSaved
+    | CheckpointPartFailed
+    | CheckpointPartPromoted
     | StepRateLow
     | StepRateRecovered
     | GenerationOpened

@@ -34,6 +34,10 @@ class Identity:
     checkpoints: Path
     local_dir: Optional[Path]
     phase_entry: str = "told"
+    node_rank: int = 0
+    local_rank: int = 0
+    local_size: Optional[int] = None
+    """Of a gang on several nodes: this node's place among them, and this rank's among the `local_size` here."""
     devices: Mapping[str, str] = field(default_factory=dict)
     """The variables that tell the process its devices, as they were at its start."""
 
@@ -66,6 +70,9 @@ def read_identity(environ: Mapping[str, str], stop_group: Optional[str] = None) 
         checkpoints=_checkpoints(environ, local_dir),
         local_dir=local_dir,
         phase_entry=environ.get("TIDEGATE_PHASE_ENTRY") or "told",
+        node_rank=_number(environ, "TIDEGATE_NODE_RANK", 0),
+        local_rank=_number(environ, "TIDEGATE_LOCAL_RANK", 0),
+        local_size=_number(environ, "TIDEGATE_LOCAL_SIZE", 0) or None,
         devices={name: environ[name] for name in protocol.DEVICE_VARIABLES if name in environ},
     )
 

@@ -10,9 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, FrozenSet, Iterator, Mapping, NoReturn, Optional, Sequence, Union
 
-from tidegate import protocol, validation
+from tidegate import gang_saves, protocol, validation
 from tidegate.checkpoint.directory import DirectorySave
 from tidegate.checkpoint.handle import Checkpoint
+from tidegate.checkpoint.occasions import Occasions
 from tidegate.checkpoint.root import Stamp
 from tidegate.checkpoint.saver import Done, PendingSave, Saver
 from tidegate.checkpoint.store import CheckpointStore, Committed, Found
@@ -57,7 +58,8 @@ class Job(Phasing):
         self._report_numbers = itertools.count(1)
         self._metric_names: FrozenSet[str] = frozenset()
         self._store = CheckpointStore(identity.checkpoints, self._stamp)
-        self._saver = Saver(self._store, self._on_saved, self._on_save_failed)
+        occasions = Occasions(gang_saves.on_node(identity, link))
+        self._saver = Saver(self._store, self._on_saved, self._on_save_failed, occasions)
         self._publishing = Pace(protocol.PUBLISHES_PER_SECOND, protocol.PUBLISHES_BURST)
         self._resume = Resume(False, None)
         self._restored: Optional[Checkpoint] = None
@@ -232,8 +234,8 @@ class Job(Phasing):
         `step` defaults to the last reported one. A failed earlier save is raised here. After a stop was ordered, what
         there is no time for until its deadline is left out: `lost` of the checkpoint names it. `together`: every rank
         saves the same layers at the same step, what it holds alone as `tidegate.Shard`s, and it is one checkpoint of
-        all or, where any of them failed, none; the ranks share one directory of checkpoints for that. `metrics` stay
-        with the checkpoint: retention may keep the best by one of them.
+        all or, where any of them failed, none, on whichever nodes they are. `metrics` stay with the checkpoint:
+        retention may keep the best by one of them.
         """
         self._check_open("save")
         given = {"model": model, "optimizer": optimizer, "experience": experience, "state": state}

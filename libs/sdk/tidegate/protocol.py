@@ -15,11 +15,13 @@ from typing import Any, Dict, Iterator, List
 from tidegate.errors import FrameError
 
 PROTOCOL_MIN = 1
-PROTOCOL_MAX = 3
+PROTOCOL_MAX = 4
 PROTOCOL_ASKS = 2
 """The first version in which phases are asked for and handed back."""
 PROTOCOL_NOT_FREED = 3
 """The first version in which a process says that it does not hand back devices."""
+PROTOCOL_JOINS = 4
+"""The first version in which parts of a checkpoint, of several nodes, are told of and joined."""
 
 FRAME_BYTES_MAX = 64 * 1024
 """Longest JSON body of one frame, both ways. Bulk data never travels on this socket."""
@@ -42,7 +44,7 @@ PHASES_PER_SECOND, PHASES_BURST = 10, 40
 ASKS_PER_SECOND, ASKS_BURST = 20, 100
 PUBLISHES_PER_SECOND, PUBLISHES_BURST = 20, 100
 CONTROLS_PER_SECOND, CONTROLS_BURST = 20, 100
-"""saved, save_failed, not_freed, restored, suspended and finished together."""
+"""saved, save_failed, part_saved, part_failed, not_freed, restored, suspended and finished together."""
 REPORTS_PER_SECOND, REPORTS_BURST = 20, 40
 
 DEVICE_VARIABLES = ("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "TIDEGATE_GPU_MILLIS")
@@ -53,6 +55,8 @@ LAYERS = ("model", "optimizer", "experience", "state")
 PHASE_NAME = re.compile(r"^[a-z][a-z0-9_-]{0,31}\Z")
 METRIC_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_./:-]{0,63}\Z")
 EVENT_KIND = re.compile(r"^[A-Z][A-Za-z0-9]{0,63}\Z")
+SAVE = re.compile(r"^[0-9]{12}-[0-9]{1,9}-[0-9a-f]{8}-[0-9]{1,9}\Z")
+"""What names a save of a gang on several nodes: step, attempt, whose it is, and its number."""
 STOP_GROUP = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_./-]{0,63}\Z")
 
 RESERVED_EVENT_KINDS = frozenset(
@@ -90,6 +94,9 @@ RESERVED_EVENT_KINDS = frozenset(
         "CheckpointVerified",
         "CheckpointCorrupt",
         "CheckpointLost",
+        "CheckpointPartSaved",
+        "CheckpointPartFailed",
+        "CheckpointPartPromoted",
         "JobSuspended",
         "JobResumed",
         "JobRequeued",

@@ -11,6 +11,8 @@ import msgspec
 from tidegate_events import events as e
 from tidegate_events.journal.base import Recorded
 
+from tidegate_checkpoint.saves import Saves
+
 SETTLED_PER_JOB_MAX = 200
 """Checkpoints kept of one job once their verdict is known. Those still to be read are kept until it is."""
 ENDED_JOBS_MAX = 10_000
@@ -78,6 +80,7 @@ class Catalogue:
         self._jobs: dict[str, JobRecord] = {}
         self._ended: dict[str, None] = {}
         self._unsettled: dict[tuple[str, str], None] = {}
+        self.saves = Saves()
 
     def apply(self, recorded: Recorded) -> None:
         """Fold the next frame. Raises ValueError for one out of order."""
@@ -85,6 +88,7 @@ class Catalogue:
             raise ValueError(f"frame {recorded.seq} cannot follow frame {self.seq}: every frame is taken in order")
         for index, event in enumerate(recorded.frame.events):
             self._apply(event, recorded.seq, index)
+            self.saves.apply(recorded.frame.writer, event)
         if recorded.subject.startswith(OWN_SUBJECTS):
             self.last_by_subject[recorded.subject] = recorded.seq
             epoch = recorded.frame.writer.epoch

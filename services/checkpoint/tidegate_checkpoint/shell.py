@@ -11,10 +11,12 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from tidegate.tiers.tiers import Tiers
 from tidegate_events.consumer import DurableReader, ReaderPorts
+from tidegate_events.joins import JOIN_QUEUE, JOIN_SUBJECT
 from tidegate_events.process import say_ready
 
 from tidegate_checkpoint.fold import Fold
 from tidegate_checkpoint.hot import HotTier
+from tidegate_checkpoint.joiner import Joiner
 from tidegate_checkpoint.meters import Meters
 from tidegate_checkpoint.questions import LS_SUBJECT, RESTORE_SUBJECT, Answers
 from tidegate_checkpoint.rollbacks import ROLLBACK_SUBJECT, Rollbacks
@@ -41,6 +43,9 @@ class CheckpointService:
         self._tiers = Tiers(settings.tiers)
         self.rollbacks = Rollbacks(self._fold, self._tiers, verdicts, ports.clock)
         self._upkeep = Upkeep(settings, self._tiers, self._fold, ports.clock, self._stopping.is_set)
+        self.joiner = Joiner(
+            settings.node, self._tiers, self._fold, verdicts, ports.clock, self._stopping.is_set, self._upkeep.meters
+        )
 
     @property
     def meters(self) -> Meters:
@@ -59,6 +64,7 @@ class CheckpointService:
                 log.info("ready", seq=self._fold.catalogue.seq, unsettled=len(self._fold.catalogue.unsettled()))
                 tasks.create_task(self._reader.run())
                 tasks.create_task(self._upkeep.run())
+                tasks.create_task(self.joiner.run())
         finally:
             self._stopping.set()
 
@@ -68,6 +74,8 @@ class CheckpointService:
         answers = Answers(self._fold, self._tier, self._tiers)
         await self._client.subscribe(LS_SUBJECT, cb=_responder(answers.ls))
         await self._client.subscribe(RESTORE_SUBJECT, cb=_responder(answers.restore))
+        # Agents ask this again and again, and any service knows: one answers each time.
+        await self._client.subscribe(JOIN_SUBJECT, queue=JOIN_QUEUE, cb=_responder(self.joiner.answer))
         await self._client.subscribe(ROLLBACK_SUBJECT, cb=_responder(self.rollbacks.answer))
 
 

@@ -121,6 +121,29 @@ class Upkeep:
                 except CheckpointError as error:
                     self.meters.upkeep_failed.labels("collection").inc()
                     log.warning("collection_failed", job=job, tier=tier.name, why=str(error))
+        for tenant, job in self._tiers.all_jobs():
+            if self._stopping():
+                raise InterruptedByStopError
+            self._repack_hot(tenant, job)
+
+    def _repack_hot(self, tenant: str, job: str) -> None:
+        """Do to the node's own store of a job what is done to its tiers; the job collects it by itself."""
+        with self._tiers.holdings(tenant, job) as found:
+            hot = next((each for each in found if each.name == HOT), None)
+            if hot is None:
+                return
+            roots = frozenset(hot.roots()) | frozenset(hot.packs())
+        key = (HOT, tenant, job)
+        if self._repacked.get(key) == roots:
+            return
+        try:
+            with self._tiers.hot_store(tenant, job) as store:
+                done = repacking.repack_hot(store)
+        except (CheckpointError, OSError) as error:  # as above; or its job is just changing it
+            self.meters.upkeep_failed.labels("repacking").inc()
+            log.warning("repacking_failed", job=job, tier=HOT, why=str(error))
+            return
+        self._note_repacked(key, roots, done)
 
     def _collect(self, tier: JobTier) -> None:
         now_ns = self._clock.now_ns()
@@ -155,13 +178,16 @@ class Upkeep:
             self.meters.upkeep_failed.labels("repacking").inc()
             log.warning("repacking_failed", job=tier.job, tier=tier.name, why=str(error))
             return
+        self._note_repacked(key, roots, done)
+
+    def _note_repacked(self, key: tuple[str, str, str], roots: frozenset[str], done: repacking.Repacked | None) -> None:
         if done is None:
             return
         self._repacked[key] = roots
         if done.replaced:
-            self.meters.repacked.labels(tier.name).inc(len(done.replaced))
-            self.meters.repacked_bytes.labels(tier.name).inc(done.freed_bytes)
-            log.info("packs_repacked", job=tier.job, tier=tier.name, packs=len(done.replaced), frees=done.freed_bytes)
+            self.meters.repacked.labels(key[0]).inc(len(done.replaced))
+            self.meters.repacked_bytes.labels(key[0]).inc(done.freed_bytes)
+            log.info("packs_repacked", job=key[2], tier=key[0], packs=len(done.replaced), frees=done.freed_bytes)
 
     def _scrub_due(self) -> None:
         """Scrub each job in each tier that was not read for long enough, the longest first."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import structlog
 from tidegate.checkpoint import adopt as adoption
-from tidegate.checkpoint import places
+from tidegate.checkpoint import nodepart, places
 from tidegate.checkpoint import root as roots
 from tidegate.checkpoint.places import Places
 from tidegate.checkpoint.store import Committed, root_names
@@ -23,6 +23,7 @@ from tidegate.tiers import moving, tiers
 from tidegate.tiers.holding import HotHolding, missing_of
 from tidegate.tiers.job import JobTier
 from tidegate_events.events import CheckpointRef, LayerRef
+from tidegate_events.joins import Joined
 from tidegate_events.orders import SandboxOrder
 
 from tidegate_executor.attempts.state import AttemptState
@@ -68,6 +69,36 @@ def read_root(directory: Path, name: str) -> roots.Root:
         raise CorruptCheckpointError(f"the store of {name!r} cannot be read: {error.strerror}") from error
 
 
+def read_part(directory: Path, name: str) -> CheckpointRef:
+    """Return the part `name` of a checkpoint of several nodes. Raises CorruptCheckpointError."""
+    try:
+        with places.opened(directory) as held:
+            return reference(nodepart.read(held, nodepart.NODE_PARTS, name))
+    except OSError as error:
+        raise CorruptCheckpointError(f"the store of {name!r} cannot be read: {error.strerror}") from error
+
+
+def copy_joined(settings: Settings, tenant: str, job: str, joined: Joined) -> None:
+    """Write the root of a joined checkpoint where the job's processes look for it; none of its chunks. Blocks.
+
+    Raises CorruptCheckpointError where the tier does not have it, TierUnavailableError where it does not answer.
+    """
+    opened = _tiers(settings)
+    tier = next((tier for tier in opened.of_job(tenant, job) if tier.name == joined.tier), None)
+    if tier is None:
+        raise CorruptCheckpointError(f"{joined.directory} is in the {joined.tier} tier, which this node does not know")
+    root = tier.root(joined.directory)
+    if root.id != joined.checkpoint_id:
+        raise CorruptCheckpointError(f"{joined.directory} is another checkpoint than the one that was joined")
+    with opened.hot_store(tenant, job) as held:
+        nodepart.put(held, nodepart.JOINED, root)
+
+
+def _tiers(settings: Settings) -> tiers.Tiers:
+    rates = (settings.tier_mib_per_second, settings.warm_mib_per_second, settings.cold_mib_per_second)
+    return tiers.Tiers(tiers.Settings(Path(settings.hot_dir), settings.warm or None, settings.cold or None, *rates))
+
+
 def is_there(directory: Path, resume: CheckpointRef) -> bool:
     """Say whether a checkpoint lies here with all that it names; whether it is undamaged, who resumes finds out."""
     try:
@@ -83,9 +114,7 @@ def fetch(settings: Settings, tenant: str, job: str, resume: CheckpointRef) -> N
 
     Raises CorruptCheckpointError where no tier has it, TierUnavailableError where one that may have it does not answer.
     """
-    rates = (settings.tier_mib_per_second, settings.warm_mib_per_second, settings.cold_mib_per_second)
-    named = tiers.Settings(Path(settings.hot_dir), settings.warm or None, settings.cold or None, *rates)
-    opened = tiers.Tiers(named)
+    opened = _tiers(settings)
     sources = opened.of_job(tenant, job)
     _wait_for(resume.directory, sources)
     with opened.hot_store(tenant, job) as held:

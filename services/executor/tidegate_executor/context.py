@@ -10,6 +10,7 @@ from tidegate_events.clock import Clock
 
 from tidegate_executor.gang.exchange import GangExchange
 from tidegate_executor.image_shelf import ImageShelf
+from tidegate_executor.joins import JoinWatch
 from tidegate_executor.sampling.reports import ProcessReports
 from tidegate_executor.sandbox.base import SandboxBackend
 from tidegate_executor.settings import NodePaths, Settings
@@ -35,6 +36,7 @@ class Context:
     images: ImageShelf
     warm: WarmPool
     gangs: GangExchange
+    joins: JoinWatch
 
     @property
     def node(self) -> str:

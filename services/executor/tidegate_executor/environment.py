@@ -88,6 +88,18 @@ def _gang(order: SandboxOrder, master_address: str) -> dict[str, str]:
         "NODE_RANK": str(place.node_rank),
         "MASTER_ADDR": master_address or place.master_address,
         "MASTER_PORT": str(master_port(order.job, order.attempt)),
+        **_on_node(place),
+    }
+
+
+def _on_node(place: GangPlace) -> dict[str, str]:
+    """Return what tells the SDK its place on this node of several, where nothing the job starts changes it."""
+    if len(place.nodes) == 1:
+        return {}
+    return {
+        "TIDEGATE_NODE_RANK": str(place.node_rank),
+        "TIDEGATE_LOCAL_RANK": str(place.local_rank),
+        "TIDEGATE_LOCAL_SIZE": str(place.local_size),
     }
 
 

@@ -22,9 +22,17 @@ from tidegate_executor.attempts.asks import Ask
 from tidegate_executor.attempts.phases import Speaker
 from tidegate_executor.attempts.state import AttemptState
 from tidegate_executor.channel import messages
-from tidegate_executor.channel.handler import ClientInfo, HandlerBusy, HandlerUnavailable, MessageRefused, Origin
+from tidegate_executor.channel.handler import (
+    ClientInfo,
+    HandlerBusy,
+    HandlerUnavailable,
+    MessageRefused,
+    Origin,
+    Send,
+)
 from tidegate_executor.channel.rate import Bucket
 from tidegate_executor.context import Context
+from tidegate_executor.joins import Awaited
 from tidegate_executor.spool.records import UserMessage
 from tidegate_executor.spool.spool import SpoolFullError
 
@@ -128,6 +136,7 @@ class JobVoice:
 
     def on_gone(self, client: str) -> None:
         """Remember since when a process that waits for a phase, or is in one, is not there."""
+        self._context.joins.drop(self._memory.order.job, client)
         state, now_ns = self._memory.state, self._context.clock.now_ns()
         asked, phase = asks.away(state.asks, client, now_ns), phases.away(state.phase, client, now_ns)
         if asked is not state.asks or phase is not state.phase:
@@ -209,6 +218,40 @@ class JobVoice:
             return
         fact = facts.checkpoint_failed(state, message.step, message.error, self._context.clock.now_ns())
         await self._durably(origin, self._memory.commit([fact], state=state))
+
+    async def on_part_saved(self, origin: Origin, message: messages.PartSaved) -> None:
+        """Report this node's part of a checkpoint of several nodes, which really lies in the hot directory."""
+        self._check_open()
+        try:
+            found = await asyncio.to_thread(checkpoints.read_part, self._hot, message.directory)
+        except CorruptCheckpointError as error:
+            raise MessageRefused("no_such_part", str(error)) from error
+        if found.id != message.id:
+            raise MessageRefused("no_such_part", f"{message.directory} holds another part")
+        if found.id in self._told:
+            await self._durably(origin, self._memory.commit(state=self._marked(origin)))
+            return
+        if retry_after_ms := self._saves.take(asyncio.get_running_loop().time()):
+            raise HandlerBusy(retry_after_ms)
+        self._told.append(found.id)
+        state = transitions.step_seen(self._marked(origin), found.step)
+        now_ns = self._context.clock.now_ns()
+        fact = facts.part_saved(self._memory.order, self._context.node, message, found, now_ns)
+        await self._durably(origin, self._memory.commit([fact], state=state))
+
+    async def on_part_failed(self, origin: Origin, message: messages.PartFailed) -> None:
+        """Report that this node has no part in a checkpoint of several nodes: others wait for it."""
+        state = self._marked(origin)
+        if retry_after_ms := self._saves.take(asyncio.get_running_loop().time()):
+            raise HandlerBusy(retry_after_ms)
+        now_ns = self._context.clock.now_ns()
+        fact = facts.part_failed(self._memory.order, self._context.node, message, now_ns)
+        await self._durably(origin, self._memory.commit([fact], state=state))
+
+    def on_await_join(self, message: messages.AwaitJoin, client: str, send: Send) -> None:
+        """Have the process told what becomes of a part."""
+        order = self._memory.order
+        self._context.joins.add(Awaited(order.tenant, order.job, client, message.save, message.part), send)
 
     async def on_not_freed(self, origin: Origin, message: messages.NotFreed) -> None:
         """Report that devices are not handed back, once for each recall: who waits for them need not wait longer."""

@@ -19,6 +19,7 @@ from tidegate_events import orders, subjects
 from tidegate_events.bus import BusUnreachableError, connect
 from tidegate_events.cancellation import honour_cancellation
 from tidegate_events.clock import Clock
+from tidegate_events.joins import JOIN_SUBJECT
 from tidegate_events.journal.base import JournalUnavailableError
 from tidegate_events.journal.nats import NatsJournal
 from tidegate_events.process import say_ready
@@ -29,6 +30,7 @@ from tidegate_executor.agent import NodeAgent
 from tidegate_executor.context import Context
 from tidegate_executor.gang.exchange import GangExchange
 from tidegate_executor.image_shelf import ImageShelf
+from tidegate_executor.joins import JoinWatch
 from tidegate_executor.sampling.node import NodeReader
 from tidegate_executor.sampling.reports import ProcessReports
 from tidegate_executor.sampling.sampler import Sampler
@@ -48,6 +50,7 @@ HEARTBEAT_SECONDS = 1.0
 TIDY_SECONDS = 60.0
 LOCK_SECONDS_MAX = 10.0  # for a predecessor that is just ending
 RETRY_SECONDS = 1.0
+ASK_SECONDS_MAX = 2.0
 
 log = structlog.get_logger()
 
@@ -142,6 +145,7 @@ async def _context(settings: Settings, clock: Clock, spool: Spool, available: di
         images=ImageShelf(settings, starts),
         warm=WarmPool(available, settings, starts),
         gangs=GangExchange(settings.node),
+        joins=JoinWatch(settings),
     )
 
 
@@ -170,6 +174,7 @@ async def _attend(tasks: asyncio.TaskGroup, context: Context, agent: NodeAgent, 
 
     await _serve_subject(tasks, client, subjects.gang_to(node), on_gang)
     tasks.create_task(context.gangs.run(lambda subject, data: _publish(client, subject, data)))
+    tasks.create_task(context.joins.run(lambda data: _ask(client, JOIN_SUBJECT, data)))
     await _serve_subject(tasks, client, subjects.order(node), on_orders)
     await _serve_subject(tasks, client, subjects.ask_node(node, "logs"), on_logs)
     sampler = Sampler(
@@ -221,6 +226,15 @@ async def _publish(client: Client, subject: str, data: bytes) -> None:
         await client.publish(subject, data)
     except nats.errors.Error as error:
         log.debug("not_published", subject=subject, why=repr(error))
+
+
+async def _ask(client: Client, subject: str, data: bytes) -> bytes | None:
+    """Ask, and return the answer; None where none came: whoever asks does so again."""
+    try:
+        return (await client.request(subject, data, timeout=ASK_SECONDS_MAX)).data
+    except (nats.errors.Error, TimeoutError) as error:
+        log.debug("not_answered", subject=subject, why=repr(error))
+        return None
 
 
 async def _tidy(agent: NodeAgent) -> None:

@@ -95,7 +95,9 @@ def join(agent: Agent, tmp_path: Path) -> Iterator[Callable[..., Job]]:
     """Open a job as the process of a rank would."""
     jobs: list[Job] = []
 
-    def open_one(rank: int = 0, component: str = "learner", replica: int = 0, group: str | None = None) -> Job:
+    def open_one(
+        rank: int = 0, component: str = "learner", replica: int = 0, group: str | None = None, **more: str
+    ) -> Job:
         environ = {
             "TIDEGATE_JOB_ID": "j-1",
             "TIDEGATE_ATTEMPT": "1",
@@ -105,6 +107,7 @@ def join(agent: Agent, tmp_path: Path) -> Iterator[Callable[..., Job]]:
             "TIDEGATE_REPLICA": str(replica),
             "TIDEGATE_SOCKET": str(agent.path(rank)),
             "TIDEGATE_CHECKPOINTS": str(tmp_path / "checkpoints"),
+            **more,
         }
         job = open_job(read_identity(environ, group))
         jobs.append(job)

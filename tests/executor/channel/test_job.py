@@ -215,7 +215,7 @@ def test_a_job_starts_while_the_agent_is_away(agent: Any, join: Any, monkeypatch
 
 def test_no_common_protocol_is_a_clear_error(agent: Any, join: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "protocol_versions", lambda: [7, 9])
-    with pytest.raises(ProtocolMismatchError, match="speaks protocol 7 to 9, this agent 1 to 3"):
+    with pytest.raises(ProtocolMismatchError, match="speaks protocol 7 to 9, this agent 1 to 4"):
         join()
 
 

@@ -92,7 +92,7 @@ def test_hello_and_acknowledgement(raw: Any) -> None:
         ({"kind": "bye"}, "malformed"),
         ({"kind": "report", "protocol": [1, 1]}, "hello_first"),
         (b"not json", "malformed"),
-        ({**HELLO, "protocol": [4, 5]}, "protocol_mismatch"),
+        ({**HELLO, "protocol": [5, 6]}, "protocol_mismatch"),
         ({**HELLO, "component": "other"}, "unknown_component"),
         ({**HELLO, "component": "simulator", "replica": 2}, "unknown_component"),
         ({**HELLO, "job": "j-2"}, "malformed"),

@@ -189,8 +189,8 @@ class State(NamedTuple):
 
     def build(self, top: Path) -> None:
         """Lay the files out below an empty directory."""
-        for directory in ("packs", "manifests", "roots"):
-            (top / directory).mkdir(parents=True)
+        for directory in {"packs", "manifests", "roots", *(directory for directory, _ in self.entries)}:
+            (top / directory).mkdir(parents=True, exist_ok=True)
         for (directory, name), data in self.entries.items():
             (top / directory / name).write_bytes(data)
 

@@ -141,10 +141,10 @@ def test_a_part_reads_no_shard_of_others(directory: Path) -> None:
 def test_any_rank_that_fails_vetoes_the_checkpoint(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = sharding.store_layers
 
-    def failing(packer: Any, snapshot: Any, kept: Any) -> Any:
+    def failing(packer: Any, snapshot: Any, kept: Any = None, budget: Any = None) -> Any:
         if snapshot.layers[1].tree["d"][0][1] == 2:
             raise OSError(28, "No space left on device")
-        return real(packer, snapshot, kept)
+        return real(packer, snapshot, kept, budget)
 
     monkeypatch.setattr(sharding, "store_layers", failing)
     found = together(lambda rank: save(directory, rank))

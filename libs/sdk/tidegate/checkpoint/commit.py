@@ -48,9 +48,20 @@ def commit(places: Places, index: Index, occasion: Occasion, layers: Sequence[La
 
 def publish_layers(places: Places, occasion: Occasion, entries: Sequence[roots.LayerEntry]) -> roots.Root:
     """Create a root over layers that are durable. Raises as `commit`."""
+    root = drafted(occasion, entries)
+    create(places, root)
+    return root
+
+
+def drafted(occasion: Occasion, entries: Sequence[roots.LayerEntry], created_ns: Optional[int] = None) -> roots.Root:
+    """Return a root that is not written yet; CheckpointError for layers that do not fit each other."""
     ordered = tuple(sorted(entries, key=lambda entry: protocol.LAYERS.index(entry.name)))
-    draft = roots.Draft(occasion.step, time.time_ns(), occasion.stamp, ordered, occasion.predecessor, occasion.lost)
-    return publish(places, draft)
+    at_ns = time.time_ns() if created_ns is None else created_ns
+    draft = roots.Draft(occasion.step, at_ns, occasion.stamp, ordered, occasion.predecessor, occasion.lost)
+    try:
+        return draft.finished()
+    except ValueError as error:
+        raise CheckpointError(f"a checkpoint at step {occasion.step} was refused: {error}") from error
 
 
 def write_manifests(places: Places, given: Sequence[Manifest]) -> List[str]:
@@ -110,18 +121,12 @@ def packs_of(index: Index, given: Iterable[Manifest]) -> Tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def publish(places: Places, draft: roots.Draft) -> roots.Root:
-    """Create a root whose layers are durable. What has its name already is read: the very same root is a success."""
-    try:
-        root = draft.finished()
-    except ValueError as error:
-        raise CheckpointError(f"a checkpoint at step {draft.step} was refused: {error}") from error
-    create(places, root)
-    return root
+def create(places: Places, root: roots.Root, directory: Optional[int] = None) -> None:
+    """Create a root's file; on return it is durable. Where the very same is there already, that is a success.
 
-
-def create(places: Places, root: roots.Root) -> None:
-    """Create a root's file; on return it is durable. Where the very same is there already, that is a success."""
+    In another `directory` of the store than that of its roots it names no checkpoint: see nodepart.py.
+    """
+    named_in = places.roots if directory is None else directory
     data = roots.encode(root)
     if len(data) > roots.ROOT_BYTES_MAX:
         raise UnsupportedObjectError(
@@ -130,10 +135,10 @@ def create(places: Places, root: roots.Root) -> None:
     with files.Temporary(places.staging) as temporary:
         files.write_all(temporary.descriptor, memoryview(data))
         files.seal(temporary.descriptor)
-        is_new = temporary.name_once(places.roots, root.name + roots.SUFFIX)
-        if not is_new and roots.read(places.roots, root.name) != root:
+        is_new = temporary.name_once(named_in, root.name + roots.SUFFIX)
+        if not is_new and roots.read(named_in, root.name) != root:
             raise CheckpointError(f"{root.name} exists already: a checkpoint is never overwritten")
-        os.fsync(places.roots)
+        os.fsync(named_in)
 
 
 def remove_root(places: Places, name: str) -> None:

@@ -27,14 +27,27 @@ PART_BYTES_MAX = 1 << 20
 REASON_CHARS_MAX = 500
 
 
+class VetoedError(SaveFailedError):
+    """A rank said that it failed; `rank` is the first that did."""
+
+    def __init__(self, text: str, rank: int) -> None:
+        super().__init__(text)
+        self.rank = rank
+
+
 @dataclass(frozen=True)
 class Meeting:
-    """Which ranks meet: `key` names the occasion, the same on each of them and another for each save."""
+    """Which ranks meet: `key` names the occasion, the same on each of them and another for each save.
+
+    Where they are those of one node of several, they are counted from 0 on that node. The others give the first one
+    `then_seconds` more: it joins what they hold with what other nodes hold.
+    """
 
     key: str
     rank: int
     world_size: int
     seconds_max: float = GATHER_SECONDS_MAX
+    then_seconds: float = 0.0
 
 
 @contextmanager
@@ -64,23 +77,35 @@ class Gathering:
         self._parts = parts
         self._meeting = meeting
         self._nonce = nonce
-        self._give_up = time.monotonic() + meeting.seconds_max
+        then_seconds = 0.0 if meeting.rank == 0 else meeting.then_seconds
+        self._give_up = time.monotonic() + meeting.seconds_max + then_seconds
 
-    def lead(self, make_root: Callable[[List[Dict[str, Any]]], str]) -> str:
+    def lead(
+        self,
+        make_root: Callable[[List[Dict[str, Any]]], str],
+        on_failed: Callable[[Exception], None] = lambda error: None,
+    ) -> str:
         """Wait for every rank, make the root out of their parts, and tell them; return the root's name.
 
-        Raises SaveFailedError, which the others raise too, where one failed or did not come.
+        Raises SaveFailedError, which the others raise too, where one failed or did not come; `on_failed` hears it
+        first.
         """
         found: List[Dict[str, Any]] = []
         try:
             found = self._collected()
             self._forget_outcomes()
-            failed = [f"rank {rank}: {part['failed']}" for rank, part in enumerate(found) if part.get("failed")]
+            failed = [
+                (int(part.get("rank", rank)), str(part["failed"]))
+                for rank, part in enumerate(found)
+                if part.get("failed")
+            ]
             if failed:
-                raise SaveFailedError(f"a checkpoint of {len(found)} ranks was vetoed: {'; '.join(failed)}")
+                said = "; ".join(f"rank {rank}: {why}" for rank, why in failed)
+                raise VetoedError(f"a checkpoint of {len(found)} ranks was vetoed: {said}", failed[0][0])
             root = make_root(found)
         except Exception as error:
             self._tell(found, {"failed": str(error)[:REASON_CHARS_MAX]})
+            on_failed(error)
             raise
         self._tell(found, {"root": root})
         return root

@@ -6,7 +6,7 @@ import logging
 import os
 from typing import List, Set
 
-from tidegate.checkpoint import files
+from tidegate.checkpoint import files, nodepart
 from tidegate.checkpoint import manifest as manifests
 from tidegate.checkpoint import root as roots
 from tidegate.checkpoint.pack import NAME, SUFFIX, Index, read_index
@@ -39,17 +39,16 @@ def collect(held: Places) -> List[str]:
 
 
 def _live(held: Places) -> "tuple[Set[str], Set[str]]":
-    """Return the ids of the manifests and packs that roots need."""
+    """Return the ids of the manifests and packs that roots need, and the parts of checkpoints of several nodes."""
     index = Index()
     for name in sorted(os.listdir(held.packs)):
         if NAME.match(name):
             index.add(read_index(held.packs, name))
     live_manifests: Set[str] = set()
     live_packs: Set[str] = set()
-    for name in sorted(os.listdir(held.roots)):
-        if not name.endswith(roots.SUFFIX):
-            continue
-        for layer in roots.read(held.roots, name[: -len(roots.SUFFIX)]).layers:
+    names = (name[: -len(roots.SUFFIX)] for name in sorted(os.listdir(held.roots)) if name.endswith(roots.SUFFIX))
+    for root in [*(roots.read(held.roots, name) for name in names), *nodepart.parts(held)]:
+        for layer in root.layers:
             _mark(held, index, layer.manifest, live_manifests, live_packs)
     return live_manifests, live_packs
 

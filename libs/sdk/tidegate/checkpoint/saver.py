@@ -12,13 +12,15 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, Callable, Deque, Dict, List, Optional
 
-from tidegate.checkpoint import grace, sharding
+from tidegate.checkpoint import grace
 from tidegate.checkpoint import snapshot as snapshots
 from tidegate.checkpoint.commit import Occasion
 from tidegate.checkpoint.direct import Arenas
 from tidegate.checkpoint.gathering import Meeting
 from tidegate.checkpoint.grace import Budget
 from tidegate.checkpoint.handle import Checkpoint
+from tidegate.checkpoint.nodepart import Spread
+from tidegate.checkpoint.occasions import Occasions
 from tidegate.checkpoint.root import Stamp
 from tidegate.checkpoint.snapshot import Borrowed, Snapshot
 from tidegate.checkpoint.store import CheckpointStore, Committed
@@ -29,6 +31,8 @@ SAVES_IN_FLIGHT_MAX = 2
 """One being written and one waiting; a third save waits for the first. Each holds a copy of its layers."""
 MEASURED_BYTES_MIN = 16 << 20
 """A save of less says how long its fsyncs take, not how fast the disk is."""
+SPREAD_FRACTION = 0.5
+"""Of the time before a deadline, for storing what is to be brought to a tier and joined with other nodes' parts."""
 ARENAS_IDLE_MAX = 2
 """Beside the copy that the next save is compared with: so saves under way never wait for new memory."""
 
@@ -101,6 +105,7 @@ class _Work:
     copy_ms: int
     ends_at: Optional[float]
     meeting: Optional[Meeting]
+    spread: Optional[Spread]
 
 
 class Saver:
@@ -111,8 +116,10 @@ class Saver:
         store: CheckpointStore,
         on_saved: Callable[[Done], None],
         on_failed: Callable[[int, str], None],
+        occasions: Optional[Occasions] = None,
     ) -> None:
         self._store = store
+        self._occasions = occasions or Occasions()
         self._on_saved = on_saved
         self._on_failed = on_failed
         self._condition = threading.Condition()
@@ -122,7 +129,6 @@ class Saver:
         self._thread: Optional[threading.Thread] = None
         self._arenas = Arenas(ARENAS_IDLE_MAX)
         self._kept: Optional[Kept] = None
-        self._meetings = 0
         self._bytes_per_second: Optional[float] = None
 
     def save(
@@ -141,6 +147,8 @@ class Saver:
         Where there are only `seconds_left`, the checkpoint holds the layers that could be stored in time. `together`
         with every other rank, which saves as well, it is one checkpoint of all.
         """
+        if seconds_left is not None and together and self._occasions.is_spread:
+            seconds_left *= SPREAD_FRACTION
         ends_at = None if seconds_left is None else grace.within(seconds_left).ends_at
         pending = PendingSave(step)
         with self._condition:
@@ -159,9 +167,9 @@ class Saver:
             raise
         pending._total_bytes = snapshot.bytes
         copy_ms = int((time.monotonic() - started) * 1000)
-        meeting = self._meeting(step, stamp) if together else None
+        meeting, spread = self._occasions.next(step, stamp) if together else (None, None)
         with self._condition:
-            self._queue.append(_Work(pending, snapshot, stamp, copy_ms, ends_at, meeting))
+            self._queue.append(_Work(pending, snapshot, stamp, copy_ms, ends_at, meeting, spread))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="tidegate-saver", daemon=True)
                 self._thread.start()
@@ -169,11 +177,6 @@ class Saver:
         if snapshot.borrowed is not None:
             _await(pending, snapshot.borrowed)
         return pending
-
-    def _meeting(self, step: int, stamp: Stamp) -> Meeting:
-        """Return where this save meets those of the other ranks: each counts its own, and they agree."""
-        self._meetings += 1
-        return Meeting(sharding.key(step, stamp, self._meetings), stamp.rank, stamp.world_size)
 
     def raise_failure(self) -> None:
         """Raise the first failure nobody was told of."""
@@ -214,7 +217,8 @@ class Saver:
         try:
             if work.meeting is None or work.meeting.rank == 0:  # one of several ranks is one checkpoint, told of once
                 retain(self._store)
-                self._on_saved(done)
+                if work.spread is None:  # else whoever joined it has told of it
+                    self._on_saved(done)
         except BaseException as error:  # noqa: BLE001 - as above
             self._fail(work.pending, error)
         else:
@@ -224,14 +228,23 @@ class Saver:
         """Write one save durably, and see to it that the memory of what nobody needs any more is used again."""
         before = self._kept
         occasion = Occasion(work.pending.step, work.stamp, before.root_id if before is not None else None)
+        budget = None if work.ends_at is None else Budget(work.ends_at, self._bytes_per_second)
+        on_stored = work.pending._on_stored
         if work.meeting is not None:
-            committed, self._kept = self._store.save_part(occasion, work.snapshot, work.meeting, before)
+            committed, self._kept = self._store.save_part(
+                occasion,
+                work.snapshot,
+                work.meeting,
+                kept=before,
+                budget=budget,
+                spread=work.spread,
+                on_stored=on_stored,
+            )
         else:
-            budget = None if work.ends_at is None else Budget(work.ends_at, self._bytes_per_second)
-            committed, self._kept = self._store.save(occasion, work.snapshot, before, work.pending._on_stored, budget)
+            committed, self._kept = self._store.save(occasion, work.snapshot, before, on_stored, budget)
         if before is not None:
             self._arenas.give_back(before.snapshot.arena)
-        if not committed.root.lost:
+        if work.meeting is None and not committed.root.lost:  # else much of the time others were waited for
             self._measure(work.snapshot.bytes, time.monotonic() - started)
         return committed
 

@@ -7,23 +7,24 @@ from __future__ import annotations
 
 import logging
 import os
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Callable, ContextManager, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
-from tidegate.checkpoint import commit, files, places, reader, retention, sharding
+from tidegate.checkpoint import commit, files, gathering, nodepart, places, reader, retention, sharding
 from tidegate.checkpoint import manifest as manifests
 from tidegate.checkpoint import root as roots
 from tidegate.checkpoint.crew import SHARED, Crew
 from tidegate.checkpoint.gathering import Meeting
 from tidegate.checkpoint.grace import Budget
+from tidegate.checkpoint.nodepart import Spread
 from tidegate.checkpoint.pack import Index
 from tidegate.checkpoint.packing import OnStored, Packer
 from tidegate.checkpoint.places import Places
 from tidegate.checkpoint.shelf import Shelf
 from tidegate.checkpoint.snapshot import Snapshot, refuse_shards
 from tidegate.checkpoint.writing import Kept, write
-from tidegate.errors import CorruptCheckpointError, UsageError
+from tidegate.errors import CheckpointError, CorruptCheckpointError, UsageError
 
 KEEP_DEFAULT = 3
 
@@ -103,12 +104,31 @@ class CheckpointStore:
         return Committed(root, self.directory), now
 
     def save_part(
-        self, occasion: commit.Occasion, snapshot: Snapshot, meeting: Meeting, kept: Optional[Kept] = None
+        self,
+        occasion: commit.Occasion,
+        snapshot: Snapshot,
+        meeting: Meeting,
+        *,
+        kept: Optional[Kept] = None,
+        budget: Optional[Budget] = None,
+        spread: Optional[Spread] = None,
+        on_stored: OnStored = lambda size: None,
     ) -> Tuple[Committed, Kept]:
-        """Write this rank's part of a checkpoint of several ranks; on return all of it is durable."""
-        with self.in_use() as (held, index), Packer(held, index, self._crew) as packer:
+        """Write this rank's part of a checkpoint of several ranks; on return all of it is durable.
+
+        With `spread` the ranks are on several nodes, and what is durable is so in a tier that they share.
+        """
+        with ExitStack() as stack:
+            try:
+                held, index = stack.enter_context(self.in_use())
+                packer = stack.enter_context(Packer(held, index, self._crew, on_stored))
+            except (OSError, CheckpointError) as error:
+                if spread is not None:  # nobody on the other nodes need wait for a rank that cannot even begin
+                    why = f"{type(error).__name__}: {error}"[: gathering.REASON_CHARS_MAX]
+                    spread.gang.failed(spread.save, occasion.step, occasion.stamp.rank, why)
+                raise
             packer.refresh = lambda: setattr(packer, "index", self._shelf.refresh(held))
-            root, now = sharding.save(packer, occasion, snapshot, meeting, kept)
+            root, now = sharding.save(packer, occasion, snapshot, meeting, kept=kept, budget=budget, spread=spread)
         return Committed(root, self.directory), now
 
     def commit_drafts(
@@ -152,8 +172,10 @@ class CheckpointStore:
         Without `wanted` these are the ones this process saved itself, or those of rank 0 if it never saved any. With
         `use` a checkpoint is the right one when that raises no CorruptCheckpointError; nothing else is read then.
         """
-        with self.in_use() as (held, index):
+        with self._places() as held, places.in_use(held):
+            # The packs after the roots: those of a checkpoint that somebody saves in between are known, not missed.
             candidates, why = self._candidates(self._committed(held), wanted)
+            index = self._shelf.refresh(held)
             for item in candidates:
                 try:
                     if use is None:
@@ -213,6 +235,8 @@ class CheckpointStore:
                 commit.remove_root(held, name)
             if removed:
                 os.fsync(held.roots)
+            parts = nodepart.retain(held, self._mine, self._keep)
+            if removed or parts:
                 retention.collect(held)
             return removed
 

@@ -36,10 +36,7 @@ def write(
     With a budget the layers are stored one after the other, and the root names those that were finished; raises
     OutOfTimeError where that is none.
     """
-    if budget is None:
-        drafts, bases = _drafts(packer, snapshot.layers, snapshot, kept)
-    else:
-        drafts, bases = _in_time(packer, snapshot, kept, budget)
+    drafts, bases = store_layers(packer, snapshot, kept, budget)
     packer.seal()
     finished = {draft.name for draft in drafts}
     lost = tuple(each.name for each in snapshot.layers if each.name not in finished)
@@ -54,10 +51,16 @@ def kept_of(snapshot: Snapshot, bases: Dict[Key, Base], root: Root) -> Kept:
 
 
 def store_layers(
-    packer: Packer, snapshot: Snapshot, kept: Optional[Kept] = None
+    packer: Packer, snapshot: Snapshot, kept: Optional[Kept] = None, budget: Optional[Budget] = None
 ) -> Tuple[List[LayerDraft], Dict[Key, Base]]:
-    """Store every layer of a snapshot; return what the layers consist of, and what the next save may build on."""
-    return _drafts(packer, snapshot.layers, snapshot, kept)
+    """Store the layers of a snapshot, with a budget those that there is time for.
+
+    Returns what the layers consist of, and what the next save may build on. Raises OutOfTimeError where there is time
+    for none.
+    """
+    if budget is None:
+        return _drafts(packer, snapshot.layers, snapshot, kept)
+    return _in_time(packer, snapshot, kept, budget)
 
 
 def _in_time(

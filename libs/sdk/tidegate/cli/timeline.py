@@ -25,6 +25,8 @@ ROUTINE_KINDS = frozenset(
         "QuotaApplied",
         "CheckpointSaved",
         "CheckpointVerified",
+        "CheckpointPartSaved",
+        "CheckpointPartPromoted",
         "ProgressReported",
     }
 )
@@ -52,6 +54,9 @@ _STYLES = {
     "CheckpointSaved": "cyan",
     "CheckpointVerified": "cyan",
     "CheckpointFailed": "bold red",
+    "CheckpointPartSaved": "cyan",
+    "CheckpointPartPromoted": "cyan",
+    "CheckpointPartFailed": "red",
     "PlacementRejected": "red",
     "JobFailed": "bold red",
     "JobRejected": "bold red",
@@ -85,6 +90,8 @@ _PLURALS = {
     "QuotaApplied": "quotas applied",
     "CheckpointSaved": "checkpoints saved",
     "CheckpointVerified": "checkpoints verified",
+    "CheckpointPartSaved": "parts of checkpoints saved",
+    "CheckpointPartPromoted": "parts of checkpoints promoted",
     "ProgressReported": "reports of progress",
 }
 

@@ -104,6 +104,17 @@ def _checkpoint_failed(entry: Entry, data: dict[str, Any]) -> str:
     return f"checkpoint {short(data.get('checkpoint_id', ''))} {what}: {why}"
 
 
+def _part_saved(entry: Entry, data: dict[str, Any]) -> str:
+    part = data.get("part") or {}
+    ranks = ", ".join(str(rank) for rank in data.get("ranks", ()))
+    return f"part {short(part.get('id', ''))} of the checkpoint at step {part.get('step')} stored (ranks {ranks})"
+
+
+def _part_failed(entry: Entry, data: dict[str, Any]) -> str:
+    why = text.reason(data["reason"]) if data.get("reason") else "no reason given"
+    return f"rank {data.get('rank')} has no part in the checkpoint at step {data.get('step')}: {why}"
+
+
 def _rate(entry: Entry, data: dict[str, Any]) -> str:
     steps, target = (data.get(name, 0) / 1000 for name in ("rate_millis", "target_millis"))
     how = "below" if entry["kind"] == "StepRateLow" else "back above"
@@ -211,6 +222,11 @@ _WORDS: dict[str, Callable[[Entry, dict[str, Any]], str]] = {
     "CheckpointSaved": _saved,
     "CheckpointVerified": _verified,
     "CheckpointFailed": _checkpoint_failed,
+    "CheckpointPartSaved": _part_saved,
+    "CheckpointPartFailed": _part_failed,
+    "CheckpointPartPromoted": lambda entry, data: (
+        f"part {short(data.get('part_id', ''))} is in the {data.get('tier')} tier"
+    ),
     "StepRateLow": _rate,
     "StepRateRecovered": _rate,
     "NodeJoined": _joined,

@@ -7,7 +7,7 @@ import platform
 import threading
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Mapping, Optional
+from typing import Any, Callable, Dict, Mapping, Optional, Tuple
 
 from tidegate import protocol
 from tidegate.environment import Identity
@@ -15,6 +15,7 @@ from tidegate.errors import FrameError, JobClosedError, PhaseRefusedError, Proto
 from tidegate.link.asks import AskGate
 from tidegate.link.base import Patience, ReportCall, Resume
 from tidegate.link.connection import Connection, Wake
+from tidegate.link.joins import JoinGate
 from tidegate.link.outbox import Outbox
 from tidegate.link.phases import PhaseLane
 from tidegate.link.reports import WINDOW_SECONDS, Reports
@@ -44,6 +45,7 @@ class AgentLink:
         self._outbox = Outbox()
         self._phases = PhaseLane(self._outbox.put)
         self._asks = AskGate()
+        self._joins = JoinGate()
         self._version = protocol.PROTOCOL_MAX
         self._reports = Reports()
         self._wake = Wake()
@@ -137,6 +139,16 @@ class AgentLink:
             )
         return None
 
+    def joined(self, seq: int, key: Tuple[str, str], seconds: float) -> Dict[str, Any]:
+        """Wait until the agent says what became of a part; asked again of an agent that comes back."""
+
+        def hindrance() -> Optional[str]:
+            if self._fatal is not None:
+                return str(self._fatal)
+            return self._outbox.refusal(seq)
+
+        return self._joins.wait(key, seconds, self._wake.set, hindrance)
+
     def not_freed(self, message: Dict[str, Any]) -> None:
         """Say that devices are not handed back; an agent that does not know the word sees the recall unanswered."""
         if self._version >= protocol.PROTOCOL_NOT_FREED:
@@ -171,6 +183,7 @@ class AgentLink:
     def _run(self) -> None:
         retry = RETRY_SECONDS_MIN
         while self._fatal is None and not self._may_leave():
+            self._joins.rewind()
             try:
                 with Connection(self._path, self._wake) as connection:
                     self._converse(connection)
@@ -230,6 +243,9 @@ class AgentLink:
             if frame is None:
                 break
             connection.send_frame(frame)
+        if self._version >= protocol.PROTOCOL_JOINS:
+            for message in self._joins.unsaid():
+                connection.send(message)
         while connection.unsent_bytes < UNSENT_BYTES_MAX:
             report = self._reports.take()
             if report is None:
@@ -280,6 +296,8 @@ class AgentLink:
             self._asks.on_granted(message)
         elif kind == "hand_back":
             self._recall.on_hand_back(message["deadline_ns"])
+        elif kind == "joined":
+            self._joins.on_joined(message)
         elif kind == "replicas":
             self._replicas = message["counts"]
         elif kind == "error":

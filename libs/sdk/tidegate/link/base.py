@@ -43,6 +43,13 @@ class Link(Protocol):
         patience.
         """
 
+    def joined(self, seq: int, key: Tuple[str, str], seconds: float) -> Dict[str, Any]:
+        """Wait until it is decided what becomes of a part that message `seq` told of; `key` is (save, id of the part).
+
+        Returns the agent's word. Raises SaveFailedError where the agent took no such message, NotJoinedError where its
+        word was not heard.
+        """
+
     def not_freed(self, message: Dict[str, Any]) -> None:
         """Have it said that devices are not handed back, where an agent takes that word."""
 

@@ -6,8 +6,9 @@ import json
 import threading
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Mapping, Optional
+from typing import Any, Callable, Dict, Mapping, Optional, Tuple
 
+from tidegate.checkpoint.nodepart import NotJoinedError
 from tidegate.environment import Identity
 from tidegate.link.base import Patience, ReportCall, Resume
 from tidegate.link.reports import WINDOW_SECONDS, Reports
@@ -74,6 +75,10 @@ class LocalLink:
     def ask(self, name: str, step: Optional[int], patience: Patience) -> Mapping[str, str]:
         """Return the devices there are: nobody else needs them."""
         return self._identity.devices
+
+    def joined(self, seq: int, key: Tuple[str, str], seconds: float) -> Dict[str, Any]:
+        """Raise NotJoinedError: a local run is on no other node."""
+        raise NotJoinedError("a run without an agent has no other nodes: nobody joins what they hold")
 
     def not_freed(self, message: Dict[str, Any]) -> None:
         """Log it."""

@@ -21,6 +21,8 @@ from tidegate.tiers.job import LEASES, QUARANTINE, JobTier
 
 PAUSE_SECONDS = 3600
 LEASE_BYTES_MAX = 64 << 20
+PARTIAL_SECONDS = 24 * 3600
+"""How long what a killed process wrote of a pack is kept for the next try."""
 
 _SUFFIXES = {PACKS: pack.SUFFIX, MANIFESTS: manifests.SUFFIX}
 
@@ -39,6 +41,7 @@ def collect(tier: JobTier, now_seconds: int, pause_seconds: int = PAUSE_SECONDS)
 
     Raises CorruptCheckpointError where a root or manifest cannot be read: what it needs is not known, so all stays.
     """
+    tier.objects.forget_partial(tier.prefix, now_seconds - PARTIAL_SECONDS)
     live, is_known = _live(tier, now_seconds)
     returned, deleted, deleted_bytes = _settle(tier, live, now_seconds - pause_seconds)
     quarantined: List[str] = []
@@ -87,6 +90,8 @@ def _live(tier: JobTier, now_seconds: int) -> Tuple[Dict[str, Set[str]], bool]:
     """Return the ids of the manifests and packs that a root or a lease needs, and whether those are all."""
     live: Dict[str, Set[str]] = {PACKS: set(), MANIFESTS: set()}
     is_known = True
+    # Before the roots and after them: what a lease kept until a root named it is seen by one or the other.
+    _add_leased(tier, now_seconds, live)
     named: Set[str] = set()
     others = _Others(tier) if tier.replaced() else None
     for name in tier.roots():
@@ -110,6 +115,14 @@ def _live(tier: JobTier, now_seconds: int) -> Tuple[Dict[str, Set[str]], bool]:
             live[PACKS] |= apart | {pack_id for layer in root.layers for pack_id in layer.packs}
             live[MANIFESTS] |= apart
             is_known = False
+    _add_leased(tier, now_seconds, live)
+    for pack_id in (others.replaced if others else set()) - named:
+        tier.forget_repacked(pack_id)
+    return live, is_known
+
+
+def _add_leased(tier: JobTier, now_seconds: int, live: Dict[str, Set[str]]) -> None:
+    """Add what leases name; one whose time is over is removed."""
     for stored in tier.objects.names(tier.path(LEASES)):
         lease = _lease(tier, stored.name)
         if lease["expires"] >= now_seconds:
@@ -117,9 +130,6 @@ def _live(tier: JobTier, now_seconds: int) -> Tuple[Dict[str, Set[str]], bool]:
             live[MANIFESTS] |= set(lease["manifests"])
         else:
             tier.objects.remove(stored.name)
-    for pack_id in (others.replaced if others else set()) - named:
-        tier.forget_repacked(pack_id)
-    return live, is_known
 
 
 class _Others:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import List, NamedTuple, Set, Tuple
 
-from tidegate.checkpoint import commit, files, places, retention, store
+from tidegate.checkpoint import commit, files, nodepart, places, retention, store
 from tidegate.checkpoint import root as roots
 from tidegate.checkpoint.places import Places
 from tidegate.checkpoint.root import Root
@@ -54,11 +54,12 @@ def make_room(tiers: Tiers, limits: Watermarks, running: Set[str]) -> List[Tuple
     """Remove checkpoints from the node's disk where it is fuller than it should be; return (job, root) of each.
 
     Only what is whole in a shared tier goes, never the newest of a job in `running`, and nothing of a store that
-    somebody reads or writes now.
+    somebody reads or writes now. First of all goes what jobs that have ended stored as parts: nobody joins them.
     """
     used = used_bytes(tiers.hot)
     if used <= limits.high_bytes:
         return []
+    used -= _drop_parts(tiers.hot, running)
     removed: List[Tuple[str, str]] = []
     for root, path in sorted(_candidates(tiers, running), key=lambda each: each[0].created_ns):
         if used <= limits.low_bytes:
@@ -68,6 +69,23 @@ def make_room(tiers: Tiers, limits: Watermarks, running: Set[str]) -> List[Tuple
             removed.append((path.name, root.name))
             used -= before - _store_bytes(path)
     return removed
+
+
+def _drop_parts(hot: Path, running: Set[str]) -> int:
+    """Remove what jobs that have ended left of checkpoints of several nodes; return how many bytes that freed."""
+    freed = 0
+    for path in _stores(hot):
+        if path.name in running:
+            continue
+        before = _store_bytes(path)
+        try:
+            with places.opened(path) as held, places.alone(held) as is_alone:
+                if is_alone and nodepart.retain(held, lambda part: True, 0):
+                    retention.collect(held)
+        except (OSError, CorruptCheckpointError):
+            continue  # not a store, or its job is changing it
+        freed += before - _store_bytes(path)
+    return freed
 
 
 def _candidates(tiers: Tiers, running: Set[str]) -> List[Tuple[Root, Path]]:

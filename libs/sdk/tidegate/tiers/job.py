@@ -6,6 +6,7 @@ Beside them: `pins/<root>.json`, see retaining.py, `leases/<id>.json` and `quara
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from tidegate.tiers.objects import Objects, TierUnavailableError
 LEASES, PINS, QUARANTINE, REPACKED = "leases", "pins", "quarantine", "repacked"
 LEASE_SECONDS = 6 * 3600
 """How long a move may take. One that takes longer looks again at its end whether all is there."""
+PART_BYTES_MAX = 64 << 20
 SENDS_MAX = 2
 """How often a pack is sent that did not come back as it was sent."""
 
@@ -91,6 +93,21 @@ class JobTier:
     def replaced(self) -> Set[str]:
         """Return the ids of packs that were written again, into others: see repacking.py."""
         return set(self.listed(REPACKED, roots.SUFFIX))
+
+    def is_busy(self) -> bool:
+        """Say whether something is being brought here."""
+        return bool(self.objects.names(self.path(LEASES)))
+
+    def known(self) -> List[Root]:
+        """Return all roots. Raises CorruptCheckpointError where one cannot be read."""
+        return [self.root(name) for name in self.roots()]
+
+    def record(self, pack_id: str, offset: int, length: int) -> bytes:
+        """Return bytes of a pack."""
+        try:
+            return self.objects.read_range(self.path(PACKS, pack_id + pack.SUFFIX), offset, length)
+        except FileNotFoundError as error:
+            raise CorruptCheckpointError(f"pack {pack_id[:12]} is not in {self.name}") from error
 
     def note_repacked(self, pack_id: str) -> None:
         """Say that every chunk of a pack that lives is in another one too."""
@@ -179,6 +196,32 @@ class JobTier:
             yield
         finally:
             self.objects.remove(name)
+
+    def keep_part(self, part: Root, manifest_ids: Sequence[str], packs: Sequence[str], seconds: int) -> None:
+        """Keep one node's part of a checkpoint until it is joined with the others, as a lease that says what it is."""
+        document = {"expires": int(time.time()) + seconds, "manifests": list(manifest_ids), "packs": list(packs)}
+        data = manifests.canonical({**document, "part": json.loads(roots.encode(part))})
+        self.objects.put(self._part(part.name), data)
+
+    def part(self, name: str) -> Root:
+        """Return a part that is kept here. Raises CorruptCheckpointError where it is not there whole."""
+        try:
+            document = json.loads(self.objects.read(self._part(name), PART_BYTES_MAX))
+            part = roots.decode(manifests.canonical(document["part"]))
+        except FileNotFoundError as error:
+            raise CorruptCheckpointError(f"part {name} is not in {self.name}") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise CorruptCheckpointError(f"part {name} in {self.name} is malformed: {error!r}") from error
+        if part.name != name:
+            raise CorruptCheckpointError(f"part {name} in {self.name} holds {part.name}")
+        return part
+
+    def forget_part(self, name: str) -> None:
+        """Keep a part no longer: a root names what is in it, or nothing will."""
+        self.objects.remove(self._part(name))
+
+    def _part(self, name: str) -> str:
+        return self.path(LEASES, f"part-{name}{roots.SUFFIX}")
 
     def remove_root(self, name: str) -> None:
         """Remove a checkpoint's name; what only it needed is collected later."""

@@ -18,6 +18,7 @@ from obstore.store import LocalStore, S3Store
 
 from tidegate.checkpoint import files
 from tidegate.errors import CheckpointError, CorruptCheckpointError
+from tidegate.tiers import partial
 from tidegate.tiers.bandwidth import Bandwidth
 
 TRIES_MAX = 4
@@ -95,7 +96,11 @@ class Objects:
         self._trying(f"writing {name}", lambda: self._written(name, lambda: obstore.put(self._store, name, data)))
 
     def upload(self, name: str, file: BinaryIO) -> None:
-        """Write a large object in parts, over one of that name; it is there as a whole or not at all."""
+        """Write a large object in parts, over one of that name; it is there as a whole or not at all.
+
+        In a directory what an earlier process wrote of it counts: see partial.py. In an object store a multipart
+        upload is of no use to anybody but who began it (obstore tells nobody its id), and begins anew.
+        """
 
         def blocks() -> Iterator[bytes]:
             file.seek(0)
@@ -104,9 +109,14 @@ class Objects:
                 yield block
 
         def once() -> None:
-            obstore.put(self._store, name, blocks(), chunk_size=PART_BYTES, max_concurrency=UPLOADS_MAX)
+            if self._directory is None or not partial.write(self._directory, name, file, self.bandwidth.take):
+                obstore.put(self._store, name, blocks(), chunk_size=PART_BYTES, max_concurrency=UPLOADS_MAX)
 
         self._trying(f"sending {name}", lambda: self._written(name, once))
+
+    def forget_partial(self, job: str, before_seconds: int) -> int:
+        """Remove what was begun of large objects of a job, `<tenant>/<job>`, and left alone since; return the bytes."""
+        return 0 if self._directory is None else partial.forget(self._directory, job, before_seconds)
 
     def _written(self, name: str, write: Callable[[], Any]) -> None:
         write()

@@ -4,20 +4,24 @@ A root goes on naming the old pack: it says where chunks were when it was writte
 it is there, and else finds each chunk in those that are (holding.packs_of). `repacked/<id>.json` says that a pack was
 written again: the collection takes it for needed only where the others lack a chunk, and sets it apart else, as it
 does with all that nothing needs. Nothing is repacked while something is brought to the job's tier.
+
+On a node the same is done to the store that a job saves into. There the store's lock takes the place of leases and
+quarantine: the new packs are written beside those who save and restore, and an old one goes when nobody does, after
+another look at what is needed by then.
 """
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from contextlib import ExitStack, nullcontext
+from typing import ContextManager, Dict, List, NamedTuple, Optional, Protocol, Sequence, Set, Tuple
 
-from tidegate.checkpoint import files, hashes, pack
+from tidegate.checkpoint import commit, files, hashes, nodepart, pack, places, retention
 from tidegate.checkpoint.manifest import Manifest
 from tidegate.checkpoint.pack import Entry, Index, Pack, aligned
-from tidegate.checkpoint.places import PACKS
+from tidegate.checkpoint.places import Places
+from tidegate.checkpoint.root import LayerEntry, Root
 from tidegate.errors import CorruptCheckpointError
-from tidegate.tiers.holding import manifests_of
-from tidegate.tiers.job import LEASES, JobTier
+from tidegate.tiers.holding import Holding, HotHolding, manifests_of
 
 DEAD_PERCENT_MIN = 60
 """A pack is written again when so much of it is dead: then what is read and written frees more than it costs."""
@@ -36,16 +40,98 @@ class Repacked(NamedTuple):
     freed_bytes: int
 
 
-def repack(tier: JobTier, staging: int) -> Optional[Repacked]:
+class Repackable(Holding, Protocol):
+    """A holding whose packs can be written again."""
+
+    def is_busy(self) -> bool:
+        """Say whether something is being brought there."""
+
+    def known(self) -> List[Root]:
+        """Return all roots, and what else keeps chunks as a root does."""
+
+    def record(self, pack_id: str, offset: int, length: int) -> bytes:
+        """Return bytes of a pack. Raises CorruptCheckpointError where they are not there."""
+
+    def note_repacked(self, pack_id: str) -> None:
+        """Say that every chunk of a pack that lives is in another one too."""
+
+
+class _HotStore(HotHolding):
+    """A node's store, with what repacking needs."""
+
+    def __init__(self, held: Places) -> None:
+        super().__init__(held)
+        self._places = held
+
+    def is_busy(self) -> bool:
+        """Say that it is not: the store's lock tells, when packs are removed."""
+        return False
+
+    def known(self) -> List[Root]:
+        """Return all roots, and the parts of checkpoints of several nodes."""
+        return [*(self.root(name) for name in self.roots()), *nodepart.parts(self._places)]
+
+    def record(self, pack_id: str, offset: int, length: int) -> bytes:
+        """Return bytes of a pack."""
+        try:
+            with files.open_inside(self._places.packs, pack_id + pack.SUFFIX) as file:
+                file.seek(offset)
+                return b"".join(files.blocks(file, length))
+        except OSError as error:
+            raise CorruptCheckpointError(f"pack {pack_id[:12]} cannot be read: {error.strerror or error}") from error
+
+    def leased(self, layers: Sequence[LayerEntry], packs: Sequence[str]) -> ContextManager[None]:
+        """Keep nothing: if its job removes the new pack before the old one is gone, nothing is lost."""
+        return nullcontext()
+
+    def note_repacked(self, pack_id: str) -> None:
+        """Say nothing: the old pack goes at once, or stays."""
+
+
+def repack_hot(held: Places) -> Optional[Repacked]:
+    """Rewrite the packs of a node's store of which little is used, and remove the old ones.
+
+    Returns None where somebody saves or restores: the old packs stay then, and the next pass goes on. Raises as
+    `repack`.
+    """
+    with places.alone(held) as is_alone:
+        if not is_alone:
+            return None  # before anything is written that could not take the place of the old ones
+    done = repack(_HotStore(held), held.staging)
+    if done is None or not done.replaced:
+        return done
+    with places.alone(held) as is_alone:
+        if not is_alone:
+            return None
+        removed = [pack_id for pack_id in done.replaced if _removed(held, pack_id)]
+        retention.collect(held)
+    return done._replace(replaced=removed) if removed else None
+
+
+def _removed(held: Places, pack_id: str) -> bool:
+    """Remove a pack if all that is needed now is in the others; say whether that was so. With the lock held alone."""
+    store, rest = _HotStore(held), Index()
+    for other in store.index().packs.values():
+        if other.id != pack_id:
+            rest.add(other)
+    try:
+        commit.packs_of(rest, [each for root in store.known() for each in manifests_of(store, root.layers)])
+    except CorruptCheckpointError:
+        return False  # since it was written again a save came to need more of it, or the new pack is gone
+    files.unlink_quietly(held.packs, pack_id + pack.SUFFIX)
+    return True
+
+
+def repack(tier: Repackable, staging: int) -> Optional[Repacked]:
     """Rewrite the packs of a job's tier of which its roots use little; `staging` is where the new ones are made.
 
     Returns None where something is being brought to the tier: nothing was looked at then. Raises
     CorruptCheckpointError where a manifest or a chunk is missing or damaged, TierUnavailableError; by neither is
     anything lost.
     """
-    if tier.objects.names(tier.path(LEASES)):
+    if tier.is_busy():
         return None
-    needed = [each for name in tier.roots() for each in manifests_of(tier, tier.root(name).layers)]
+    needed = [each for root in tier.known() for each in manifests_of(tier, root.layers)]
     index = tier.index()
     chosen = _chosen(index, _live(index, needed))
     made: List[Pack] = []
@@ -91,7 +177,7 @@ def _live(index: Index, needed: Sequence[Manifest]) -> Dict[str, Set[Key]]:
 
 
 def _written(
-    tier: JobTier, hash_name: str, chosen: Dict[str, List[Entry]], staging: int, leases: ExitStack
+    tier: Repackable, hash_name: str, chosen: Dict[str, List[Entry]], staging: int, leases: ExitStack
 ) -> List[Pack]:
     """Send new packs with these entries of old ones, by the old ones' ids; return the new ones."""
     pending = [(pack_id, entry) for pack_id, entries in chosen.items() for entry in entries]
@@ -114,13 +200,9 @@ def _written(
     return made
 
 
-def _stored(tier: JobTier, hash_name: str, pack_id: str, entry: Entry) -> bytes:
+def _stored(tier: Repackable, hash_name: str, pack_id: str, entry: Entry) -> bytes:
     """Return a chunk's stored bytes, compared with their hash."""
-    name = tier.path(PACKS, pack_id + pack.SUFFIX)
-    try:
-        data = tier.objects.read_range(name, entry.offset, entry.stored_bytes)
-    except FileNotFoundError as error:
-        raise CorruptCheckpointError(f"pack {pack_id[:12]} is not in {tier.name}") from error
+    data = tier.record(pack_id, entry.offset, entry.stored_bytes)
     if hashes.named(hash_name)(data) != entry.stored_hash:
         raise CorruptCheckpointError(
             f"pack {pack_id[:12]} in {tier.name}: chunk {entry.id.hex()[:12]} at offset {entry.offset} is damaged"

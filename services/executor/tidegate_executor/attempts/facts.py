@@ -6,6 +6,8 @@ from typing import Any
 
 from tidegate_events.events import (
     CheckpointFailed,
+    CheckpointPartFailed,
+    CheckpointPartSaved,
     CheckpointRef,
     CheckpointSaved,
     HandBackFailed,
@@ -25,6 +27,7 @@ from tidegate_events.orders import SandboxOrder
 from tidegate_executor.attempts.outcome import Ending
 from tidegate_executor.attempts.state import AttemptState
 from tidegate_executor.attempts.wording import plain
+from tidegate_executor.channel import messages
 
 
 def _base(of: AttemptState | SandboxOrder, now_ns: int) -> dict[str, Any]:
@@ -118,6 +121,34 @@ def checkpoint_failed(state: AttemptState, step: int | None, detail: str, now_ns
     """A save did not become durable."""
     reason = Reason(code="SaveFailed", detail=plain(detail))
     return CheckpointFailed(**_base(state, now_ns), stage="save", reason=reason, step=step)
+
+
+def part_saved(
+    order: SandboxOrder, node: str, said: messages.PartSaved, part: CheckpointRef, now_ns: int
+) -> CheckpointPartSaved:
+    """The ranks of this node stored their part of a checkpoint of several nodes."""
+    return CheckpointPartSaved(
+        **_base(order, now_ns),
+        rank=order.rank,
+        node=node,
+        save=said.save,
+        nodes=order.gang.nodes if order.gang is not None else (node,),
+        ranks=tuple(said.ranks),
+        part=part,
+    )
+
+
+def part_failed(order: SandboxOrder, node: str, said: messages.PartFailed, now_ns: int) -> CheckpointPartFailed:
+    """A rank of this node could not store what it holds."""
+    return CheckpointPartFailed(
+        **_base(order, now_ns),
+        rank=said.rank,
+        node=node,
+        save=said.save,
+        nodes=order.gang.nodes if order.gang is not None else (node,),
+        reason=Reason(code="SaveFailed", detail=plain(said.error)),
+        step=said.step,
+    )
 
 
 def checkpoint_unusable(state: AttemptState, checkpoint: CheckpointRef, detail: str, now_ns: int) -> CheckpointFailed:

@@ -4,7 +4,8 @@ A callback that returns has made its message durable: the job is told so and for
 fact together with `origin.client` and `origin.seq` in one record, and `high_water` answers from those records.
 """
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import msgspec
 
@@ -66,6 +67,9 @@ class HandlerBusy(Exception):
         self.retry_after_ms = retry_after_ms
 
 
+Send = Callable[[dict[str, Any]], None]
+
+
 class ChannelHandler(Protocol):
     """The agent's side of the channel. Any exception other than the three above is a fault and is not caught."""
 
@@ -95,6 +99,15 @@ class ChannelHandler(Protocol):
 
     async def on_save_failed(self, origin: Origin, message: messages.SaveFailed) -> None:
         """A save failed; the job knows."""
+
+    async def on_part_saved(self, origin: Origin, message: messages.PartSaved) -> None:
+        """This node's part of a checkpoint of several nodes is durable (the agent may look at it)."""
+
+    async def on_part_failed(self, origin: Origin, message: messages.PartFailed) -> None:
+        """This node has no part in a checkpoint of several nodes."""
+
+    def on_await_join(self, message: messages.AwaitJoin, client: str, send: Send) -> None:
+        """The process waits to be told, by `send`, what becomes of a part; until it is gone."""
 
     async def on_not_freed(self, origin: Origin, message: messages.NotFreed) -> None:
         """Devices that are recalled are not handed back."""

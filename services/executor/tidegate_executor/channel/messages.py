@@ -9,6 +9,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from tidegate import protocol
 
+RANKS_MAX = 4096
+"""Ranks of one node."""
+
 Seq = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Step = Annotated[int, msgspec.Meta(ge=0, le=999_999_999_999)]
@@ -23,6 +26,7 @@ MetricName = Annotated[str, msgspec.Meta(pattern=protocol.METRIC_NAME.pattern)]
 EventKind = Annotated[str, msgspec.Meta(pattern=protocol.EVENT_KIND.pattern)]
 GroupName = Annotated[str, msgspec.Meta(pattern=protocol.STOP_GROUP.pattern)]
 CheckpointName = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{12}-[0-9]{1,9}-[0-9a-z]{8}\Z")]
+SaveName = Annotated[str, msgspec.Meta(pattern=protocol.SAVE.pattern)]
 LayerName = Literal["model", "optimizer", "experience", "state"]
 NotFinite = Literal["nan", "inf", "-inf"]
 
@@ -101,6 +105,25 @@ class SaveFailed(Control, frozen=True, tag="save_failed"):
     error: Text
 
 
+class PartSaved(Control, frozen=True, tag="part_saved"):
+    """The part of `ranks` of a save of the gang is durable in the hot directory, under the name `directory`."""
+
+    save: SaveName
+    id: Digest
+    directory: CheckpointName
+    step: Step
+    ranks: Annotated[list[Count], msgspec.Meta(min_length=1, max_length=RANKS_MAX)]
+
+
+class PartFailed(Control, frozen=True, tag="part_failed"):
+    """This node has no part in a save of the gang, because of `rank`."""
+
+    save: SaveName
+    step: Step
+    rank: Count
+    error: Text
+
+
 class NotFreed(Control, frozen=True, tag="not_freed"):
     """The devices of this phase are not handed back: the job's own hook failed, or has not returned in time."""
 
@@ -155,6 +178,13 @@ class StopCount(Message, frozen=True, tag="stop_count"):
     stop_at: Count | None = None
 
 
+class AwaitJoin(Message, frozen=True, tag="await_join"):
+    """The process waits for `joined`: what becomes of a save of which it stored this part. Said on each connection."""
+
+    save: SaveName
+    part: Digest
+
+
 class Bye(Message, frozen=True, tag="bye"):
     """The client leaves for good and takes no further part in a stop vote."""
 
@@ -166,11 +196,14 @@ Incoming = (
     | Publish
     | Saved
     | SaveFailed
+    | PartSaved
+    | PartFailed
     | NotFreed
     | Restored
     | Suspended
     | Finished
     | Report
     | StopCount
+    | AwaitJoin
     | Bye
 )

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tidegate_executor.channel import messages
-from tidegate_executor.channel.handler import ClientInfo, Origin
+from tidegate_executor.channel.handler import ClientInfo, Origin, Send
 
 
 @dataclass
@@ -15,6 +15,7 @@ class RecordingHandler:
     controls: list[tuple[Origin, messages.Control]] = field(default_factory=list)
     reports: list[messages.Report] = field(default_factory=list)
     gone: list[str] = field(default_factory=list)
+    awaited: list[tuple[messages.AwaitJoin, Send]] = field(default_factory=list)
     failure: Exception | None = None
 
     def high_water(self, client: str) -> int:
@@ -56,6 +57,18 @@ class RecordingHandler:
     async def on_save_failed(self, origin: Origin, message: messages.SaveFailed) -> None:
         """Record it."""
         self._record(origin, message)
+
+    async def on_part_saved(self, origin: Origin, message: messages.PartSaved) -> None:
+        """Record it."""
+        self._record(origin, message)
+
+    async def on_part_failed(self, origin: Origin, message: messages.PartFailed) -> None:
+        """Record it."""
+        self._record(origin, message)
+
+    def on_await_join(self, message: messages.AwaitJoin, client: str, send: Send) -> None:
+        """Record it, and how it is answered."""
+        self.awaited.append((message, send))
 
     async def on_not_freed(self, origin: Origin, message: messages.NotFreed) -> None:
         """Record it."""

@@ -62,6 +62,8 @@ class Session:
             messages.Publish: handler.on_publish,
             messages.Saved: handler.on_saved,
             messages.SaveFailed: handler.on_save_failed,
+            messages.PartSaved: handler.on_part_saved,
+            messages.PartFailed: handler.on_part_failed,
             messages.NotFreed: handler.on_not_freed,
             messages.Restored: handler.on_restored,
             messages.Suspended: handler.on_suspended,
@@ -138,6 +140,8 @@ class Session:
             await self._handler.on_report(self.client.origin, message)
         elif isinstance(message, messages.Control):
             await self._take_control(message)
+        elif isinstance(message, messages.AwaitJoin):
+            self._handler.on_await_join(message, self.hello.client, self.send)
         else:
             raise FrameRefused("unexpected", "a second hello on one connection was refused")
 

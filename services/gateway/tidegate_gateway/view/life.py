@@ -202,6 +202,13 @@ def _on_checkpoint_verified(job: Job, event: e.CheckpointVerified) -> bool:
     return not job.ended
 
 
+def _on_checkpoint_part(
+    job: Job, _event: e.CheckpointPartSaved | e.CheckpointPartFailed | e.CheckpointPartPromoted
+) -> bool:
+    # What becomes of the parts is said by CheckpointSaved or CheckpointFailed.
+    return not job.ended
+
+
 def _on_step_rate(job: Job, event: e.StepRateLow | e.StepRateRecovered) -> bool:
     """Nothing here changes by it; it counts where it speaks of the attempt that is there."""
     return event.attempt == job.attempt and not job.waiting and not job.ended
@@ -373,6 +380,7 @@ _FACTS: dict[type[msgspec.Struct], Callable[[Job, Any], bool]] = {
     e.HandBackFailed: lending.on_hand_back_failed,
     e.CheckpointFailed: _on_checkpoint_failed,
     e.CheckpointVerified: _on_checkpoint_verified,
+    **dict.fromkeys((e.CheckpointPartSaved, e.CheckpointPartFailed, e.CheckpointPartPromoted), _on_checkpoint_part),
     e.StepRateLow: _on_step_rate,
     e.StepRateRecovered: _on_step_rate,
 }
