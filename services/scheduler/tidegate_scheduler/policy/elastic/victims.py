@@ -56,6 +56,7 @@ class Victims:
         self._leaving = leaving
         self._spared: dict[str, str] = {}
         self._costs: dict[str, Cost] = {}
+        self._standings: dict[str, int] = {}
         self._able: dict[tuple[int, _Alike], Able] = {}
         self._able_now: object = None
         self._alike: _Alike = (0, "", "")
@@ -146,8 +147,11 @@ class Victims:
 
     def _standing(self, job: Job) -> int:
         """Return the class in which the job was placed: were what it waited forgotten, it would be pushed out again."""
-        ageing_ns = self._parameters.ageing_seconds * SECOND_NS
-        return aged(job.priority, max(job.submitted_ns, job.suspended_ns), job.placed_ns, ageing_ns)
+        if (known := self._standings.get(job.id)) is None:
+            ageing_ns = self._parameters.ageing_seconds * SECOND_NS
+            known = aged(job.priority, max(job.submitted_ns, job.suspended_ns), job.placed_ns, ageing_ns)
+            self._standings[job.id] = known
+        return known
 
     def _owed(self, for_job: Job) -> bool:
         """Say whether the job lies within what its tenant was guaranteed."""
