@@ -160,7 +160,7 @@ class _Both:
         able = [row for row in range(len(fit.table)) if fit.suits()[row] and row not in barred]
         of_all = reserving._first(trial, now_ns, job, fit, Candidates(able))
         first = reserve(trial, now_ns, job, fit, barred)
-        if fit.shape.need.gpu_millis and any(each.parted and each.promised for each in fit.table.devices):
+        if fit.shape.need.gpu_millis and any(each.parts and each.promised for each in fit.table.devices):
             return first  # a part may be free until all of its device is, which is kept for others: that does not last
         assert (first is None) == (of_all is None)
         if first is not None and of_all is not None:

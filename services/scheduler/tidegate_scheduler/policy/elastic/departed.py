@@ -80,7 +80,7 @@ class Cleared:
         self._row = row
         self._most = int(fit.holds_empty(np.array([row], np.int64))[0])
         # Which devices are free then, or what parts of them, only the table knows.
-        self._on_table = bool(fit.shape.need.gpu_millis) or row in index.table.mixed or index.table.devices[row].parted
+        self._on_table = bool(fit.shape.need.gpu_millis) or row in index.table.mixed or row in index.table.parted
         self._freed = [0, 0, 0]
         self._gone: dict[str, Job] = {}
 

@@ -24,7 +24,7 @@ class Devices(msgspec.Struct):
     """One node's devices in `order`, smallest first: those that are wholly free, and what is used of the others.
 
     `staying_millis` is what is used without those who are leaving, `promised` the number that is kept for somebody, and
-    `missing` the number that members hold and the node has no more. `parted`: a part of one was given away before.
+    `missing` the number that members hold and the node has no more. `parts` is how many hold a part of one.
     """
 
     all: dict[int, GpuDevice]
@@ -37,7 +37,7 @@ class Devices(msgspec.Struct):
 
     promised: int = 0
     missing: int = 0
-    parted: bool = False
+    parts: int = 0
     leased: dict[int, int] = {}
     """What of each device is leased to somebody: others have it now, whoever holds it."""
 

@@ -112,6 +112,9 @@ class Holders:
         self._parted: dict[int, None] = {}
         """Rows on which a pass may have given parts of devices away, which is taken back after it."""
 
+        self._by_parts: dict[int, None] = {}
+        """Rows on which parts of devices were given away before."""
+
         self._numbers: dict[str, int] = {}
         self._names: dict[int, str] = {}
         self._spare: list[int] = []
@@ -130,7 +133,7 @@ class Holders:
     def refresh(self, trial: Trial, tried: Mapping[str, Until]) -> None:
         """Bring the columns up to date with the state, and with what was tried since."""
         devices, before = self._index.table.devices, self._parted
-        self._parted = {row: None for row in trial.touched if devices[row].parted}
+        self._parted = {row: None for row in trial.touched if devices[row].parts}
         self._enter(tried, before | self._parted)
 
     def _enter(self, tried: Mapping[str, Until], rows: Collection[int]) -> None:
@@ -195,7 +198,8 @@ class Holders:
         for amount in (CPU, MEMORY, GPUS):
             np.add.at(self.still[amount], anew[ROW], anew[amount] * anew[GOES])
         for row in rows.tolist():
-            if self._index.table.devices[row].parted:
+            if self._index.table.devices[row].parts or row in self._by_parts:
+                self._by_parts[row] = None  # those who are left there are entered as that has it
                 self._weigh_parts(anew, row)
 
     def _weigh_parts(self, anew: Ints, row: int) -> None:

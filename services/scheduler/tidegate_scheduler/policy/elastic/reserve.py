@@ -179,7 +179,7 @@ def _parts(trial: Trial, ends: _Ends, candidates: list[int]) -> dict[int, list[_
     """Return who holds what of which devices, on the rows where that matters: where they differ, or are parted."""
     index, found = trial.index, dict[int, list[_Part]]()
     for row in candidates:
-        if index.table.devices[row].parted or row in index.table.mixed:
+        if index.table.devices[row].parts or row in index.table.mixed:
             found[row] = []
             for name in index.on_row.get(row, ()):
                 for seat in index.seats_of(name):

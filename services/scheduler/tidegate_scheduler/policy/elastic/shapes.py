@@ -287,13 +287,13 @@ class Fit:
                     count = np.minimum(count, there[amount] // each)
             if self.shape.phases:
                 count = np.minimum(count, self._holds(rows))
-        singly = self._singly_among(rows) if which != "any" else []
+        singly = self._singly_among(rows)
         if need.gpu_millis:
             parts = there[SHARE] // need.gpu_millis
             most = parts + np.maximum(there[GPUS], 0) * (1000 // need.gpu_millis)
             most[singly] = self.shape.gang_size  # it may have parts of several devices
             count = np.minimum(count, most)
-        for position in singly:
+        for position in singly if which != "any" else ():
             if count[position]:
                 most = self._mixed_members(int(rows[position]), int(there[GPUS, position]), which)
                 count[position] = min(count[position], most)

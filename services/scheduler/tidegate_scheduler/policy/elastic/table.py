@@ -82,7 +82,7 @@ class NodeTable:
         self.nodes_changed = 0
         self.mixed: dict[int, None] = {}
         self.parted: dict[int, None] = {}
-        """The rows on which parts of devices were given away."""
+        """The rows on which somebody holds a part of a device."""
 
         self._columns: Ints = np.zeros((3, 4, ROWS_FIRST), np.int64)
         self._behind: dict[int, None] = {}
@@ -344,10 +344,12 @@ class NodeTable:
         # Where devices differ, what is kept of them is for some only (`members_of`).
         later[GPUS] = unpromised + devices.promised if row in self.mixed else unpromised
         share_now = 0
-        if devices.parted:
+        if devices.parts:
             free[SHARE], later[SHARE], share_now = devices.largest_parts(has_whole_later=unpromised > 0)
             if unpromised < 0:
                 later[SHARE] = share_now = 0  # `Devices.waits`
+        else:
+            free[SHARE] = later[SHARE] = 0
         before = self._now[row]
         cpu, memory, gpus, _ = free
         cpu_later, memory_later, gpus_later, _ = later
@@ -366,8 +368,12 @@ class NodeTable:
         free[MEMORY] += sign * need.memory_mib
         if indices:
             devices = self.devices[row]
-            if need.gpu_millis and not devices.parted:
-                devices.parted, self.parted[row] = True, None
+            if need.gpu_millis:
+                devices.parts -= sign
+                if devices.parts:
+                    self.parted[row] = None
+                else:
+                    self.parted.pop(row, None)
             devices.missing -= sign * use(devices.used_millis, devices, need, indices, -sign)
             used = devices.used_millis
             devices.free = [gpu for gpu in devices.order if gpu.index not in used]
