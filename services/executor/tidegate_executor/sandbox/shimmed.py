@@ -30,11 +30,10 @@ from tidegate_executor.sandbox.base import (
 )
 from tidegate_executor.sandbox.handle import ShimSandboxHandle
 from tidegate_executor.sandbox.launch import READY_PREFIX, Waiting, ground_of, refill, take_shim, tell_shim, zygotes
-from tidegate_executor.sandbox.plan import build_etc
+from tidegate_executor.sandbox.plan import PlanEntry, build_etc, late_plan
 from tidegate_executor.sandbox.ready import Ready, ReadySandboxes
 from tidegate_executor.sandbox.remains import clear_remains
 from tidegate_executor.sandbox.settings import SandboxSettings
-from tidegate_executor.sandbox.shim.late import KINDS as LATE_KINDS
 from tidegate_executor.sandbox.shim.layout import FILES_NAME
 from tidegate_executor.sandbox.state import ID_PATTERN, SandboxRecord, StateDirectory
 
@@ -120,6 +119,10 @@ class ShimmedBackend:
         """See `Preparation`; one that needs no more than all do has nothing to add."""
         return {}
 
+    def _describe(self, spec: SandboxSpec, plan: list[PlanEntry]) -> dict[str, Any]:
+        """See `Preparation`, for these mounts; only for backends of which sandboxes can stand ready."""
+        raise NotImplementedError(f"sandboxes of backend {self._backend} are built when they are needed")
+
     async def _create(self, spec: SandboxSpec, prepare: Preparation) -> ShimSandboxHandle:
         driver = await self._admit(spec)
         state = StateDirectory(self.settings.sandboxes_dir, spec.id)
@@ -199,11 +202,8 @@ class ShimmedBackend:
         self, spec: SandboxSpec, places: tuple[Ready, StateDirectory], record: SandboxRecord
     ) -> dict[str, Any]:
         ready, state = places
-        extra = self._prepare(spec, state)
-        plan = extra["bwrap"]["plan"]
-        late = [entry for entry in plan if entry not in ready.plan]
-        if any(entry not in plan for entry in ready.plan) or any(kind not in LATE_KINDS for kind, _, _ in late):
-            raise InfrastructureError("the one that stood ready has not what this sandbox needs")
+        late = late_plan(spec, state.path, ready.plan)
+        extra = self._describe(spec, ready.plan + late)
         state.adopt(ready.state, record)
         try:
             Path(spec.log_dir).mkdir(parents=True, exist_ok=True)

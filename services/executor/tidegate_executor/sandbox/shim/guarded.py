@@ -95,10 +95,10 @@ class GuardedLauncher(Launching):
             self._guests[name] = self._boot(group, quota.pids)
         self._entering = name
 
-    def adopt(self, late: list[list[str]]) -> None:
+    def adopt(self, late: list[list[str]], meanwhile: Callable[[], None]) -> None:
         if self._ready is None or not self._ready.lives:
             raise NotReadyError("the guest that stood ready has ended")
-        self._keeper.adopt(self._config, late)
+        self._keeper.adopt(self._config, late, meanwhile)
         hostname = self._config["bwrap"]["hostname"]
         told = instructions(os.uname().machine, hostname, self._keeper.late, keeper.LATE_PATH)
         with open(self._tell, "wb", buffering=0) as telling:

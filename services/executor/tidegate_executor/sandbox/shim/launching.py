@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tidegate_executor.cgroups.base import Group, Quota
@@ -23,6 +24,7 @@ class Launching:
 
     holder = 0
     clones = False
+    program = -1
 
     def ground(self) -> None:
         """Put into its group what needs not know the sandbox."""
@@ -30,8 +32,11 @@ class Launching:
     def lay_out(self) -> None:
         """Have the files of the sandbox, which is known now, laid out beside what else is to do."""
 
-    def adopt(self, late: list[list[str]]) -> None:
-        """Give the sandbox, which was built for nobody, what its job is known to need now: mounts, name, network."""
+    def adopt(self, late: list[list[str]], meanwhile: Callable[[], None]) -> None:
+        """Give the sandbox, which was built for nobody, what its job is known to need now: mounts, name, network.
+
+        `meanwhile` is called once, when only others have something to do for it.
+        """
         raise NotReadyError("what has no place of its own is never built ahead")
 
     def join(self, holder: int) -> None:

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from tidegate_executor.cgroups.base import CgroupError, CgroupRefusedError, Group, Quota
-from tidegate_executor.sandbox.shim.output import LogFile, Redactor
+from tidegate_executor.sandbox.shim.output import LogFile, Redactor, segment_name
 from tidegate_executor.sandbox.shim.processes import kill_tree
 from tidegate_executor.sandbox.shim.spawn import Child, Launcher, Process, SpawnError, spawn
 
@@ -20,6 +20,7 @@ OVERHEAD_MIB = 64  # bubblewrap and process 1, beside the sum of the replicas
 OVERHEAD_PIDS = 8
 HOLDER_GROUP = "_holder"
 FIRST_GROUP = "_first"
+REHEARSAL = "rehearsal"
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -121,16 +122,15 @@ class Ahead:
         self.group = group
         self.output, write = os.pipe()
         try:
-            self.child = Child(launcher, write)
+            self.child = Child(launcher, write, launcher.program)
         finally:
             os.close(write)
         group.add(self.child.forked)  # the one that it will clone is born there
 
-    def start(self, process: Process) -> int:
-        """Have it run that; return its pid. Raises SpawnError."""
+    def prepare(self, process: Process) -> None:
+        """Tell it what to run, when `run` is called. Raises SpawnError."""
         self.child.inside()
         self.child.prepare(process)
-        return self.child.run()
 
     def close(self) -> None:
         self.child.close()
@@ -177,6 +177,23 @@ class Replicas:
         if self._ahead is not None:
             self._ahead.child.enter(holder)
 
+    def await_ahead(self) -> None:
+        """Return when that process is there."""
+        if self._ahead is not None:
+            self._ahead.child.inside()
+
+    def rehearse(self) -> None:
+        """Go the way of a start where nothing comes of it: it copies memory that is the zygote's too until then."""
+        directory = self._config["state_dir"]
+        replica = Replica("", 0, self._ahead.group if self._ahead is not None else None, Quota(0, 0, 0))
+        replica.log = LogFile(directory, REHEARSAL, 1)
+        os.unlink(os.path.join(directory, segment_name(REHEARSAL, 0)))
+        if replica.group is not None:
+            replica.group.quota()
+            replica.group.usage()
+        replica.close()
+        self._bound(0)
+
     def drop_ahead(self) -> None:
         """End that process if nothing was started in it: the sandbox cannot end while it lives."""
         if self._ahead is not None:
@@ -197,15 +214,18 @@ class Replicas:
         replica.redactor = Redactor(redact + secrets)
         process = Process(request["argv"], {**request["env"], **request["secret_env"]}, request["cwd"])
         try:
+            early = ahead is not None and launcher.clones
+            if ahead is not None and early:
+                ahead.prepare(process)  # it gets ready beside what is done here
             replica.log = LogFile(self._config["log_dir"], replica.name, self._config["log_bytes_max"])
             self._make_group(replica)
             launcher.begin(replica.name, replica.group, quota)
             if ahead is not None and not launcher.prepared_for(replica.name):
                 ahead.close()
                 ahead = None
-            replica.pid = (
-                self._run(replica, process, launcher) if ahead is None else _run_ahead(replica, process, ahead)
-            )
+            if ahead is not None and not early:
+                ahead.prepare(process)
+            replica.pid = self._run(replica, process, launcher) if ahead is None else _run_ahead(replica, ahead)
             launcher.confirm(replica.name, replica.pid)
         except BaseException:
             replica.close()
@@ -304,11 +324,11 @@ class Replicas:
                 raise
 
 
-def _run_ahead(replica: Replica, process: Process, ahead: Ahead) -> int:
+def _run_ahead(replica: Replica, ahead: Ahead) -> int:
     replica.output = ahead.output
     os.set_blocking(replica.output, False)
     try:
-        return ahead.start(process)
+        return ahead.child.run()
     except SpawnError:
         ahead.child.close()
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -63,15 +64,20 @@ class ShimSandbox:
         """Build it for nobody yet: all that depends on its image alone."""
         self._build()
         self._built = self._config["bwrap"]["plan"]
+        self.replicas.await_ahead()
+        self.replicas.rehearse()
+        json.loads(json.dumps(self._config))
+        self.answer({"op": "stats"})
 
     def open(self, config: dict[str, Any]) -> int | None:
         """It is known now: build it, or add what is missing; return the descriptor that hangs up when it collapses."""
         self._config.update(config)
         if self._built is None:
             self._build()
+            self.replicas.bound_anew()
         else:
-            self._launcher.adopt([entry for entry in config["bwrap"]["plan"] if entry not in self._built])
-        self.replicas.bound_anew()
+            late = [entry for entry in config["bwrap"]["plan"] if entry not in self._built]
+            self._launcher.adopt(late, self.replicas.bound_anew)
         self._history = History(config["state_dir"])
         self._record("ready", {})
         return self._alive

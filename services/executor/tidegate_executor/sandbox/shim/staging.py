@@ -50,13 +50,7 @@ class Stage:
         For reading only: a file with a set-uid bit written through such a mount would belong to the owner on the host.
         """
         path = self._place(source, name)
-        mapping, uid = given
-        status = os.fstat(self._opened[source])
-        namespace = mapping.namespace(status.st_uid, status.st_gid, uid)
-        try:
-            syscalls.mount_idmapped(self._opened[source], path, namespace)
-        finally:
-            os.close(namespace)
+        bind_as(self._opened[source], path, given)
         return path
 
     def _place(self, source: str, name: str) -> str:
@@ -67,6 +61,17 @@ class Stage:
         else:
             os.close(os.open(path, os.O_CREAT | os.O_CLOEXEC, 0o644))
         return path
+
+
+def bind_as(source: int, path: str, given: tuple[Mapping, int]) -> None:
+    """See `Stage.bind_owned`; `source` is a descriptor of the directory."""
+    mapping, uid = given
+    status = os.fstat(source)
+    namespace = mapping.namespace(status.st_uid, status.st_gid, uid)
+    try:
+        syscalls.mount_idmapped(source, path, namespace)
+    finally:
+        os.close(namespace)
 
 
 class Mapping:

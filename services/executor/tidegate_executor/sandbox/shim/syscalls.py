@@ -85,10 +85,11 @@ def mount_idmapped(source: int, target: str, user_namespace: int) -> None:
         os.close(tree)
 
 
-def copy_mounts(path: str, attributes: int) -> int:
-    """Return a descriptor of copies, attached nowhere, of what is mounted at `path` and below it."""
-    flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE
-    tree = _checked(_libc.syscall(SYS_OPEN_TREE, AT_FDCWD, path.encode(), ctypes.c_uint(flags)), f"open_tree {path}")
+def copy_mounts(source: int | str, attributes: int) -> int:
+    """Return a descriptor of copies, attached nowhere, of what is mounted at a path, or a descriptor's, and below."""
+    flags = ctypes.c_uint(OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE | AT_EMPTY_PATH)
+    at, path = (AT_FDCWD, source.encode()) if isinstance(source, str) else (source, b"")
+    tree = _checked(_libc.syscall(SYS_OPEN_TREE, at, path, flags), f"open_tree {source}")
     wanted = struct.pack("<4Q", attributes, 0, 0, 0)
     where = ctypes.c_uint(AT_EMPTY_PATH | AT_RECURSIVE)
     _checked(_libc.syscall(SYS_MOUNT_SETATTR, tree, b"", where, wanted, ctypes.c_size_t(32)), "mount_setattr")
