@@ -60,6 +60,7 @@ CLONE3 = 435
 # Denied like the others, but nobody is told: ordinary libraries make these calls, some of them often.
 QUIET = {"move_pages", "kcmp", "adjtimex", "clock_adjtime", "modify_ldt", "io_uring_enter", "io_uring_register"}
 INET_FAMILIES = (2, 10)
+FAMILIES_MAX = 64  # of addresses, more than Linux has
 RAW_KINDS = (3, 10)  # SOCK_RAW, SOCK_PACKET
 KIND_MASK = 0xF  # the rest of a socket's kind are flags
 
@@ -165,10 +166,14 @@ def program(machine: str, *, told: bool = False) -> bytes:
     return assemble(instructions(_architecture(machine), told=told))
 
 
-def name_of(machine: str, number: int) -> str:
-    """What a call is called that the filter looks at."""
+def name_of(machine: str, number: int, arguments: tuple[int, ...]) -> str:
+    """What a denied call is called, with what of its arguments it was denied for: one of a few hundred names."""
     arch = _architecture(machine)
-    known = {**arch.denied, "clone": arch.clone, "ioctl": arch.ioctl, "socket": arch.socket}
+    if number == arch.socket:
+        if arguments[0] in INET_FAMILIES:
+            return "socket(raw)"
+        return f"socket({arguments[0]})" if arguments[0] < FAMILIES_MAX else "socket"
+    known = {**arch.denied, "clone(namespaces)": arch.clone, "ioctl(terminal)": arch.ioctl}
     return next((name for name, each in known.items() if each == number), f"call {number}")
 
 

@@ -121,7 +121,7 @@ class ShimmedBackend:
 
     def _describe(self, spec: SandboxSpec, plan: list[PlanEntry]) -> dict[str, Any]:
         """See `Preparation`, for these mounts; only for backends of which sandboxes can stand ready."""
-        raise NotImplementedError(f"sandboxes of backend {self._backend} are built when they are needed")
+        raise InfrastructureError(f"sandboxes of backend {self._backend} are built when they are needed")
 
     async def _create(self, spec: SandboxSpec, prepare: Preparation) -> ShimSandboxHandle:
         driver = await self._admit(spec)

@@ -6,6 +6,7 @@ runtime's `exec` does. So nothing of ours runs inside as the job's user, and the
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import signal
@@ -29,6 +30,8 @@ NAMESPACES = {
     "net": syscalls.CLONE_NEWNET,
     "mnt": syscalls.CLONE_NEWNS,
 }
+# The kernel knows no listener, or this node is itself in a container whose filter has one, and there may be one only.
+UNTOLD = (errno.EINVAL, errno.EBUSY)
 
 
 class BwrapLauncher(Launching):
@@ -41,7 +44,6 @@ class BwrapLauncher(Launching):
         self._config = config
         self._place = place
         self.program = starter.program()
-        self._filter = seccomp.program(os.uname().machine)
         self._bubblewrap = bubblewrap
         self._bwrap = bubblewrap.pid
         self.holder = 0
@@ -127,11 +129,18 @@ class BwrapLauncher(Launching):
         os.setresuid(INSIDE_ID, INSIDE_ID, INSIDE_ID)
         self._bubblewrap.close()  # else what waits for its end would end as the command begins
 
-    def confine(self) -> None:
+    def confine(self) -> int:
         os.umask(0o022)
         syscalls.drop_capabilities()
         syscalls.forbid_new_privileges()
-        syscalls.load_filter(self._filter)
+        machine = os.uname().machine
+        try:
+            return syscalls.load_told_filter(seccomp.program(machine, told=True))
+        except OSError as error:
+            if error.errno not in UNTOLD:
+                raise
+            syscalls.load_filter(seccomp.program(machine))
+            return -1
 
     def collapsing(self) -> bool:
         """Whether process 1 is on its way out (and so kills everything inside)."""

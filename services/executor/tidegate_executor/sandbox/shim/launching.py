@@ -48,8 +48,9 @@ class Launching:
     def enter(self) -> None:
         """Stay where we are."""
 
-    def confine(self) -> None:
+    def confine(self) -> int:
         """Keep what we have."""
+        return -1
 
     def group(self, group: Group) -> Group:
         """The control group of a replica, as this launcher's limits mean it."""

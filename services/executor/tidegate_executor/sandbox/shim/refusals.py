@@ -1,4 +1,4 @@
-"""What the system call filter denies a replica: answered by the shim, so that somebody knows of it (seccomp_unotify(2)).
+"""What the system call filter denies a replica is denied by the shim, so that somebody knows (seccomp_unotify(2)).
 
 The filter asks whoever holds its listener, and the caller waits for the answer, which is always no. Of each call the
 first is told, then ever fewer, with how many there were; who makes many is held up. When the shim is gone the kernel
@@ -27,7 +27,7 @@ class Refusal(NamedTuple):
     """A call that was denied so many times since it was last told, at last by a process with this pid of the host."""
 
     call: str
-    count: int
+    times: int
     pid: int
     command: str
 
@@ -36,7 +36,7 @@ class _Told:
     """When a call may be told again."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.times = 0
         self.next_at = 0.0
         self.seconds = TELL_SECONDS
 
@@ -49,7 +49,7 @@ class _Told:
 
 
 class Refusals:
-    """Those of one replica. `listener` is a descriptor that polls readable when there is one, and is ours."""
+    """Those of one replica, `total` in number. `listener` is ours, a descriptor that polls readable when one waits."""
 
     def __init__(self, listener: int) -> None:
         self.listener = listener
@@ -59,6 +59,7 @@ class Refusals:
         self._told: dict[str, _Told] = {}
         self._second = 0
         self._answered = 0
+        self.total = 0
 
     def pause_seconds(self, now: float) -> float:
         """How long nobody is answered, because so many were."""
@@ -82,7 +83,7 @@ class Refusals:
 
     def rest(self) -> list[Refusal]:
         """What was not told yet, at the end."""
-        return [Refusal(call, told.count, 0, "") for call, told in self._told.items() if told.count]
+        return [Refusal(call, told.times, 0, "") for call, told in self._told.items() if told.times]
 
     def close(self) -> None:
         os.close(self.listener)
@@ -110,13 +111,14 @@ class Refusals:
         except OSError as error:
             if error.errno != errno.ENOENT:
                 raise
-        call = seccomp.name_of(self._machine, number)
+        call = seccomp.name_of(self._machine, number, arguments)
         told = self._told.setdefault(call, _Told())
-        told.count += 1
+        told.times += 1
+        self.total += 1
         if not told.due(now):
             return None
-        count, told.count = told.count, 0
-        return Refusal(call, count, pid, command)
+        times, told.times = told.times, 0
+        return Refusal(call, times, pid, command)
 
 
 def _command(pid: int) -> str:

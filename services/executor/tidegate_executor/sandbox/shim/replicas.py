@@ -12,6 +12,7 @@ from typing import Any
 from tidegate_executor.cgroups.base import CgroupError, CgroupRefusedError, Group, Quota
 from tidegate_executor.sandbox.shim.output import LogFile, Redactor, segment_name
 from tidegate_executor.sandbox.shim.processes import kill_tree
+from tidegate_executor.sandbox.shim.refusals import Refusals
 from tidegate_executor.sandbox.shim.spawn import Child, Launcher, Process, SpawnError, spawn
 
 OUTPUT_CHUNK_BYTES = 65536
@@ -48,6 +49,7 @@ class Replica:
         self.log: LogFile | None = None
         self.redactor = Redactor([])
         self.unwritten_bytes = 0
+        self.refusals: Refusals | None = None
 
     @property
     def key(self) -> tuple[str, int]:
@@ -112,6 +114,8 @@ class Replica:
                 os.close(descriptor)
         if self.log is not None:
             self.log.close()
+        if self.refusals is not None:
+            self.refusals.close()
 
 
 class Ahead:
@@ -225,7 +229,10 @@ class Replicas:
                 ahead = None
             if ahead is not None and not early:
                 ahead.prepare(process)
-            replica.pid = self._run(replica, process, launcher) if ahead is None else _run_ahead(replica, ahead)
+            child = self._run(replica, process, launcher) if ahead is None else _run_ahead(replica, ahead)
+            replica.pid = child.inside()
+            listener = child.listener()
+            replica.refusals = Refusals(listener) if listener >= 0 else None
             launcher.confirm(replica.name, replica.pid)
         except BaseException:
             replica.close()
@@ -235,7 +242,7 @@ class Replicas:
         self.running[replica.key] = replica
         return replica
 
-    def _run(self, replica: Replica, process: Process, launcher: Launcher) -> int:
+    def _run(self, replica: Replica, process: Process, launcher: Launcher) -> Child:
         replica.output, write = os.pipe()
         os.set_blocking(replica.output, False)
         try:
@@ -324,11 +331,12 @@ class Replicas:
                 raise
 
 
-def _run_ahead(replica: Replica, ahead: Ahead) -> int:
+def _run_ahead(replica: Replica, ahead: Ahead) -> Child:
     replica.output = ahead.output
     os.set_blocking(replica.output, False)
     try:
-        return ahead.child.run()
+        ahead.child.run()
+        return ahead.child
     except SpawnError:
         ahead.child.close()
         raise

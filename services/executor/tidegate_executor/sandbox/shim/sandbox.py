@@ -18,6 +18,7 @@ from tidegate_executor.sandbox.shim.history import History
 from tidegate_executor.sandbox.shim.isolated import BwrapLauncher
 from tidegate_executor.sandbox.shim.plain import PlainLauncher
 from tidegate_executor.sandbox.shim.processes import kill_descendants, start_ticks
+from tidegate_executor.sandbox.shim.refusals import Refusal
 from tidegate_executor.sandbox.shim.replicas import Refused, Replica, Replicas, Stopping
 from tidegate_executor.sandbox.shim.spawn import Launcher
 
@@ -149,7 +150,10 @@ class ShimSandbox:
             group = replica.group
             usage = group.usage()._asdict() if group is not None else None
             limits = group.quota()._asdict() if group is not None else None
-            found.append({**_names(replica), "pid": replica.pid, "usage": usage, "limits": limits})
+            refused = replica.refusals.total if replica.refusals is not None else 0
+            found.append(
+                {**_names(replica), "pid": replica.pid, "usage": usage, "limits": limits, "calls_refused": refused}
+            )
         return {"at_ns": time.time_ns(), "frozen": self._frozen(), "replicas": found}
 
     def _on_stop(self, request: dict[str, Any]) -> Reply:
@@ -217,6 +221,8 @@ class ShimSandbox:
             self.on_collapse(reaped=replica.pid)
             return
         code = -signal.SIGKILL if broke else self._launcher.ending(replica.name, code)
+        if replica.refusals is not None:
+            self._tell_refused(replica, replica.refusals.rest())
         oom = self.replicas.end(replica)
         self._launcher.ended(replica.name)
         fields = {
@@ -232,6 +238,18 @@ class ShimSandbox:
         """Version 1 control groups: the kernel killed one process; a replica lives or dies as a whole."""
         replica.oom_seen = True
         replica.kill()
+
+    def on_refused(self, replica: Replica) -> float:
+        """The filter asks: say no, and tell of it. Return for how many seconds nobody shall be answered then."""
+        if replica.refusals is None:
+            return 0.0
+        now = time.monotonic()
+        self._tell_refused(replica, replica.refusals.answer(now))
+        return replica.refusals.pause_seconds(now)
+
+    def _tell_refused(self, replica: Replica, refusals: list[Refusal]) -> None:
+        for refusal in refusals:
+            self._record("refused", {**_names(replica), **refusal._asdict()})
 
     def on_collapse(self, reaped: int = 0) -> None:
         """Process 1 went without being asked: a failure of the node, whatever the replicas' exits look like."""

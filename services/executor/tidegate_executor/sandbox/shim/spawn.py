@@ -12,6 +12,7 @@ import json
 import os
 import select
 import signal
+import socket
 import struct
 from collections.abc import Callable
 from contextlib import suppress
@@ -83,8 +84,11 @@ class Launcher(Protocol):
         """In the process that will run: what is really executed there."""
         ...
 
-    def confine(self) -> None:
-        """In the process that will run: give up every privilege, before it is known what that is."""
+    def confine(self) -> int:
+        """In the process that will run: give up every privilege, before it is known what that is.
+
+        Return the listener of a filter that asks, for the shim to answer; -1: none asks.
+        """
         ...
 
     def close(self) -> None:
@@ -128,13 +132,16 @@ class Child:
         self._clones = launcher.clones
         tell_read, self._tell = os.pipe()
         self._status, status_write = os.pipe()
+        self._handing, handing_write = socket.socketpair()
         self.forked = os.fork()
         if self.forked == 0:
             os.close(self._tell)
             os.close(self._status)
-            _child(launcher, (output, tell_read, status_write), program)
+            self._handing.close()
+            _child(launcher, (output, tell_read, status_write), handing_write, program)
         os.close(tell_read)
         os.close(status_write)
+        handing_write.close()
         self._said = b""
         self._inside = 0
         self._entering = False
@@ -180,8 +187,15 @@ class Child:
         if problem is not None:
             raise SpawnError(f"{problem}"[: MESSAGE_BYTES_MAX // 8], job=True)
 
+    def listener(self) -> int:
+        """Return, once it runs, the listener of its filter, which is the caller's then; -1: it has none that asks."""
+        with self._handing:
+            _, descriptors, _, _ = socket.recv_fds(self._handing, 1, 1)
+        return descriptors[0] if descriptors else -1
+
     def close(self) -> None:
         """End it and wait for that, wherever it is, unless it runs."""
+        self._handing.close()
         if self._tell < 0:
             return
         if self._entering and not self._inside:
@@ -235,8 +249,8 @@ class Child:
             self._said += chunk
 
 
-def spawn(launcher: Launcher, process: Process, output: int, place: Callable[[int], None]) -> int:
-    """Return the host pid of the started process, a child of ours. Raises SpawnError; then nothing is left."""
+def spawn(launcher: Launcher, process: Process, output: int, place: Callable[[int], None]) -> Child:
+    """Return the started process, a child of ours. Raises SpawnError; then nothing is left."""
     child = Child(launcher, output)
     try:
         child.enter(launcher.holder)
@@ -247,10 +261,11 @@ def spawn(launcher: Launcher, process: Process, output: int, place: Callable[[in
         except (CgroupError, OSError):
             child.run()  # one that ended because of its command cannot be placed either, and says why
             raise
-        return child.run()
+        child.run()
     except BaseException:
         child.close()
         raise
+    return child
 
 
 def end_child(pid: int) -> None:
@@ -263,7 +278,7 @@ def end_child(pid: int) -> None:
     os.waitpid(pid, 0)
 
 
-def _child(launcher: Launcher, descriptors: tuple[int, int, int], program: int) -> NoReturn:
+def _child(launcher: Launcher, descriptors: tuple[int, int, int], handing: socket.socket, program: int) -> NoReturn:
     output, tell, status = descriptors
     job = False
     try:
@@ -280,7 +295,7 @@ def _child(launcher: Launcher, descriptors: tuple[int, int, int], program: int) 
         for target, source in ((0, null), (1, output), (2, output)):
             os.dup2(source, target)
         launcher.enter()
-        launcher.confine()
+        _hand_over(launcher.confine(), handing)
         if program >= 0:
             starter.become(program, tell, status)
         process = launcher.translate(Process(**_hear(tell)))
@@ -296,6 +311,14 @@ def _child(launcher: Launcher, descriptors: tuple[int, int, int], program: int) 
         os.write(status, json.dumps(report).encode() + b"\n")
     finally:
         os._exit(127)
+
+
+def _hand_over(listener: int, handing: socket.socket) -> None:
+    """Let the shim have the listener, and nobody here: whoever holds it says what the filter allows."""
+    with handing:
+        if listener >= 0:
+            socket.send_fds(handing, [b"\1"], [listener])
+            os.close(listener)
 
 
 def _hear(tell: int) -> dict[str, Any]:
