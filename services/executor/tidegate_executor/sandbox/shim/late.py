@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import stat
 import struct
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn
 
 from tidegate_executor.sandbox.shim import staging, syscalls
 from tidegate_executor.sandbox.shim.layout import FILES_NAME, hosts_text
+from tidegate_executor.sandbox.shim.processes import end_child
 
 COMPLAINT_BYTES_MAX = 2000
 DONE = b"\1"
@@ -46,13 +47,12 @@ class Carrier:
 
     def __init__(self, attach: Callable[[dict[str, Any], list[Gathered]], None], state_dir: str) -> None:
         """`attach` is what it does, with the configuration by then and the mounts that it has gathered."""
-        self._mapping: staging.Mapping | None = staging.Mapping()
+        self._mapping = staging.Mapping()
         tell_read, self._tell = os.pipe()
         self._report, report_write = os.pipe()
         self._child = os.fork()
         if self._child == 0:
             os.close(self._tell)
-            assert self._mapping is not None, "it was just made"
             _be_carrier(self._mapping, (tell_read, report_write), (attach, state_dir))
         os.close(tell_read)
         os.close(report_write)
@@ -61,10 +61,11 @@ class Carrier:
         """Tell it to have the mounts of these plan entries, and /etc/hosts, attached."""
         named = {name: config[name] for name in ("state_dir", "uid", "network")}
         named["bwrap"] = {"hostname": config["bwrap"]["hostname"], "plan": late}
-        with suppress(BrokenPipeError), open(self._tell, "wb") as telling:  # it says why it ended, if it did
-            self._tell = -1
-            text = json.dumps(named).encode()
-            telling.write(struct.pack(LENGTH, len(text)) + text)
+        text = json.dumps(named).encode()
+        left = struct.pack(LENGTH, len(text)) + text
+        with suppress(BrokenPipeError):  # it says why it ended, if it did
+            while left:
+                left = left[os.write(self._tell, left) :]
         for kind, source, _ in late:
             if kind == "take":
                 staging.take_ownership(source, config["uid"])
@@ -72,7 +73,7 @@ class Carrier:
     def end(self) -> None:
         """Return when it has. Raises LateError."""
         report = os.read(self._report, COMPLAINT_BYTES_MAX)  # one write, or the end
-        self.close()
+        self._mapping.close()
         if report != DONE:
             raise LateError(report.decode(errors="replace") or "what mounts it ended early")
 
@@ -82,9 +83,8 @@ class Carrier:
             if descriptor >= 0:
                 os.close(descriptor)
         self._tell = self._report = -1
-        if self._mapping is not None:
-            self._mapping.close()
-            self._mapping = None
+        end_child(self._child)
+        self._mapping.end()
 
 
 def _be_carrier(
@@ -107,7 +107,7 @@ def _be_carrier(
         config = json.loads(text)
         attach(config, gathering.all_of(config))
         os.write(report, DONE)
-        time.sleep(LINGER_SECONDS)
+        select.select([tell], [], [], LINGER_SECONDS)
     except BaseException as error:  # noqa: BLE001 - the report is the only way out of a forked child
         os.write(report, f"{type(error).__name__}: {error}".encode()[:COMPLAINT_BYTES_MAX])
     finally:

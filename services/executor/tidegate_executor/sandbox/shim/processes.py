@@ -96,3 +96,13 @@ def kill_descendants(top: int, spare: set[int]) -> None:
             except ProcessLookupError:
                 continue
         time.sleep(0.002)
+
+
+def end_child(pid: int) -> None:
+    """Kill and reap a process if it is a child of ours that was not reaped: its number may be another's otherwise."""
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 
 from tidegate_executor.cgroups.base import CgroupError, Group, Quota
 from tidegate_executor.sandbox.shim import starter
+from tidegate_executor.sandbox.shim.processes import end_child
 
 EXEC_SECONDS_MAX = 20.0
 MESSAGE_BYTES_MAX = 4096
@@ -266,16 +267,6 @@ def spawn(launcher: Launcher, process: Process, output: int, place: Callable[[in
         child.close()
         raise
     return child
-
-
-def end_child(pid: int) -> None:
-    """Kill and reap a process if it is a child of ours that was not reaped: its number may be another's otherwise."""
-    try:
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
 
 
 def _child(launcher: Launcher, descriptors: tuple[int, int, int], handing: socket.socket, program: int) -> NoReturn:

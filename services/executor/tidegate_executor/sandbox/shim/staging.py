@@ -11,6 +11,7 @@ import os
 import stat
 
 from tidegate_executor.sandbox.shim import syscalls
+from tidegate_executor.sandbox.shim.processes import end_child
 
 STAGE = "/tmp"  # replaced by a tmpfs in our namespace: exists everywhere, and every uid may traverse it
 NESTING_MAX = 64
@@ -119,8 +120,15 @@ class Mapping:
 
     def close(self) -> None:
         """Let go of it, in each process that has it; what was mounted with its namespace keeps that."""
-        os.close(self._ready)
-        os.close(self._done)
+        for descriptor in (self._ready, self._done):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._ready = self._done = -1
+
+    def end(self) -> None:
+        """In who made it: have nothing of it left."""
+        self.close()
+        end_child(self._child)
 
 
 def own(path: str, uid: int) -> None:
