@@ -131,7 +131,7 @@ class AttemptRunner:
         except (InfrastructureError, OSError) as error:
             await self._conclude_unstarted(str(error))
         else:
-            self._context.warm.asked(self.memory.state.level, self._prepared.image_digest, self._prepared.spec.layers)
+            self._context.warm.asked(self.memory.state.level, self._prepared.image_digest, self._prepared.spec)
             return sandbox
         return None
 

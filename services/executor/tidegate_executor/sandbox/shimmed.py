@@ -162,8 +162,11 @@ class ShimmedBackend:
 
     # --- sandboxes that stand ready ---------------------------------------------------------------------------
 
-    async def make_ready(self, layers: tuple[Layer, ...], uid_slot: int) -> None:
-        """Have one more sandbox of this image stand ready. Raises InfrastructureError."""
+    async def make_ready(self, layers: tuple[Layer, ...], uid_slot: int, *, plugged: bool = False) -> None:
+        """Have one more sandbox of this image stand ready, with a cable if it shall be `plugged` into a network.
+
+        Raises InfrastructureError.
+        """
         name = f"{READY_PREFIX}{secrets.token_hex(6)}"
         spec = SandboxSpec(id=name, hostname="ready", log_dir="", uid_slot=uid_slot, layers=layers)
         driver = await self._admit(spec)
@@ -176,7 +179,7 @@ class ShimmedBackend:
             extra = await asyncio.to_thread(_make, (state, record, driver), spec, self._prepare)
             plan = [entry for entry in extra["bwrap"]["plan"] if entry[2] != "/workspace"]
             extra["bwrap"] |= {"plan": plan, "ready": True}
-            await tell_shim(shim, self._config(spec, state, record) | extra | {"ready": True})
+            await tell_shim(shim, self._config(spec, state, record) | extra | {"ready": True, "plugged": plugged})
         except BaseException:
             shim.connection.close()
             await asyncio.shield(asyncio.to_thread(clear_remains, state))

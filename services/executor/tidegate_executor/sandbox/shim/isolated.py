@@ -20,6 +20,7 @@ from tidegate_executor.sandbox.shim.joining import join
 from tidegate_executor.sandbox.shim.late import Carrier, Gathered, make_place
 from tidegate_executor.sandbox.shim.launching import Launching, NotReadyError
 from tidegate_executor.sandbox.shim.layout import INSIDE_ID
+from tidegate_executor.sandbox.shim.plug import Plug
 from tidegate_executor.sandbox.shim.processes import stat_fields
 
 # Joined from inside the sandbox's outer user namespace, in this order; the mount namespace last of these.
@@ -51,6 +52,7 @@ class BwrapLauncher(Launching):
         self._outer_user = -1
         self._nested = False
         self._carrier: Carrier | None = None
+        self._plug: Plug | None = None
 
     @property
     def bwrap(self) -> int:
@@ -70,6 +72,7 @@ class BwrapLauncher(Launching):
         self.holder = self._bubblewrap.await_standing()
         self._open_namespaces()
         if self._config.get("ready"):
+            self._plug = Plug(self._namespaces["net"]) if self._config["plugged"] else None
             self._carrier = Carrier(self._attach, self._config["state_dir"])
         else:
             join(self._config["network"], self._namespaces["net"])
@@ -81,8 +84,19 @@ class BwrapLauncher(Launching):
         if self.collapsing():
             raise NotReadyError("process 1 of the sandbox that stood ready has ended")
         meanwhile()
-        join(self._config["network"], self._namespaces["net"])
+        self._join()
         self._carrier.end()
+
+    def _join(self) -> None:
+        """The network that the sandbox has, if it has one, over the plug that it has, if it has one."""
+        plug, network = self._plug, self._config["network"]
+        self._plug = None
+        if plug is None:
+            join(network, self._namespaces["net"])
+        elif network is None:
+            plug.remove()
+        else:
+            plug.join(network)
 
     def _attach(self, config: dict[str, Any], gathered: list[Gathered]) -> None:
         """In a child: mount all of it inside, where the root is read-only unless it is an image's."""
@@ -150,6 +164,8 @@ class BwrapLauncher(Launching):
     def close(self) -> None:
         if self._carrier is not None:
             self._carrier.close()
+        if self._plug is not None:
+            self._plug.close()
         self._bubblewrap.close()
         for descriptor in (*self._namespaces.values(), self._outer_user, self.program):
             if descriptor >= 0:

@@ -21,7 +21,7 @@ from tidegate_executor.sandbox.shim.layout import FILES_NAME, hosts_text
 from tidegate_executor.sandbox.shim.processes import end_child
 
 COMPLAINT_BYTES_MAX = 2000
-DONE = b"\1"
+READY, DONE = b"\1", b"\2"
 LINGER_SECONDS = 0.1  # what is started now has the processors until then
 LENGTH = "<I"
 KINDS = ("read", "write", "take", "workspace")  # of plan entries that can come late
@@ -46,7 +46,10 @@ class Carrier:
     """That child, forked while there is time, with all it needs but the word what to mount; it ends without one."""
 
     def __init__(self, attach: Callable[[dict[str, Any], list[Gathered]], None], state_dir: str) -> None:
-        """`attach` is what it does, with the configuration by then and the mounts that it has gathered."""
+        """`attach` is what it does, with the configuration by then and the mounts that it has gathered.
+
+        Raises LateError.
+        """
         self._mapping = staging.Mapping()
         tell_read, self._tell = os.pipe()
         self._report, report_write = os.pipe()
@@ -56,6 +59,7 @@ class Carrier:
             _be_carrier(self._mapping, (tell_read, report_write), (attach, state_dir))
         os.close(tell_read)
         os.close(report_write)
+        self._hear(READY)  # the state directory gets another name as soon as somebody takes the sandbox
 
     def begin(self, config: dict[str, Any], late: list[list[str]]) -> None:
         """Tell it to have the mounts of these plan entries, and /etc/hosts, attached."""
@@ -72,9 +76,12 @@ class Carrier:
 
     def end(self) -> None:
         """Return when it has. Raises LateError."""
-        report = os.read(self._report, COMPLAINT_BYTES_MAX)  # one write, or the end
+        self._hear(DONE)
         self._mapping.close()
-        if report != DONE:
+
+    def _hear(self, wanted: bytes) -> None:
+        report = os.read(self._report, COMPLAINT_BYTES_MAX)  # one write, or the end
+        if report != wanted:
             raise LateError(report.decode(errors="replace") or "what mounts it ended early")
 
     def close(self) -> None:
@@ -96,6 +103,7 @@ def _be_carrier(
     attach, state_dir = work
     try:
         gathering = Gathering(mapping, state_dir)
+        os.write(report, READY)
         with open(tell, "rb", buffering=0) as hearing:
             length = hearing.read(struct.calcsize(LENGTH))
             if not length:
