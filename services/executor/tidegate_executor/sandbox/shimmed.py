@@ -184,7 +184,8 @@ class ShimmedBackend:
             shim.connection.close()
             await asyncio.shield(asyncio.to_thread(clear_remains, state))
             raise
-        self.ready.add(Ready(spec=spec, shim=Waiting(shim.connection, record.group), state=state, plan=plan))
+        waiting = Waiting(shim.connection, record.group)
+        self.ready.add(Ready(spec=spec, shim=waiting, state=state, plan=plan, plugged=plugged))
 
     async def _adopt(self, spec: SandboxSpec, ready: Ready) -> Sandbox:
         """Make the sandbox of one that stands ready. Raises InfrastructureError; then nothing of either is left."""
