@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import struct
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -9,7 +12,9 @@ from pathlib import Path
 import pytest
 import structlog
 from tidegate_executor import refused_calls
+from tidegate_executor.sandbox import seccomp
 from tidegate_executor.sandbox.base import CallRefused, Limits, ReplicaExited, Sandbox, SandboxReady
+from tidegate_executor.sandbox.shim.guest_trace import LOST, GuestRefusals
 from tidegate_executor.sandbox.shim.refusals import PER_SECOND_MAX
 
 from tests.executor.sandbox.conftest import World, open_world
@@ -45,13 +50,22 @@ async def told(tmp_path: Path) -> AsyncIterator[World]:
     await opened.backend.release()
 
 
-async def refusals(sandbox: Sandbox) -> list[CallRefused]:
-    """All there were until a replica ended."""
+@pytest.fixture
+async def guest(tmp_path: Path) -> AsyncIterator[World]:
+    opened = await open_world("gvisor", tmp_path)
+    yield opened
+    await opened.backend.sweep(set())
+    await opened.backend.release()
+
+
+async def refusals(sandbox: Sandbox, ends: int = 1) -> list[CallRefused]:
+    """All there were until so many replicas had ended."""
     found = []
     async for recorded in sandbox.events():
         if isinstance(recorded.event, CallRefused):
             found.append(recorded.event)
-        if isinstance(recorded.event, ReplicaExited):
+        ends -= isinstance(recorded.event, ReplicaExited)
+        if not ends:
             break
     return found
 
@@ -66,6 +80,43 @@ async def test_each_call_is_told_at_once_and_all_are_counted(told: World) -> Non
     assert (first.times, first.component, first.replica) == (1, "main", 0)
     assert first.command.startswith("python")
     assert sum(each.times for each in found if each.call == "mount") == 200
+
+
+async def test_a_guest_tells_what_its_kernel_refuses_and_is_never_held_up(guest: World) -> None:
+    sandbox = await guest.create()
+    for number in range(2):
+        code = "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\nfor _ in range(20000):\n"
+        code += "    assert libc.mount(b'none', b'/tmp', b'tmpfs', 0, None) == -1 and ctypes.get_errno() == 1\n"
+        began = time.monotonic()
+        exited, output = await guest.run(sandbox, guest.python(code, limits=LIMITS, replica=number))
+        assert (exited.exit_code, output) == (0, "")
+        assert time.monotonic() - began < 20000 / PER_SECOND_MAX / 2
+    found = await refusals(sandbox, ends=2)
+    for number in range(2):
+        own = [each for each in found if each.replica == number]
+        assert own[0] == CallRefused(at_ns=own[0].at_ns, component="main", replica=number, call="mount", times=1)
+        assert {each.call for each in own} <= {"mount", LOST}
+        assert sum(each.times for each in own) <= 20000 + 1
+
+
+def test_what_is_told_in_a_packet() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    telling = GuestRefusals(ours)
+    number = seccomp.ARCHITECTURES[os.uname().machine].denied["bpf"]
+    assert number >= 128
+    call = bytes([0x20, number & 0x7F | 0x80, number >> 7])
+    for code in (1, 22):
+        theirs.send(
+            struct.pack("<HHI", 8, 6, 3) + bytes([0x12, 2, 0x10, code]) + call + bytes([0x28, 5, 0x4D, 1, 2, 3, 4])
+        )
+    theirs.send(struct.pack("<HHI", 8, 6, 7) + bytes([0x12, 2, 0x10, 13]) + call)
+    theirs.send(struct.pack("<HHI", 8, 2, 7) + bytes([0x12, 200, 0x10, 13]) + call)
+    theirs.send(struct.pack("<HHI", 8, 6, 7) + b"\xff\xff\xff")
+    assert telling.answer(1.0) == [("bpf", 1, 0, "")]
+    theirs.close()
+    assert telling.rest() == [("bpf", 1, 0, ""), (LOST, 7, 0, "")]
+    telling.close()
 
 
 async def test_a_second_replica_is_asked_for_by_itself(told: World) -> None:

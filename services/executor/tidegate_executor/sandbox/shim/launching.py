@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tidegate_executor.cgroups.base import Group, Quota
 
 if TYPE_CHECKING:
+    from tidegate_executor.sandbox.shim.guest_trace import GuestRefusals
     from tidegate_executor.sandbox.shim.spawn import Process
 
 
@@ -73,6 +74,10 @@ class Launching:
 
     def confirm(self, name: str, pid: int) -> None:
         """Return when the command of this child runs. Raises SpawnError when it cannot."""
+
+    def refusals(self, name: str) -> GuestRefusals | None:
+        """What the place of a replica that runs tells of what it refuses, where it tells."""
+        return None
 
     def signal(self, name: str, pid: int, number: int) -> None:
         os.kill(pid, number)

@@ -48,6 +48,28 @@ class _Told:
         return True
 
 
+class Tally:
+    """Counts refusals by the name of their call, and says when one is to be told."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, _Told] = {}
+        self.total = 0
+
+    def count(self, call: str, now: float, by: tuple[int, str]) -> Refusal | None:
+        """Count one, made `by` a process (pid of the host, its name); return what is to be told now."""
+        told = self._told.setdefault(call, _Told())
+        told.times += 1
+        self.total += 1
+        if not told.due(now):
+            return None
+        times, told.times = told.times, 0
+        return Refusal(call, times, *by)
+
+    def rest(self) -> list[Refusal]:
+        """What was not told yet."""
+        return [Refusal(call, told.times, 0, "") for call, told in self._told.items() if told.times]
+
+
 class Refusals:
     """Those of one replica, `total` in number. `listener` is ours, a descriptor that polls readable when one waits."""
 
@@ -56,10 +78,13 @@ class Refusals:
         self._poll = select.poll()
         self._poll.register(listener, select.POLLIN)
         self._machine = os.uname().machine
-        self._told: dict[str, _Told] = {}
+        self._tally = Tally()
         self._second = 0
         self._answered = 0
-        self.total = 0
+
+    @property
+    def total(self) -> int:
+        return self._tally.total
 
     def pause_seconds(self, now: float) -> float:
         """How long nobody is answered, because so many were."""
@@ -83,7 +108,7 @@ class Refusals:
 
     def rest(self) -> list[Refusal]:
         """What was not told yet, at the end."""
-        return [Refusal(call, told.times, 0, "") for call, told in self._told.items() if told.times]
+        return self._tally.rest()
 
     def close(self) -> None:
         os.close(self.listener)
@@ -111,14 +136,7 @@ class Refusals:
         except OSError as error:
             if error.errno != errno.ENOENT:
                 raise
-        call = seccomp.name_of(self._machine, number, arguments)
-        told = self._told.setdefault(call, _Told())
-        told.times += 1
-        self.total += 1
-        if not told.due(now):
-            return None
-        times, told.times = told.times, 0
-        return Refusal(call, times, pid, command)
+        return self._tally.count(seccomp.name_of(self._machine, number, arguments), now, (pid, command))
 
 
 def _command(pid: int) -> str:

@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 from tidegate_executor.cgroups.base import CgroupError, CgroupRefusedError, Group, Quota
+from tidegate_executor.sandbox.shim.guest_trace import GuestRefusals
 from tidegate_executor.sandbox.shim.output import LogFile, Redactor, segment_name
 from tidegate_executor.sandbox.shim.processes import kill_tree
 from tidegate_executor.sandbox.shim.refusals import Refusals
@@ -49,7 +50,7 @@ class Replica:
         self.log: LogFile | None = None
         self.redactor = Redactor([])
         self.unwritten_bytes = 0
-        self.refusals: Refusals | None = None
+        self.refusals: Refusals | GuestRefusals | None = None
 
     @property
     def key(self) -> tuple[str, int]:
@@ -232,7 +233,7 @@ class Replicas:
             child = self._run(replica, process, launcher) if ahead is None else _run_ahead(replica, ahead)
             replica.pid = child.inside()
             listener = child.listener()
-            replica.refusals = Refusals(listener) if listener >= 0 else None
+            replica.refusals = Refusals(listener) if listener >= 0 else launcher.refusals(replica.name)
             launcher.confirm(replica.name, replica.pid)
         except BaseException:
             replica.close()

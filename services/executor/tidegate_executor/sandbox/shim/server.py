@@ -94,11 +94,10 @@ class Server:
     # --- replicas -------------------------------------------------------------------------------------------
 
     def _on_listener(self, descriptor: int, events: int) -> None:
-        if not events & select.EPOLLIN:  # no process with that filter is left
+        pause = self.sandbox.on_refused(self._listeners[descriptor]) if events & select.EPOLLIN else 0.0
+        if events & select.EPOLLHUP:  # no process with that filter is left, or no guest
             self._epoll.unregister(descriptor)
-            return
-        pause = self.sandbox.on_refused(self._listeners[descriptor])
-        if pause:
+        elif pause:
             self._epoll.unregister(descriptor)
             self._paused[descriptor] = time.monotonic() + pause
 

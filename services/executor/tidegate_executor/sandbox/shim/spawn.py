@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 
 from tidegate_executor.cgroups.base import CgroupError, Group, Quota
 from tidegate_executor.sandbox.shim import starter
+from tidegate_executor.sandbox.shim.guest_trace import GuestRefusals
 from tidegate_executor.sandbox.shim.processes import end_child
 
 EXEC_SECONDS_MAX = 20.0
@@ -109,6 +110,8 @@ class Launcher(Protocol):
     def begin(self, name: str, group: Group | None, quota: Quota) -> None: ...
 
     def confirm(self, name: str, pid: int) -> None: ...
+
+    def refusals(self, name: str) -> GuestRefusals | None: ...
 
     def signal(self, name: str, pid: int, number: int) -> None: ...
 
