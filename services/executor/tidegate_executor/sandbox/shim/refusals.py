@@ -7,7 +7,6 @@ says no by itself.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import select
@@ -118,24 +117,25 @@ class Refusals:
         if not self._poll.poll(0):
             return None
         asked = bytearray(NOTIF_BYTES)
-        try:
-            fcntl.ioctl(self.listener, RECEIVE, asked)
-        except OSError as error:
-            if error.errno != errno.ENOENT:  # it was killed meanwhile
-                raise
-            return None
-        return bytes(asked)
+        return bytes(asked) if self._ioctl(RECEIVE, asked) else None
+
+    def _ioctl(self, request: int, argument: bytearray) -> bool:
+        """Say whether it was done; else the process that waits was killed meanwhile. Python repeats no ioctl itself."""
+        while True:
+            try:
+                fcntl.ioctl(self.listener, request, argument)
+            except InterruptedError:
+                continue
+            except FileNotFoundError:
+                return False
+            return True
 
     def _refuse(self, asked: bytes, now: float) -> Refusal | None:
         number_of_it, pid, _, number = struct.unpack_from("<QIIi", asked)
         arguments = struct.unpack_from(f"<{ARGUMENTS}Q", asked, 32)
         command = _command(pid)  # while it waits, so the pid is its own
         no = seccomp.errno_of(self._machine, number, arguments)
-        try:
-            fcntl.ioctl(self.listener, SEND, struct.pack("<QqiI", number_of_it, 0, -no, 0))
-        except OSError as error:
-            if error.errno != errno.ENOENT:
-                raise
+        self._ioctl(SEND, bytearray(struct.pack("<QqiI", number_of_it, 0, -no, 0)))
         return self._tally.count(seccomp.name_of(self._machine, number, arguments), now, (pid, command))
 
 
