@@ -11,8 +11,9 @@ import os
 import shutil
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tidegate_executor.cgroups.base import CgroupError, Driver, Group, Quota
 from tidegate_executor.sandbox import seccomp
@@ -34,6 +35,13 @@ class Baseline(Protocol):
     def first_output_ms(self) -> float: ...
 
 
+class Started(NamedTuple):
+    """What it took, and how it is removed."""
+
+    first_output_ms: float
+    remove: Callable[[], None]
+
+
 class BareFork:
     """The command with no isolation at all."""
 
@@ -48,12 +56,21 @@ class RawBwrap:
         self._directory = directory
         self._driver = driver
         self._numbers = itertools.count()
-        for name in ("lower", "upper", "work"):
-            (directory / name).mkdir(parents=True, exist_ok=True)
+        (directory / "lower").mkdir(parents=True, exist_ok=True)
 
     def first_output_ms(self) -> float:
+        started = self.start()
+        started.remove()
+        return started.first_output_ms
+
+    def start(self) -> Started:
+        """Return one that has said its first output, to be removed. May be called by many threads at once."""
+        number = next(self._numbers)
+        own = self._directory / str(number)
         began = time.perf_counter()
-        tree = self._driver.group(f"raw.{next(self._numbers)}")
+        for name in ("upper", "work"):
+            (own / name).mkdir(parents=True)
+        tree = self._driver.group(f"raw.{number}")
         tree.create()
         tree.bound(TREE_MEMORY_MIB, TREE_PIDS)
         group = tree.child("main.0")
@@ -68,7 +85,7 @@ class RawBwrap:
                 os.dup2(write, 1)
                 os.set_inheritable(rules, True)
                 os.read(gate_read, 1)
-                arguments = self._arguments(rules)
+                arguments = self._arguments(rules, own)
                 os.execv(arguments[0], arguments)
             finally:
                 os._exit(127)
@@ -77,18 +94,21 @@ class RawBwrap:
         os.write(gate_write, b"\1")
         first = os.read(read, 1)
         took_ms = (time.perf_counter() - began) * 1000
-        _, status = os.waitpid(child, 0)
-        for descriptor in (read, rules, gate_read, gate_write):
-            os.close(descriptor)
-        _remove(tree)
-        if status or not first:
-            raise SystemExit(f"raw bubblewrap failed: {os.waitstatus_to_exitcode(status)}")
-        return took_ms
 
-    def _arguments(self, rules: int) -> list[str]:
+        def remove() -> None:
+            _, status = os.waitpid(child, 0)
+            for descriptor in (read, rules, gate_read, gate_write):
+                os.close(descriptor)
+            _remove(tree)
+            if status or not first:
+                raise SystemExit(f"raw bubblewrap failed: {os.waitstatus_to_exitcode(status)}")
+
+        return Started(took_ms, remove)
+
+    def _arguments(self, rules: int, own: Path) -> list[str]:
         binary, _ = find_bwrap()
         links = [item for name in ("bin", "lib", "lib64") for item in ("--symlink", f"usr/{name}", f"/{name}")]
-        upper, work = str(self._directory / "upper"), str(self._directory / "work")
+        upper, work = str(own / "upper"), str(own / "work")
         return [
             binary, "--unshare-all", "--unshare-user", "--disable-userns", "--uid", "1000", "--gid", "1000",
             "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv", "--seccomp", str(rules),

@@ -7,11 +7,12 @@ import json
 import os
 import shutil
 import socket
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
 import pytest
-from tidegate_executor.sandbox.base import Layer, Limits, Mount
+from tidegate_executor.sandbox.base import CallRefused, Layer, Limits, Mount, Recorded, ReplicaExited, Sandbox
 from tidegate_executor.sandbox.shim.guarded import PIDS_AHEAD
 from tidegate_executor.sandbox.shimmed import ShimmedBackend
 
@@ -31,6 +32,42 @@ OF_THE_GUEST = {
     "docker-guarded": {"lower_oom_score", "read_environment_of_process_1"},
 }
 
+# What the filter denies, and so the agent is told of; all else the kernel refuses, or it is not there to be asked for.
+CALLS = {
+    "mount",
+    "umount2",
+    "pivot_root",
+    "chroot",
+    "open_tree",
+    "fsopen",
+    "mount_setattr",
+    "ptrace",
+    "process_vm_readv",
+    "bpf",
+    "perf_event_open",
+    "init_module",
+    "finit_module",
+    "delete_module",
+    "kexec_load",
+    "swapon",
+    "acct",
+    "quotactl",
+    "open_by_handle_at",
+    "settimeofday",
+    "sethostname",
+    "setdomainname",
+    "reboot",
+    "syslog",
+    "fanotify_init",
+    "vhangup",
+    "setns",
+    "unshare",
+}
+BY_ARGUMENT = {"socket(raw)", "socket(17)", "socket(40)", "ioctl(terminal)"}
+# A guest's kernel says of these that they make no sense as they were made, or gives a namespace that leads nowhere.
+NOT_OF_GUESTS = {"mount_setattr", "open_by_handle_at", "perf_event_open", "setns", "unshare"}
+TOLD = {"bwrap": CALLS | BY_ARGUMENT, "gvisor": CALLS - NOT_OF_GUESTS}
+
 
 def image(directory: Path) -> tuple[Layer, ...]:
     """An image with a set-uid program of root's."""
@@ -49,6 +86,14 @@ def own_address() -> str:
         except OSError:
             return "127.0.0.2"
         return str(asking.getsockname()[0])
+
+
+async def past(sandbox: Sandbox) -> AsyncIterator[Recorded]:
+    """What happened until its replica ended."""
+    async for recorded in sandbox.events():
+        yield recorded
+        if isinstance(recorded.event, ReplicaExited):
+            return
 
 
 async def stands_ready(world: World, layers: tuple[Layer, ...]) -> bool:
@@ -115,6 +160,9 @@ async def test_every_attempt_fails_and_is_logged(world: World, stood_ready: bool
     succeeded = {name: text for name, text in outcomes.items() if not text.startswith("denied") and name not in allowed}
     assert succeeded == {}
     assert len(outcomes) - len(allowed) >= ATTEMPTS_MIN
+    refused = {recorded.event.call async for recorded in past(sandbox) if isinstance(recorded.event, CallRefused)}
+    wanted = TOLD.get(world.name, set())
+    assert (refused - wanted, wanted - refused) == (set(), set())
     assert (inputs / "data").read_text() == "given"
     left = (outputs / "shell").stat()
     assert (left.st_uid, left.st_mode & 0o4000) == (world.backend.host_uid(0), 0)

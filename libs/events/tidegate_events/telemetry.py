@@ -68,6 +68,7 @@ SANDBOX_COUNTERS = {
     "cpu_throttled_seconds": "time spent waiting for the next CPU quota period",
     "memory_limit_hits": "times that the memory limit was reached",
     "oom_kills": "processes that the kernel killed for want of memory",
+    "calls_refused": "system calls that the sandbox's filter denied, where it tells the agent",
 }
 
 

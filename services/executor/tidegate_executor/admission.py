@@ -24,6 +24,8 @@ _SUBJECT_TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}\Z")
 GPU_MILLIS = 1000  # one whole device
 # At these every process sees every device; at others a GPU is there where the node's CDI files know it (`devices.py`).
 LEVELS_WITH_GPUS = frozenset({"unisolated"})
+WITHOUT_GPUS = dict.fromkeys(("guarded", "vm"), "a guest's kernel opens no device of the host")
+NO_CDI = "no CDI file names all of its GPUs"
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,7 +166,9 @@ def _gpu_refusal(order: SandboxOrder, offer: Offer, claims: list[Claim]) -> Reas
 def _gpu_level_refusal(order: SandboxOrder, offer: Offer) -> Reason | None:
     level = order.spec.isolation
     if level not in offer.gpu_levels:
-        return Reason(code="GpuNotPassed", detail=f"level {level} passes no GPU to a sandbox")
+        offered = ", ".join(sorted(offer.gpu_levels & offer.levels)) or "no level"
+        detail = f"this node passes GPUs at {offered}, and not at {level}"
+        return Reason(code="GpuNotPassed", detail=f"{detail}: {WITHOUT_GPUS.get(level, NO_CDI)}")
     if order.spec.phase_entry == "asked" and level not in LEVELS_WITH_GPUS:
         accepted = ", ".join(sorted(LEVELS_WITH_GPUS))
         detail = f"at level {level} no device comes and goes with phases that are asked for; accepted: {accepted}"

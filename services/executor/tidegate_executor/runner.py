@@ -17,7 +17,7 @@ from tidegate_events.events import AnyEvent, Reason
 from tidegate_events.orders import SandboxOrder
 from tidegate_events.spec import Component
 
-from tidegate_executor import conclusion, granting, prechecks, preparation, resizing
+from tidegate_executor import conclusion, granting, prechecks, preparation, refused_calls, resizing
 from tidegate_executor.attempt_memory import AttemptMemory
 from tidegate_executor.attempts import entry, facts, planning, scaling, transitions
 from tidegate_executor.attempts.state import AttemptState, Replica
@@ -131,7 +131,7 @@ class AttemptRunner:
         except (InfrastructureError, OSError) as error:
             await self._conclude_unstarted(str(error))
         else:
-            self._context.warm.asked(self.memory.state.level, self._prepared.image_digest, self._prepared.spec.layers)
+            self._context.warm.asked(self.memory.state.level, self._prepared.image_digest, self._prepared.spec)
             return sandbox
         return None
 
@@ -264,7 +264,7 @@ class AttemptRunner:
                 async for recorded in sandbox.events(memory.state.history_offset):
                     event = recorded.event
                     memory.change(transitions.on_history(memory.state, event, recorded.next_offset, self._spec))
-                    self._log.debug("sandbox_event", sandbox_event=type(event).__name__)
+                    refused_calls.tell(self._log, event, self._spec.isolation)
             except SandboxLostError as error:
                 lost = transitions.fail(memory.state, "infrastructure", str(error))
                 memory.change(_replace(lost, sandbox_over=True))

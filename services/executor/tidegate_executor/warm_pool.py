@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Set
+from typing import NamedTuple
 
 import structlog
 from tidegate_events.cancellation import honour_cancellation
 
 from tidegate_executor.images import Image
-from tidegate_executor.sandbox.base import Layer, SandboxBackend, SandboxError
+from tidegate_executor.sandbox.base import Layer, SandboxBackend, SandboxError, SandboxSpec
 from tidegate_executor.sandbox.shimmed import ShimmedBackend
 from tidegate_executor.settings import Settings
 from tidegate_executor.starts import Starts
@@ -28,6 +29,13 @@ Pair = tuple[str, str]
 log = structlog.get_logger()
 
 
+class Asked(NamedTuple):
+    """What members asked for: an image's layers, and whether the last of them was plugged into a network."""
+
+    layers: tuple[Layer, ...]
+    networked: bool
+
+
 class WarmPool:
     """See the module. `claimed` are the uid slots of the members here."""
 
@@ -40,7 +48,7 @@ class WarmPool:
         self._each = settings.warm_sandboxes
         self._memory_mib = settings.warm_memory_mib
         self._starts = starts
-        self._asked: dict[Pair, tuple[Layer, ...]] = {}
+        self._asked: dict[Pair, Asked] = {}
         self._told = asyncio.Event()
         self._asked_times = 0
         self.claimed: Callable[[], Set[int]] = frozenset
@@ -60,13 +68,13 @@ class WarmPool:
         if level in self._backends:
             self._backends[level].ready.withdraw(sandbox)
 
-    def asked(self, level: str, digest: str, layers: tuple[Layer, ...]) -> None:
+    def asked(self, level: str, digest: str, spec: SandboxSpec) -> None:
         """Note that a member has its sandbox: the next one like it will be asked for, and may be missing now."""
         if level not in self._backends:
             return
         self._asked_times += 1
         self._asked.pop((level, digest), None)
-        self._asked[level, digest] = layers
+        self._asked[level, digest] = Asked(spec.layers, networked=spec.network is not None)
         while len(self._asked) > PAIRS_MAX:
             del self._asked[next(iter(self._asked))]
         self._told.set()
@@ -74,9 +82,9 @@ class WarmPool:
     async def leave(self, digest: str) -> None:
         """Have none of this image any more: it leaves the node."""
         for level, backend in self._backends.items():
-            layers = self._asked.pop((level, digest), None)
-            if layers is not None:
-                await backend.ready.discard(layers)
+            asked = self._asked.pop((level, digest), None)
+            if asked is not None:
+                await backend.ready.discard(asked.layers)
 
     async def run(self) -> None:
         """Fill up what was taken, until cancelled; then let go of all."""
@@ -95,30 +103,30 @@ class WarmPool:
 
     async def _fill(self, level: str, digest: str) -> None:
         slot = self._free_slot()
-        layers = self._asked.get((level, digest))
-        if slot is None or layers is None:
+        asked = self._asked.get((level, digest))
+        if slot is None or asked is None:
             self._asked.pop((level, digest), None)
             return
         try:
-            await self._backends[level].make_ready(layers, slot)
+            await self._backends[level].make_ready(asked.layers, slot, plugged=asked.networked)
         except SandboxError as error:
             log.warning("sandbox_not_kept_ready", isolation=level, digest=digest, why=str(error))
             self._asked.pop((level, digest), None)  # until one like it is asked for again
             return
         if (level, digest) not in self._asked:  # it left meanwhile
-            await self._backends[level].ready.discard(layers)
+            await self._backends[level].ready.discard(asked.layers)
 
     async def _trim(self) -> None:
         wanted = self._wanted()
         for level, backend in self._backends.items():
-            counts = {self._asked[pair]: count for pair, count in wanted.items() if pair[0] == level}
+            counts = {self._asked[pair].layers: count for pair, count in wanted.items() if pair[0] == level}
             for layers in set(backend.ready.layers()):
                 await backend.ready.discard(layers, keep=counts.get(layers, 0))
 
     def _missing(self) -> Pair | None:
         """Return of what there are too few, what was asked for last first."""
         for pair, count in self._wanted().items():
-            if self._backends[pair[0]].ready.layers().count(self._asked[pair]) < count:
+            if self._backends[pair[0]].ready.layers().count(self._asked[pair].layers) < count:
                 return pair
         return None
 

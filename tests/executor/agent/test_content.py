@@ -517,6 +517,13 @@ def test_a_gpu_enters_an_isolated_sandbox_where_cdi_knows_it_and_does_not_follow
     refused = admission.refusal(order, offer, [])
     assert refused is not None
     assert refused.code == "GpuNotPassed"
+    assert refused.detail == "this node passes GPUs at no level, and not at trusted: no CDI file names all of its GPUs"
+    for level in ("guarded", "vm"):
+        there = msgspec.structs.replace(offer, levels=frozenset({level, "unisolated"}))
+        guest = msgspec.structs.replace(order, spec=msgspec.structs.replace(order.spec, isolation=level))
+        refused = admission.refusal(guest, there, [])
+        assert refused is not None
+        assert refused.detail.startswith(f"this node passes GPUs at unisolated, and not at {level}: a guest's kernel")
     by_cdi = msgspec.structs.replace(offer, gpu_levels=frozenset({"trusted", "unisolated"}))
     assert admission.refusal(order, by_cdi, []) is None
     asking = msgspec.structs.replace(order, spec=msgspec.structs.replace(order.spec, phase_entry="asked"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -16,16 +17,16 @@ from tidegate_events import subjects, telemetry
 from tidegate_events.events import SandboxStarted
 from tidegate_events.resources import Resources
 from tidegate_events.spec import Component, ResourceRange
-from tidegate_events.telemetry import NodeSample
+from tidegate_events.telemetry import NodeSample, SandboxSample
 from tidegate_executor.images import Image
-from tidegate_executor.sandbox.base import Layer
+from tidegate_executor.sandbox.base import Layer, Network, SandboxSpec
 from tidegate_executor.sandbox.bwrap import BwrapBackend
 from tidegate_executor.sandbox.settings import SandboxSettings
 from tidegate_executor.settings import Settings
 from tidegate_executor.starts import Starts
 from tidegate_executor.warm_pool import MEMORY_MIB, PAIRS_MAX, WarmPool
 
-from tests.executor.agent.conftest import NODE, Agent, Scheduler, job, until
+from tests.executor.agent.conftest import NODE, Agent, Scheduler, component, job, until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root adds mounts to a sandbox that stands")
 
@@ -34,6 +35,16 @@ SHELL = Component(
     command=("sh", "-c", "echo up > /run/tidegate/checkpoints/seen && sleep 600"),
     resources={"default": ResourceRange(minimum=Resources(500, 128))},
 )
+
+NOSY = """
+import socket, time
+for _ in range(2):
+    try:
+        socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)
+    except PermissionError:
+        pass
+time.sleep(600)
+"""
 
 
 def ready(agent: Agent) -> list[str]:
@@ -85,6 +96,28 @@ async def test_the_second_member_of_an_image_gets_one_that_stood_ready(
     assert groups_of(f"tidegate-warm-{os.getpid()}") == []
 
 
+async def test_what_a_job_is_refused_is_in_the_log_with_whose_it_is(
+    scheduler: Scheduler, client: Client, make_agent: Callable[..., Agent]
+) -> None:
+    heard: list[SandboxSample] = []
+
+    async def on_message(message: Msg) -> None:
+        heard.extend(sample for sample in telemetry.decode(message.data) if isinstance(sample, SandboxSample))
+
+    await client.subscribe(subjects.telemetry(NODE), cb=on_message)
+    agent = make_agent(offer_trusted=True, cgroup_name=f"tidegate-refused-{os.getpid()}")
+    await scheduler.joined()
+    scheduler.want(job("nosy", component("main", NOSY), level="trusted"))
+    await scheduler.first(SandboxStarted, "nosy")
+    await until(lambda: any(sample.counters.get("calls_refused") == 2 for sample in heard))
+    lines = [json.loads(line) for line in agent.log.read_text().splitlines() if '"sandbox.refused"' in line]
+    (line,) = lines
+    assert (line["job"], line["isolation"], line["component"]) == ("nosy", "trusted", "main")
+    assert (line["call"], line["times"]) == ("socket(raw)", 1)
+    assert line["command"].startswith("python")
+    assert line["level"] == "warning"
+
+
 class Kept:
     """A pool of its own over a real backend."""
 
@@ -102,8 +135,13 @@ class Kept:
             layers = (Layer(source="/usr", target="/usr"), Layer(source=str(source), target="/opt/own"))
             self.images.append(Image(name=f"i{number}", digest=f"b3:{number}", layers=layers, path=()))
 
-    def asked(self, number: int) -> None:
-        self.pool.asked("trusted", self.images[number].digest, self.images[number].layers)
+    def asked(self, number: int, network: Network | None = None) -> None:
+        spec = SandboxSpec(id="a.1.0", hostname="a", log_dir="", layers=self.images[number].layers, network=network)
+        self.pool.asked("trusted", self.images[number].digest, spec)
+
+    def plugged(self) -> list[bool]:
+        """Of each that stands, whether it was made with a cable."""
+        return [ready.plugged for ready in self.backend.ready.standing]
 
     def standing(self) -> dict[int, int]:
         layers = self.backend.ready.layers()
@@ -138,6 +176,14 @@ async def test_what_was_asked_for_last_is_kept_within_its_bounds(keep: Callable[
     await until(lambda: kept.standing() == {0: 1, 1: 2})
     kept.asked(0)
     await until(lambda: kept.standing() == {0: 2, 1: 1})
+
+
+async def test_what_members_of_gangs_asked_for_stands_with_a_cable(keep: Callable[..., Kept]) -> None:
+    kept = keep(warm_sandboxes=1)
+    kept.asked(0, Network(name="a.1", member=0))
+    kept.asked(1)
+    await until(lambda: kept.standing() == {0: 1, 1: 1})
+    assert sorted(kept.plugged()) == [False, True]
 
 
 async def test_an_image_that_leaves_takes_them_along(keep: Callable[..., Kept]) -> None:

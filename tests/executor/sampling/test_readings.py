@@ -50,6 +50,7 @@ def stats(at_ns: int, cpu_usec: int, *, enforced: bool = True, pid: int = 10) ->
         memory_peak_bytes=2000,
         processes=3,
         oom_kills=1,
+        calls_refused=3,
         limits=Limits(cpu_millis=500, memory_mib=2, pids=9) if enforced else None,
         cpu_periods=20,
         cpu_throttled_periods=5,
@@ -96,6 +97,7 @@ async def test_a_replica_is_read_in_base_units_and_its_rate_from_two_readings() 
         "cpu_throttled_seconds": 2.5,
         "memory_limit_hits": 4.0,
         "oom_kills": 1.0,
+        "calls_refused": 3.0,
     }
     assert set(second.gauges) == set(telemetry.SANDBOX_GAUGES)
     assert set(second.counters) == set(telemetry.SANDBOX_COUNTERS)

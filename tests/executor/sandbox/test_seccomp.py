@@ -9,18 +9,20 @@ import pytest
 from tidegate_executor.sandbox import seccomp
 
 
-def decide(machine: str, number: int, *arguments: int, audit: int | None = None) -> int:
+def decide(machine: str, number: int, *arguments: int, audit: int | None = None, told: bool = False) -> int:
     """Run the filter over one struct seccomp_data."""
     arch = seccomp.ARCHITECTURES[machine].audit if audit is None else audit
     values = [*arguments, *[0] * (6 - len(arguments))]
     data = struct.pack("<IIQ6Q", number, arch, 0, *values)
-    program = list(struct.iter_unpack("<HBBI", seccomp.program(machine)))
+    program = list(struct.iter_unpack("<HBBI", seccomp.program(machine, told=told)))
     accumulator, position = 0, 0
     for _ in range(len(program)):
         code, if_true, if_false, value = program[position]
         position += 1
         if code == seccomp.LOAD:
             (accumulator,) = struct.unpack_from("<I", data, value)
+        elif code == seccomp.AND:
+            accumulator &= value
         elif code == seccomp.RETURN:
             return int(value)
         else:
@@ -63,6 +65,41 @@ class TestFilter:
         for family in range(50):
             wanted = seccomp.ALLOW if family in (1, 2, 10, 16) else seccomp.ERRNO | errno.EAFNOSUPPORT
             assert decide(machine, socket, family) == wanted
+
+    def test_raw_sockets_are_denied_and_routing_sockets_are_not(self, machine: str) -> None:
+        socket = seccomp.ARCHITECTURES[machine].socket
+        for family in (2, 10):
+            for kind, wanted in (
+                (1, seccomp.ALLOW),
+                (2, seccomp.ALLOW),
+                (3, DENIED),
+                (3 | 0x80800, DENIED),
+                (10, DENIED),
+            ):
+                assert decide(machine, socket, family, kind) == wanted, (family, kind)
+        assert decide(machine, socket, 16, 3) == seccomp.ALLOW
+
+    def test_who_is_asked_answers_as_the_filter_would_by_itself(self, machine: str) -> None:
+        arch = seccomp.ARCHITECTURES[machine]
+        quiet = {arch.denied[name] for name in seccomp.QUIET if name in arch.denied}
+        asked = 0
+        for number in range(470):
+            for arguments in ((0, 0, 0), (2, 3, 0), (2, 1, 0), (17, 3, 0), (1 << 28, 0x5412, 0)):
+                alone = decide(machine, number, *arguments)
+                told = decide(machine, number, *arguments, told=True)
+                if told != seccomp.USER_NOTIF:
+                    assert told == alone, number
+                    continue
+                asked += 1
+                assert alone == seccomp.ERRNO | seccomp.errno_of(machine, number, arguments), number
+                assert number not in quiet
+                assert "call" not in seccomp.name_of(machine, number, arguments)
+        assert asked > 5 * (len(arch.denied) - len(quiet))
+
+    def test_what_a_job_can_pass_makes_no_name_of_its_own(self, machine: str) -> None:
+        socket = seccomp.ARCHITECTURES[machine].socket
+        names = {seccomp.name_of(machine, socket, (family, 1)) for family in (*range(3, 10), *range(1000, 9000))}
+        assert len(names) == 8
 
     def test_terminal_injection_is_denied(self, machine: str) -> None:
         ioctl = seccomp.ARCHITECTURES[machine].ioctl

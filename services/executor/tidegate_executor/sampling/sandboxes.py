@@ -62,6 +62,7 @@ class SandboxReader:
             "cpu_throttled_seconds": replica.cpu_throttled_usec / 1_000_000,
             "memory_limit_hits": float(replica.memory_limit_hits),
             "oom_kills": float(replica.oom_kills),
+            "calls_refused": float(replica.calls_refused),
         }
         return SandboxSample(
             **stamp.next(at_ns),

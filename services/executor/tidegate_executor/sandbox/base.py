@@ -186,6 +186,22 @@ class ReplicaStarted(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
     pid: int
 
 
+class CallRefused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
+    """The system call filter denied calls of a replica's: `times` one of this name since it was last told.
+
+    `pid`, the host's, and `command`, the name that it has given itself, are of the last process that made one; 0 and
+    empty where it has ended. The first of a name is told at once, then ever fewer.
+    """
+
+    at_ns: int
+    component: str
+    replica: int
+    call: str
+    times: int
+    pid: int = 0
+    command: str = ""
+
+
 class ReplicaExited(msgspec.Struct, frozen=True, kw_only=True, tag="exited"):
     """The replica's first process ended, and the rest of its tree was killed.
 
@@ -218,7 +234,7 @@ class SandboxEnded(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
     reason: Literal["stopped", "collapsed"]
 
 
-SandboxEvent = SandboxReady | ReplicaStarted | ReplicaExited | ReplicaResized | SandboxEnded
+SandboxEvent = SandboxReady | ReplicaStarted | CallRefused | ReplicaExited | ReplicaResized | SandboxEnded
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
@@ -247,6 +263,7 @@ class ReplicaStats(msgspec.Struct, frozen=True, kw_only=True):
     cpu_throttled_periods: int = 0
     cpu_throttled_usec: int = 0
     memory_limit_hits: int = 0
+    calls_refused: int = 0
 
 
 class SandboxStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from tidegate_executor.sandbox.base import (
     SandboxError,
     SandboxSpec,
 )
-from tidegate_executor.sandbox.plan import mount_plan
+from tidegate_executor.sandbox.plan import PlanEntry, mount_plan
 from tidegate_executor.sandbox.probe import ProbeFailure, probe_sandbox, refuse_connections, refused_port
 from tidegate_executor.sandbox.settings import SandboxSettings
 from tidegate_executor.sandbox.shimmed import ShimmedBackend
@@ -71,8 +71,10 @@ class BwrapBackend(ShimmedBackend):
     def _prepare(self, spec: SandboxSpec, state: StateDirectory) -> dict[str, Any]:
         if spec.engine_image:
             raise RequestRefusedError("only backend `docker` uses an engine's image; layers are accepted here")
+        return self._describe(spec, mount_plan(spec, state.path, self.etc()))
+
+    def _describe(self, spec: SandboxSpec, plan: list[PlanEntry]) -> dict[str, Any]:
         binary, site = find_bwrap()
-        plan = mount_plan(spec, state.path, self.etc())
         return {"bwrap": {"binary": binary, "site": site, "hostname": spec.hostname, "plan": plan}}
 
 

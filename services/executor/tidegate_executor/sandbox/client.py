@@ -63,10 +63,12 @@ async def connected(state: StateDirectory) -> AsyncIterator[tuple[asyncio.Stream
 
 async def ask(state: StateDirectory, request: dict[str, Any], seconds_max: float = ANSWER_SECONDS_MAX) -> Any:
     """Send one request; return the answer or raise what it says."""
+    loop = asyncio.get_running_loop()
     try:
-        async with asyncio.timeout(seconds_max), connected(state) as (reader, writer):
-            writer.write(msgspec.json.encode(request) + b"\n")
-            line = await reader.readline()
+        with open_socket(state) as asking:
+            async with asyncio.timeout(seconds_max):
+                await loop.sock_sendall(asking, msgspec.json.encode(request) + b"\n")
+                line = await read_line(asking)
     except TimeoutError:
         raise InfrastructureError(
             f"sandbox {state.id}: no answer to {request['op']!r} within {seconds_max} s"
@@ -79,3 +81,15 @@ async def ask(state: StateDirectory, request: dict[str, Any], seconds_max: float
     if "error" in answer:
         raise ERRORS[answer["error"]](f"sandbox {state.id}: {answer['text']}")
     return answer["ok"]
+
+
+async def read_line(connection: socket.socket) -> bytes:
+    """Return what there is up to the end of a line, or of the connection, which children of the shim may hold open.
+
+    By bare calls: streams would cost more than the shim takes to answer.
+    """
+    loop = asyncio.get_running_loop()
+    line = b""
+    while not line.endswith(b"\n") and (part := await loop.sock_recv(connection, LINE_BYTES_MAX)):
+        line += part
+    return line

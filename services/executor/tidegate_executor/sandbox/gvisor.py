@@ -16,7 +16,7 @@ from tidegate_executor.sandbox.base import (
     SandboxError,
     SandboxSpec,
 )
-from tidegate_executor.sandbox.plan import mount_plan
+from tidegate_executor.sandbox.plan import PlanEntry, mount_plan
 from tidegate_executor.sandbox.probe import ProbeFailure, answers_of, probe_sandbox, refuse_connections, refused_port
 from tidegate_executor.sandbox.settings import SandboxSettings
 from tidegate_executor.sandbox.shimmed import ShimmedBackend
@@ -73,14 +73,16 @@ class GvisorBackend(ShimmedBackend):
         )
 
     def _prepare(self, spec: SandboxSpec, state: StateDirectory) -> dict[str, Any]:
-        binary = find_runsc(self.settings)
-        if binary is None or os.geteuid() != 0:
-            raise BackendUnavailableError(REMEDY)
         if spec.devices or spec.engine_image:
             raise RequestRefusedError(
                 "gVisor passes no device of the host and uses no engine's image; neither is accepted"
             )
-        plan = mount_plan(spec, state.path, self.etc())
+        return self._describe(spec, mount_plan(spec, state.path, self.etc()))
+
+    def _describe(self, spec: SandboxSpec, plan: list[PlanEntry]) -> dict[str, Any]:
+        binary = find_runsc(self.settings)
+        if binary is None or os.geteuid() != 0:
+            raise BackendUnavailableError(REMEDY)
         return {
             "bwrap": {"binary": "", "site": [], "hostname": spec.hostname, "plan": plan},
             "guarded": {"binary": binary},

@@ -215,4 +215,5 @@ def _replica_stats(found: dict[str, Any]) -> ReplicaStats:
         cpu_throttled_periods=usage.get("cpu_throttled_periods", 0),
         cpu_throttled_usec=usage.get("cpu_throttled_usec", 0),
         memory_limit_hits=usage.get("memory_limit_hits", 0),
+        calls_refused=found.get("calls_refused", 0),
     )

@@ -17,13 +17,13 @@ import msgspec
 import structlog
 
 from tidegate_executor.sandbox.base import InfrastructureError
+from tidegate_executor.sandbox.client import read_line
 from tidegate_executor.sandbox.shim import zygote as zygote_module
 from tidegate_executor.sandbox.shim.main import ISOLATED, PLAIN
 
 STANDING_SECONDS_MAX = 60.0
 WAITING_MAX = 2  # shims that wait for a configuration, forked ahead: as many as a start at a time can use
 READY_PREFIX = "ready-"  # of control groups that were made before it was known for which sandbox
-ANSWER_BYTES_MAX = 65536
 
 log = structlog.get_logger()
 
@@ -174,7 +174,7 @@ async def tell_shim(shim: Waiting, config: dict[str, Any]) -> None:
     try:
         async with asyncio.timeout(STANDING_SECONDS_MAX):
             await loop.sock_sendall(shim.connection, msgspec.json.encode(config) + b"\n")
-            answer = await _read_line(shim.connection)
+            answer = await read_line(shim.connection)
     except TimeoutError:
         raise InfrastructureError(f"no sandbox within {STANDING_SECONDS_MAX} s") from None
     except OSError as error:
@@ -203,15 +203,6 @@ def is_quiet(connection: socket.socket) -> bool:
     except BlockingIOError:
         return True
     return False
-
-
-async def _read_line(connection: socket.socket) -> bytes:
-    """Return what there is up to the end of a line: children of the shim may hold the connection open."""
-    loop = asyncio.get_running_loop()
-    answer = b""
-    while not answer.endswith(b"\n") and (part := await loop.sock_recv(connection, ANSWER_BYTES_MAX)):
-        answer += part
-    return answer
 
 
 def _end(

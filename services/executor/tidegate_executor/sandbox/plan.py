@@ -74,7 +74,20 @@ def build_etc(parent: Path) -> Path:
 
 def mount_plan(spec: SandboxSpec, state_dir: Path, etc: Path) -> list[PlanEntry]:
     """Mounts in order. Refuses sources that do not exist and targets that would hide the sandbox's own."""
-    plan = _layers(spec.layers)
+    plan = _image_plan(spec.layers, etc) + _own_plan(spec, state_dir)
+    check_plan(plan, state_dir)
+    return plan + [("device", device.source, device.target) for device in checked_devices(spec.devices)]
+
+
+def late_plan(spec: SandboxSpec, state_dir: Path, built: list[PlanEntry]) -> list[PlanEntry]:
+    """What comes, of the same plan, after what a sandbox of this image was `built` with. Refuses as that does."""
+    own = _own_plan(spec, state_dir)
+    check_plan(own, state_dir, built)
+    return own
+
+
+def _image_plan(layers: tuple[Layer, ...], etc: Path) -> list[PlanEntry]:
+    plan = _layers(layers)
     if any(target == "/" for _, _, target in plan):
         # Such an image has an /etc of its own, which knows its libraries; what says who is there is the sandbox's.
         plan += [("read", os.path.realpath(etc / name), f"/etc/{name}") for name in OWN_ETC_FILES]
@@ -85,6 +98,11 @@ def mount_plan(spec: SandboxSpec, state_dir: Path, etc: Path) -> list[PlanEntry]
                 plan.append(("read", os.path.realpath(f"/etc/{name}"), f"/etc/{name}"))
     if Path(CPU_TOPOLOGY).is_dir():
         plan.append(("read", os.path.realpath(CPU_TOPOLOGY), CPU_TOPOLOGY))
+    return plan
+
+
+def _own_plan(spec: SandboxSpec, state_dir: Path) -> list[PlanEntry]:
+    plan: list[PlanEntry] = []
     if spec.workdir is not None:
         plan.append(("workspace", spec.workdir, "/workspace"))
     else:
@@ -92,8 +110,7 @@ def mount_plan(spec: SandboxSpec, state_dir: Path, etc: Path) -> list[PlanEntry]
     for mount in spec.mounts:
         kind = "read" if not mount.writable else "take" if mount.take_ownership else "write"
         plan.append((kind, mount.source, mount.target))
-    check_plan(plan, state_dir)
-    return plan + [("device", device.source, device.target) for device in checked_devices(spec.devices)]
+    return plan
 
 
 def checked_devices(devices: tuple[Device, ...]) -> tuple[Device, ...]:
@@ -124,7 +141,8 @@ def _target(layer: Layer) -> str:
     return layer.target
 
 
-def check_plan(plan: list[PlanEntry], state_dir: Path) -> None:
+def check_plan(plan: list[PlanEntry], state_dir: Path, below: list[PlanEntry] | None = None) -> None:
+    """Refuse what may not be mounted, after what was checked `below`."""
     reserved = ("/proc", "/dev", "/run/tidegate/hold")
     own = f"{os.path.realpath(state_dir)}/"
     for kind, source, target in plan:
@@ -136,13 +154,14 @@ def check_plan(plan: list[PlanEntry], state_dir: Path) -> None:
         inside_state = source.startswith(own)
         if kind != "link" and not inside_state and not os.path.exists(source):
             raise RequestRefusedError(f"mount source {source!r} for {target} does not exist")
-    _check_links(plan)
+    mounted = [target for kind, _, target in plan if kind not in ("lower", "layer", "link")]
+    _check_links(plan if below is None else below, [*OWN_PLACES, *mounted] if below is None else mounted)
 
 
-def _check_links(plan: list[PlanEntry]) -> None:
+def _check_links(image: list[PlanEntry], mounted: list[str]) -> None:
     """Refuse an image that has a link where something is mounted: it could lead out of what is being built."""
-    layers = [(source, "" if target == "/" else target) for kind, source, target in plan if kind in ("lower", "layer")]
-    for target in (*OWN_PLACES, *(target for kind, _, target in plan if kind not in ("lower", "layer", "link"))):
+    layers = [(source, "" if target == "/" else target) for kind, source, target in image if kind in ("lower", "layer")]
+    for target in mounted:
         parts = target.strip("/").split("/")
         for place in ("/" + "/".join(parts[: depth + 1]) for depth in range(len(parts))):
             for source, base in layers:

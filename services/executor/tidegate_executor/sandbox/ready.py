@@ -27,12 +27,13 @@ LATE = ("id", "hostname", "log_dir", "workdir", "mounts", "network", "pids_max",
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True):
-    """One that stands, built by `spec`. `plan` are the mounts that it has."""
+    """One that stands, built by `spec`. `plan` are the mounts that it has; `plugged`: it has a cable."""
 
     spec: SandboxSpec
     shim: Waiting
     state: StateDirectory
     plan: list[tuple[str, str, str]]
+    plugged: bool = False
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -55,6 +56,10 @@ class ReadySandboxes:
         self._standing: list[Ready] = []
         self._promised: dict[str, Ready] = {}
         self.hits = 0
+
+    @property
+    def standing(self) -> tuple[Ready, ...]:
+        return tuple(self._standing)
 
     def add(self, ready: Ready) -> None:
         self._standing.append(ready)

@@ -7,6 +7,7 @@ attack surface; numbers are from the kernel's syscall tables. It must never allo
 from __future__ import annotations
 
 import errno
+import functools
 import struct
 from typing import NamedTuple
 
@@ -14,12 +15,14 @@ from typing import NamedTuple
 OFFSET_NR, OFFSET_ARCH, OFFSET_ARGS = 0, 4, 16
 
 LOAD = 0x20  # BPF_LD | BPF_W | BPF_ABS
+AND = 0x54  # BPF_ALU | BPF_AND | BPF_K
 JUMP_EQUAL, JUMP_AT_LEAST, JUMP_ANY_BIT = 0x15, 0x35, 0x45
 RETURN = 0x06
 
 ALLOW = 0x7FFF0000
 KILL_PROCESS = 0x80000000
 ERRNO = 0x00050000
+USER_NOTIF = 0x7FC00000  # whoever holds the listener answers
 
 NAMESPACE_FLAGS = 0x7E020080  # CLONE_NEW{USER,PID,NET,IPC,UTS,CGROUP,NS,TIME}
 X32_BIT = 0x40000000
@@ -54,6 +57,12 @@ COMMON_DENIED = {
     "quotactl_fd": 443, "open_tree_attr": 467,
 }  # fmt: skip
 CLONE3 = 435
+# Denied like the others, but nobody is told: ordinary libraries make these calls, some of them often.
+QUIET = {"move_pages", "kcmp", "adjtimex", "clock_adjtime", "modify_ldt", "io_uring_enter", "io_uring_register"}
+INET_FAMILIES = (2, 10)
+FAMILIES_MAX = 64  # of addresses, more than Linux has
+RAW_KINDS = (3, 10)  # SOCK_RAW, SOCK_PACKET
+KIND_MASK = 0xF  # the rest of a socket's kind are flags
 
 
 class Architecture(NamedTuple):
@@ -80,8 +89,11 @@ class Instruction(NamedTuple):
     if_false: str | None = None
 
 
-def instructions(arch: Architecture) -> list[Instruction | str]:
-    """The filter as instructions and labels (strings)."""
+def instructions(arch: Architecture, *, told: bool = False) -> list[Instruction | str]:
+    """The filter as instructions and labels (strings).
+
+    `told`: whoever holds its listener is asked for what is denied, and has to answer with `errno_of`.
+    """
     code: list[Instruction | str] = [
         Instruction(LOAD, OFFSET_ARCH),
         Instruction(JUMP_EQUAL, arch.audit, None, "kill"),
@@ -89,7 +101,10 @@ def instructions(arch: Architecture) -> list[Instruction | str]:
     ]
     if arch.x32:
         code.append(Instruction(JUMP_AT_LEAST, X32_BIT, "kill"))
-    code += [Instruction(JUMP_EQUAL, number, "deny") for number in sorted(arch.denied.values())]
+    code += [
+        Instruction(JUMP_EQUAL, number, "quiet" if name in QUIET else "deny")
+        for name, number in sorted(arch.denied.items(), key=lambda item: item[1])
+    ]
     code += [
         Instruction(JUMP_EQUAL, CLONE3, "absent"),  # its flags lie in memory: glibc then falls back to clone
         Instruction(JUMP_EQUAL, arch.clone, "clone"),
@@ -106,11 +121,18 @@ def instructions(arch: Architecture) -> list[Instruction | str]:
         Instruction(RETURN, ALLOW),
         "socket",
         Instruction(LOAD, OFFSET_ARGS),
+        *[Instruction(JUMP_EQUAL, family, "kind") for family in INET_FAMILIES],
         *[Instruction(JUMP_EQUAL, family, "allow2") for family in SOCKET_FAMILIES],
-        Instruction(RETURN, ERRNO | errno.EAFNOSUPPORT),
+        Instruction(RETURN, USER_NOTIF if told else ERRNO | errno.EAFNOSUPPORT),
+        "kind",
+        Instruction(LOAD, OFFSET_ARGS + 8),
+        Instruction(AND, KIND_MASK),
+        *[Instruction(JUMP_EQUAL, kind, "deny") for kind in RAW_KINDS],
         "allow2",
         Instruction(RETURN, ALLOW),
         "deny",
+        Instruction(RETURN, USER_NOTIF if told else ERRNO | errno.EPERM),
+        "quiet",
         Instruction(RETURN, ERRNO | errno.EPERM),
         "absent",
         Instruction(RETURN, ERRNO | errno.ENOSYS),
@@ -138,9 +160,31 @@ def assemble(code: list[Instruction | str]) -> bytes:
     return packed
 
 
-def program(machine: str) -> bytes:
+@functools.cache
+def program(machine: str, *, told: bool = False) -> bytes:
     """The filter for `os.uname().machine`."""
+    return assemble(instructions(_architecture(machine), told=told))
+
+
+def name_of(machine: str, number: int, arguments: tuple[int, ...]) -> str:
+    """What a denied call is called, with what of its arguments it was denied for: one of a few hundred names."""
+    arch = _architecture(machine)
+    if number == arch.socket:
+        if arguments[0] in INET_FAMILIES:
+            return "socket(raw)"
+        return f"socket({arguments[0]})" if arguments[0] < FAMILIES_MAX else "socket"
+    known = {**arch.denied, "clone(namespaces)": arch.clone, "ioctl(terminal)": arch.ioctl}
+    return next((name for name, each in known.items() if each == number), f"call {number}")
+
+
+def errno_of(machine: str, number: int, arguments: tuple[int, ...]) -> int:
+    """What a denied call fails with."""
+    other_family = number == _architecture(machine).socket and arguments[0] not in SOCKET_FAMILIES
+    return errno.EAFNOSUPPORT if other_family else errno.EPERM
+
+
+def _architecture(machine: str) -> Architecture:
     arch = ARCHITECTURES.get(machine)
     if arch is None:
         raise ValueError(f"no system call table for {machine!r}; known: {', '.join(sorted(ARCHITECTURES))}")
-    return assemble(instructions(arch))
+    return arch

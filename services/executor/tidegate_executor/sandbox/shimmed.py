@@ -30,11 +30,10 @@ from tidegate_executor.sandbox.base import (
 )
 from tidegate_executor.sandbox.handle import ShimSandboxHandle
 from tidegate_executor.sandbox.launch import READY_PREFIX, Waiting, ground_of, refill, take_shim, tell_shim, zygotes
-from tidegate_executor.sandbox.plan import build_etc
+from tidegate_executor.sandbox.plan import PlanEntry, build_etc, late_plan
 from tidegate_executor.sandbox.ready import Ready, ReadySandboxes
 from tidegate_executor.sandbox.remains import clear_remains
 from tidegate_executor.sandbox.settings import SandboxSettings
-from tidegate_executor.sandbox.shim.late import KINDS as LATE_KINDS
 from tidegate_executor.sandbox.shim.layout import FILES_NAME
 from tidegate_executor.sandbox.state import ID_PATTERN, SandboxRecord, StateDirectory
 
@@ -120,6 +119,10 @@ class ShimmedBackend:
         """See `Preparation`; one that needs no more than all do has nothing to add."""
         return {}
 
+    def _describe(self, spec: SandboxSpec, plan: list[PlanEntry]) -> dict[str, Any]:
+        """See `Preparation`, for these mounts; only for backends of which sandboxes can stand ready."""
+        raise InfrastructureError(f"sandboxes of backend {self._backend} are built when they are needed")
+
     async def _create(self, spec: SandboxSpec, prepare: Preparation) -> ShimSandboxHandle:
         driver = await self._admit(spec)
         state = StateDirectory(self.settings.sandboxes_dir, spec.id)
@@ -159,8 +162,11 @@ class ShimmedBackend:
 
     # --- sandboxes that stand ready ---------------------------------------------------------------------------
 
-    async def make_ready(self, layers: tuple[Layer, ...], uid_slot: int) -> None:
-        """Have one more sandbox of this image stand ready. Raises InfrastructureError."""
+    async def make_ready(self, layers: tuple[Layer, ...], uid_slot: int, *, plugged: bool = False) -> None:
+        """Have one more sandbox of this image stand ready, with a cable if it shall be `plugged` into a network.
+
+        Raises InfrastructureError.
+        """
         name = f"{READY_PREFIX}{secrets.token_hex(6)}"
         spec = SandboxSpec(id=name, hostname="ready", log_dir="", uid_slot=uid_slot, layers=layers)
         driver = await self._admit(spec)
@@ -173,12 +179,13 @@ class ShimmedBackend:
             extra = await asyncio.to_thread(_make, (state, record, driver), spec, self._prepare)
             plan = [entry for entry in extra["bwrap"]["plan"] if entry[2] != "/workspace"]
             extra["bwrap"] |= {"plan": plan, "ready": True}
-            await tell_shim(shim, self._config(spec, state, record) | extra | {"ready": True})
+            await tell_shim(shim, self._config(spec, state, record) | extra | {"ready": True, "plugged": plugged})
         except BaseException:
             shim.connection.close()
             await asyncio.shield(asyncio.to_thread(clear_remains, state))
             raise
-        self.ready.add(Ready(spec=spec, shim=Waiting(shim.connection, record.group), state=state, plan=plan))
+        waiting = Waiting(shim.connection, record.group)
+        self.ready.add(Ready(spec=spec, shim=waiting, state=state, plan=plan, plugged=plugged))
 
     async def _adopt(self, spec: SandboxSpec, ready: Ready) -> Sandbox:
         """Make the sandbox of one that stands ready. Raises InfrastructureError; then nothing of either is left."""
@@ -199,11 +206,8 @@ class ShimmedBackend:
         self, spec: SandboxSpec, places: tuple[Ready, StateDirectory], record: SandboxRecord
     ) -> dict[str, Any]:
         ready, state = places
-        extra = self._prepare(spec, state)
-        plan = extra["bwrap"]["plan"]
-        late = [entry for entry in plan if entry not in ready.plan]
-        if any(entry not in plan for entry in ready.plan) or any(kind not in LATE_KINDS for kind, _, _ in late):
-            raise InfrastructureError("the one that stood ready has not what this sandbox needs")
+        late = late_plan(spec, state.path, ready.plan)
+        extra = self._describe(spec, ready.plan + late)
         state.adopt(ready.state, record)
         try:
             Path(spec.log_dir).mkdir(parents=True, exist_ok=True)

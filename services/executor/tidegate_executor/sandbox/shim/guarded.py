@@ -10,12 +10,14 @@ import json
 import os
 import select
 import signal
+import socket
 import time
 from collections.abc import Callable
 from typing import Any
 
 from tidegate_executor.cgroups.base import Group, Quota
 from tidegate_executor.sandbox.shim import keeper, own_programs, runtime, syscalls
+from tidegate_executor.sandbox.shim.guest_trace import GuestRefusals, Traces, await_end, session
 from tidegate_executor.sandbox.shim.keeper import LIMITER_PATH, STATE, Keeper
 from tidegate_executor.sandbox.shim.launching import Launching, NotReadyError
 from tidegate_executor.sandbox.shim.memory import memory_file
@@ -26,6 +28,7 @@ from tidegate_executor.sandbox.shim.told import DONE, instructions
 
 COMMAND_SECONDS_MAX = 20.0
 POLL_SECONDS = 0.002
+TRACE_NAME, SESSION_NAME = "trace.sock", "session.json"
 COMPLAINT_BYTES_MAX = 65536
 HOST_THREADS = 512  # of a guest's kernel, beside those that stand for its processes
 THREADS_PER_PROCESS = 4
@@ -34,16 +37,28 @@ OVERHEAD_MIB = 48  # of a guest's kernel and the runtime's commands, beside what
 
 
 class Guest:
-    """One guest kernel that stands. `pid` is its process on the host."""
+    """One guest kernel that stands. `pid` is its process on the host, `trace` what it tells of its refusals over."""
 
-    def __init__(self, name: str, pid: int) -> None:
+    def __init__(self, name: str, pid: int, trace: socket.socket | None) -> None:
         self.name = name
         self.pid = pid
+        self._trace = trace
         self._ticks = start_ticks(pid)
 
     @property
     def lives(self) -> bool:
         return self._ticks is not None and start_ticks(self.pid) == self._ticks
+
+    def take_trace(self) -> socket.socket | None:
+        """Return what it tells over, which is the caller's then."""
+        trace, self._trace = self._trace, None
+        return trace
+
+    def forget(self) -> None:
+        """Keep nothing of it open."""
+        if self._trace is not None:
+            self._trace.close()
+            self._trace = None
 
 
 class GuardedLauncher(Launching):
@@ -62,10 +77,13 @@ class GuardedLauncher(Launching):
         self._ready: Guest | None = None
         self._used_ready = False
         self._tell = self._answer = -1
+        self._traces: Traces | None = None
 
     def open(self, meanwhile: Callable[[], None]) -> int | None:
         syscalls.become_subreaper()
         self._keeper.open()
+        self._traces = Traces(self._keeper.state, TRACE_NAME)
+        self._write(SESSION_NAME, session(os.uname().machine, f"{STATE}/{TRACE_NAME}"))
         meanwhile()
         return None
 
@@ -92,13 +110,14 @@ class GuardedLauncher(Launching):
         else:
             if ready is not None:
                 group.kill()  # how many processes it lets in was settled as it booted
+                ready.forget()
             self._guests[name] = self._boot(group, quota.pids)
         self._entering = name
 
-    def adopt(self, late: list[list[str]]) -> None:
+    def adopt(self, late: list[list[str]], meanwhile: Callable[[], None]) -> None:
         if self._ready is None or not self._ready.lives:
             raise NotReadyError("the guest that stood ready has ended")
-        self._keeper.adopt(self._config, late)
+        self._keeper.adopt(self._config, late, meanwhile)
         hostname = self._config["bwrap"]["hostname"]
         told = instructions(os.uname().machine, hostname, self._keeper.late, keeper.LATE_PATH)
         with open(self._tell, "wb", buffering=0) as telling:
@@ -110,6 +129,10 @@ class GuardedLauncher(Launching):
 
     def prepared_for(self, name: str) -> bool:
         return self._used_ready
+
+    def refusals(self, name: str) -> GuestRefusals | None:
+        trace = self._guests[name].take_trace()
+        return GuestRefusals(trace) if trace is not None else None
 
     def _boot_ahead(self, group: Group) -> Guest:
         """Boot a guest of which the image alone is known; its process 1 waits to be told the rest."""
@@ -138,10 +161,10 @@ class GuardedLauncher(Launching):
         os.mkdir(guest_name, 0o700, dir_fd=self._keeper.state)
         self._write(f"{guest_name}/config.json", json.dumps(spec).encode())
         bundle = f"{STATE}/{guest_name}"
-        self._command(
-            guest_name, ["run", "--detach", f"--bundle={bundle}", f"--pid-file={bundle}/pid"], group.add, files=files
-        )
-        return Guest(guest_name, int(self._read(f"{guest_name}/pid")))
+        run = [f"--pod-init-config={STATE}/{SESSION_NAME}", "run", "--detach"]
+        self._command(guest_name, [*run, f"--bundle={bundle}", f"--pid-file={bundle}/pid"], group.add, files=files)
+        assert self._traces is not None, "it is open"
+        return Guest(guest_name, int(self._read(f"{guest_name}/pid")), self._traces.take())
 
     def enter(self) -> None:
         self._keeper.enter()
@@ -205,10 +228,16 @@ class GuardedLauncher(Launching):
 
     def ended(self, name: str) -> None:
         """Its group is empty; what the runtime remembers of it is in memory that goes with the sandbox."""
-        self._guests.pop(name, None)
+        guest = self._guests.pop(name, None)
+        if guest is not None:
+            guest.forget()
 
     def close(self) -> None:
+        for guest in (*self._guests.values(), *([self._ready] if self._ready is not None else [])):
+            guest.forget()
         self._guests.clear()
+        if self._traces is not None:
+            self._traces.close()
         self._close_talk()
         self._keeper.close()
 
@@ -231,7 +260,8 @@ class GuardedLauncher(Launching):
         after: list[str] | None = None,
     ) -> None:
         """Run one command of the runtime to its end. Raises SpawnError with what it complained of."""
-        log = f"{guest}/{arguments[0]}.log"
+        verb = next(each for each in arguments if not each.startswith("--"))
+        log = f"{guest}/{verb}.log"
         options = runtime.options(f"{STATE}/root", f"{STATE}/{log}")
         argv = [f"/proc/self/fd/{self._binary}", *options, *arguments, guest, *(after or [])]
         gate_read, gate_write = os.pipe()
@@ -248,10 +278,17 @@ class GuardedLauncher(Launching):
             os.write(gate_write, b"\1")
         finally:
             os.close(gate_write)
-            code = _await_end(child)
+            code = self._await_end(child)
         if code != 0:
             text = runtime.complaint(self._read(log))
-            raise SpawnError(f"the runtime's `{arguments[0]}` failed: {text or code}", job=False)
+            raise SpawnError(f"the runtime's `{verb}` failed: {text or code}", job=False)
+
+    def _await_end(self, pid: int) -> int:
+        """Wait in bounds for a child; return its exit code."""
+        if not await_end(pid, self._traces, COMMAND_SECONDS_MAX):
+            os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+        return os.waitstatus_to_exitcode(status)
 
     def _become(self, argv: list[str], files: tuple[int, int], gate: int) -> None:
         signal.set_wakeup_fd(-1)
@@ -280,16 +317,3 @@ class GuardedLauncher(Launching):
             return ""
         with open(descriptor, "rb") as reading:
             return reading.read(COMPLAINT_BYTES_MAX).decode(errors="replace")
-
-
-def _await_end(pid: int) -> int:
-    """Wait in bounds for a child; return its exit code."""
-    watching = os.pidfd_open(pid)
-    try:
-        ready, _, _ = select.select([watching], [], [], COMMAND_SECONDS_MAX)
-        if not ready:
-            os.kill(pid, signal.SIGKILL)
-    finally:
-        os.close(watching)
-    _, status = os.waitpid(pid, 0)
-    return os.waitstatus_to_exitcode(status)

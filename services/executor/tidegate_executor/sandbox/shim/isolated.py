@@ -6,6 +6,7 @@ runtime's `exec` does. So nothing of ours runs inside as the job's user, and the
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import signal
@@ -13,12 +14,14 @@ from collections.abc import Callable
 from typing import Any
 
 from tidegate_executor.sandbox import seccomp
-from tidegate_executor.sandbox.shim import syscalls
+from tidegate_executor.sandbox.shim import starter, syscalls
 from tidegate_executor.sandbox.shim.bubblewrap import Bubblewrap
 from tidegate_executor.sandbox.shim.joining import join
 from tidegate_executor.sandbox.shim.late import Carrier, Gathered, make_place
 from tidegate_executor.sandbox.shim.launching import Launching, NotReadyError
 from tidegate_executor.sandbox.shim.layout import INSIDE_ID
+from tidegate_executor.sandbox.shim.plug import Plug
+from tidegate_executor.sandbox.shim.processes import stat_fields
 
 # Joined from inside the sandbox's outer user namespace, in this order; the mount namespace last of these.
 NAMESPACES = {
@@ -28,6 +31,8 @@ NAMESPACES = {
     "net": syscalls.CLONE_NEWNET,
     "mnt": syscalls.CLONE_NEWNS,
 }
+# The kernel knows no listener, or this node is itself in a container whose filter has one, and there may be one only.
+UNTOLD = (errno.EINVAL, errno.EBUSY)
 
 
 class BwrapLauncher(Launching):
@@ -39,7 +44,7 @@ class BwrapLauncher(Launching):
         """`place` puts a pid into the control group that holds the sandbox's own two processes."""
         self._config = config
         self._place = place
-        self._filter = seccomp.program(os.uname().machine)
+        self.program = starter.program()
         self._bubblewrap = bubblewrap
         self._bwrap = bubblewrap.pid
         self.holder = 0
@@ -47,6 +52,7 @@ class BwrapLauncher(Launching):
         self._outer_user = -1
         self._nested = False
         self._carrier: Carrier | None = None
+        self._plug: Plug | None = None
 
     @property
     def bwrap(self) -> int:
@@ -66,17 +72,31 @@ class BwrapLauncher(Launching):
         self.holder = self._bubblewrap.await_standing()
         self._open_namespaces()
         if self._config.get("ready"):
-            self._carrier = Carrier(self._attach)
+            self._plug = Plug(self._namespaces["net"]) if self._config["plugged"] else None
+            self._carrier = Carrier(self._attach, self._config["state_dir"])
         else:
             join(self._config["network"], self._namespaces["net"])
         return self._bubblewrap.alive
 
-    def adopt(self, late: list[list[str]]) -> None:
+    def adopt(self, late: list[list[str]], meanwhile: Callable[[], None]) -> None:
+        assert self._carrier is not None, "it stands ready"
+        self._carrier.begin(self._config, late)
         if self.collapsing():
             raise NotReadyError("process 1 of the sandbox that stood ready has ended")
-        assert self._carrier is not None, "it stands ready"
-        self._carrier.carry(self._config, late)
-        join(self._config["network"], self._namespaces["net"])
+        meanwhile()
+        self._join()
+        self._carrier.end()
+
+    def _join(self) -> None:
+        """The network that the sandbox has, if it has one, over the plug that it has, if it has one."""
+        plug, network = self._plug, self._config["network"]
+        self._plug = None
+        if plug is None:
+            join(network, self._namespaces["net"])
+        elif network is None:
+            plug.remove()
+        else:
+            plug.join(network)
 
     def _attach(self, config: dict[str, Any], gathered: list[Gathered]) -> None:
         """In a child: mount all of it inside, where the root is read-only unless it is an image's."""
@@ -121,31 +141,37 @@ class BwrapLauncher(Launching):
             syscalls.setns(self._namespaces["user"], syscalls.CLONE_NEWUSER)
         os.setresgid(INSIDE_ID, INSIDE_ID, INSIDE_ID)
         os.setresuid(INSIDE_ID, INSIDE_ID, INSIDE_ID)
+        self._bubblewrap.close()  # else what waits for its end would end as the command begins
 
-    def confine(self) -> None:
+    def confine(self) -> int:
         os.umask(0o022)
         syscalls.drop_capabilities()
         syscalls.forbid_new_privileges()
-        syscalls.load_filter(self._filter)
+        machine = os.uname().machine
+        try:
+            return syscalls.load_told_filter(seccomp.program(machine, told=True))
+        except OSError as error:
+            if error.errno not in UNTOLD:
+                raise
+            syscalls.load_filter(seccomp.program(machine))
+            return -1
 
     def collapsing(self) -> bool:
         """Whether process 1 is on its way out (and so kills everything inside)."""
-        try:
-            with open(f"/proc/{self.holder}/stat") as reading:
-                fields = reading.read().rpartition(")")[2].split()
-        except FileNotFoundError:
-            return True
-        return fields[0] in "ZX" or bool(int(fields[6]) & 0x4)  # PF_EXITING
+        fields = stat_fields(self.holder)
+        return not fields or fields[0] in "ZX" or bool(int(fields[6]) & 0x4)  # PF_EXITING
 
     def close(self) -> None:
         if self._carrier is not None:
             self._carrier.close()
+        if self._plug is not None:
+            self._plug.close()
         self._bubblewrap.close()
-        for descriptor in (*self._namespaces.values(), self._outer_user):
+        for descriptor in (*self._namespaces.values(), self._outer_user, self.program):
             if descriptor >= 0:
                 os.close(descriptor)
         self._namespaces = {}
-        self._outer_user = -1
+        self._outer_user = self.program = -1
         self._end_bwrap()
 
     def _end_bwrap(self) -> None:

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from tidegate_executor.sandbox.shim import netlink, syscalls
@@ -25,13 +28,17 @@ class JoiningError(Exception):
 
 def join(network: dict[str, Any] | None, inside: int) -> None:
     """Give the network namespace `inside` its interface, if the sandbox has a network. Raises JoiningError."""
-    if network is None:
-        return
+    if network is not None:
+        in_child(lambda: _join(network, inside))
+
+
+def in_child(work: Callable[[], None]) -> None:
+    """Do this in a child, which may go to other namespaces. Raises JoiningError with what went wrong there."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            _join(network, inside)
+            work()
         except BaseException as error:  # noqa: BLE001 - the report is the only way out of a forked child
             os.write(write, f"{type(error).__name__}: {error}".encode()[:COMPLAINT_BYTES_MAX])
         finally:
@@ -45,8 +52,7 @@ def join(network: dict[str, Any] | None, inside: int) -> None:
 
 
 def _join(network: dict[str, Any], inside: int) -> None:
-    with open(_lock_of(network["switch"]), "wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(network["switch"]):
         if not stands(network["switch"]):
             _make_switch(network["switch"])
     switch = os.open(network["switch"], os.O_RDONLY | os.O_CLOEXEC)
@@ -55,17 +61,22 @@ def _join(network: dict[str, Any], inside: int) -> None:
         netlink.make_pair(network["port"], BRIDGE, (INTERFACE, inside))
     except FileExistsError:
         # Who had this place has ended: the kernel takes away the namespaces of the dead, and their cables, when it can.
-        netlink.remove(network["port"])
+        netlink.remove(socket.if_nametoindex(network["port"]))
         netlink.make_pair(network["port"], BRIDGE, (INTERFACE, inside))
     syscalls.setns(inside, syscalls.CLONE_NEWNET)
-    netlink.add_address(INTERFACE, network["address"], PREFIX_BITS)
-    netlink.set_up(INTERFACE)
+    interface = socket.if_nametoindex(INTERFACE)
+    netlink.add_address(interface, network["address"], PREFIX_BITS)
+    netlink.set_up(interface)
 
 
-def _lock_of(switch: str) -> str:
+@contextmanager
+def locked(switch: str) -> Iterator[None]:
+    """Nobody else makes a switch beside this one meanwhile."""
     directory = os.path.dirname(switch)
     os.makedirs(directory, mode=0o700, exist_ok=True)
-    return os.path.join(directory, LOCK_NAME)
+    with open(os.path.join(directory, LOCK_NAME), "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def stands(switch: str) -> bool:
@@ -76,9 +87,16 @@ def stands(switch: str) -> bool:
         return False
 
 
-def _make_switch(switch: str) -> None:
+def keep_switch(switch: str, namespace: int) -> None:
+    """Keep this network namespace (a descriptor) as the switch."""
     os.close(os.open(switch, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    syscalls.mount(f"/proc/self/fd/{namespace}", switch, None, syscalls.MS_BIND)
+
+
+def _make_switch(switch: str) -> None:
     syscalls.unshare(syscalls.CLONE_NEWNET)
-    netlink.set_up("lo")
+    netlink.set_up(socket.if_nametoindex("lo"))
     netlink.make_bridge(BRIDGE)
-    syscalls.mount("/proc/self/ns/net", switch, None, syscalls.MS_BIND)
+    namespace = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    keep_switch(switch, namespace)
+    os.close(namespace)

@@ -87,12 +87,14 @@ class Keeper:
             os.close(done_write)
             os.waitpid(child, 0)
         if self._config.get("ready"):
-            self._carrier = Carrier(self._attach)
+            self._carrier = Carrier(self._attach, self._config["state_dir"])
 
-    def adopt(self, config: dict[str, Any], entries: list[list[str]]) -> None:
+    def adopt(self, config: dict[str, Any], entries: list[list[str]], meanwhile: Callable[[], None]) -> None:
         """Add these entries of the mount plan. Raises LateError."""
         assert self._carrier is not None, "it stands ready"
-        self._carrier.carry(config, entries)
+        self._carrier.begin(config, entries)
+        meanwhile()
+        self._carrier.end()
         # /etc/hosts, which comes last, is mounted in every guest already.
         targets = [*((target, kind != "read") for kind, _, target in entries), (HOSTS_PATH, False)]
         self.late = [(f"{LATE_PATH}/{number}", target) for number, (target, _) in enumerate(targets)]

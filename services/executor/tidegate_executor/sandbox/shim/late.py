@@ -1,27 +1,32 @@
 """Mounts for a sandbox that stands already: gathered where their sources are seen, attached in its mount namespace.
 
 Done by a child of the shim, which goes from the one to the other and ends; what is attached stays. Its end takes long,
-for a mount namespace ends with it, so nobody waits for that: the shim reaps it. Nothing of a job may run in the sandbox
-before: who could change its files meanwhile could lead a mount elsewhere.
+for a mount namespace ends with it, so it comes a little later, and nobody waits for it: the shim reaps it. Nothing of
+a job may run in the sandbox before: who could change its files meanwhile could lead a mount elsewhere.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import select
+import stat
 import struct
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn
 
 from tidegate_executor.sandbox.shim import staging, syscalls
-from tidegate_executor.sandbox.shim.layout import Layout, hosts_text
+from tidegate_executor.sandbox.shim.layout import FILES_NAME, hosts_text
+from tidegate_executor.sandbox.shim.processes import end_child
 
 COMPLAINT_BYTES_MAX = 2000
-DONE = b"\1"
+READY, DONE = b"\1", b"\2"
+LINGER_SECONDS = 0.1  # what is started now has the processors until then
 LENGTH = "<I"
 KINDS = ("read", "write", "take", "workspace")  # of plan entries that can come late
 HOSTS_PATH = "/etc/hosts"
+PLACE_NAME = "late"  # below the state directory
 
 
 class LateError(Exception):
@@ -40,33 +45,43 @@ class Gathered(NamedTuple):
 class Carrier:
     """That child, forked while there is time, with all it needs but the word what to mount; it ends without one."""
 
-    def __init__(self, attach: Callable[[dict[str, Any], list[Gathered]], None]) -> None:
-        """`attach` is what it does, with the configuration by then and the mounts that it has gathered."""
-        self._mapping: staging.Mapping | None = staging.Mapping()
+    def __init__(self, attach: Callable[[dict[str, Any], list[Gathered]], None], state_dir: str) -> None:
+        """`attach` is what it does, with the configuration by then and the mounts that it has gathered.
+
+        Raises LateError.
+        """
+        self._mapping = staging.Mapping()
         tell_read, self._tell = os.pipe()
         self._report, report_write = os.pipe()
         self._child = os.fork()
         if self._child == 0:
             os.close(self._tell)
-            assert self._mapping is not None, "it was just made"
-            _be_carrier(self._mapping, (tell_read, report_write), attach)
+            _be_carrier(self._mapping, (tell_read, report_write), (attach, state_dir))
         os.close(tell_read)
         os.close(report_write)
+        self._hear(READY)  # the state directory gets another name as soon as somebody takes the sandbox
 
-    def carry(self, config: dict[str, Any], late: list[list[str]]) -> None:
-        """Have the mounts of these plan entries, and /etc/hosts, attached. Raises LateError."""
+    def begin(self, config: dict[str, Any], late: list[list[str]]) -> None:
+        """Tell it to have the mounts of these plan entries, and /etc/hosts, attached."""
         named = {name: config[name] for name in ("state_dir", "uid", "network")}
-        named["bwrap"] = {**config["bwrap"], "plan": late, "site": []}
-        Layout(named).give()
-        with suppress(BrokenPipeError), open(self._tell, "wb") as telling:  # it says why it ended, if it did
-            self._tell = -1
-            text = json.dumps(named).encode()
-            telling.write(struct.pack(LENGTH, len(text)) + text)
-        with open(self._report, "rb") as reading:
-            self._report = -1
-            report = reading.read()
-        self.close()
-        if report != DONE:
+        named["bwrap"] = {"hostname": config["bwrap"]["hostname"], "plan": late}
+        text = json.dumps(named).encode()
+        left = struct.pack(LENGTH, len(text)) + text
+        with suppress(BrokenPipeError):  # it says why it ended, if it did
+            while left:
+                left = left[os.write(self._tell, left) :]
+        for kind, source, _ in late:
+            if kind == "take":
+                staging.take_ownership(source, config["uid"])
+
+    def end(self) -> None:
+        """Return when it has. Raises LateError."""
+        self._hear(DONE)
+        self._mapping.close()
+
+    def _hear(self, wanted: bytes) -> None:
+        report = os.read(self._report, COMPLAINT_BYTES_MAX)  # one write, or the end
+        if report != wanted:
             raise LateError(report.decode(errors="replace") or "what mounts it ended early")
 
     def close(self) -> None:
@@ -75,60 +90,101 @@ class Carrier:
             if descriptor >= 0:
                 os.close(descriptor)
         self._tell = self._report = -1
-        if self._mapping is not None:
-            self._mapping.close()
-            self._mapping = None
+        end_child(self._child)
+        self._mapping.end()
 
 
 def _be_carrier(
     mapping: staging.Mapping,
     pipes: tuple[int, int],
-    attach: Callable[[dict[str, Any], list[Gathered]], None],
+    work: tuple[Callable[[dict[str, Any], list[Gathered]], None], str],
 ) -> NoReturn:
     tell, report = pipes
+    attach, state_dir = work
     try:
-        with open(tell, "rb") as hearing:
+        gathering = Gathering(mapping, state_dir)
+        os.write(report, READY)
+        with open(tell, "rb", buffering=0) as hearing:
             length = hearing.read(struct.calcsize(LENGTH))
             if not length:
                 os._exit(0)  # nobody needs us
             # Not to the end, which comes late: processes that were forked since hold the pipe too.
-            config = json.loads(hearing.read(*struct.unpack(LENGTH, length)))
-        layout = Layout(config, mapping)
-        attach(config, _gather(layout, hosts_text(config["bwrap"]["hostname"], config["network"])))
+            left, text = struct.unpack(LENGTH, length)[0], b""
+            while part := hearing.read(left - len(text)):
+                text += part
+        config = json.loads(text)
+        attach(config, gathering.all_of(config))
         os.write(report, DONE)
+        select.select([tell], [], [], LINGER_SECONDS)
     except BaseException as error:  # noqa: BLE001 - the report is the only way out of a forked child
         os.write(report, f"{type(error).__name__}: {error}".encode()[:COMPLAINT_BYTES_MAX])
     finally:
-        os.close(report)
         os._exit(0)
 
 
-def _gather(layout: Layout, hosts: bytes) -> list[Gathered]:
-    layout.stage()
-    os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)  # else it would end as we leave it, not when we do
-    found = [_copied(layout, entry) for entry in layout.staged()]
-    path = f"{staging.STAGE}/own.hosts"
-    with open(path, "wb") as writing:
-        writing.write(hosts)
-    os.chmod(path, 0o444)
-    attributes = syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV | syscalls.MOUNT_ATTR_RDONLY
-    found.append(Gathered(HOSTS_PATH, syscalls.copy_mounts(path, attributes), is_directory=False, writable=False))
-    return found
+class Gathering:
+    """Makes copies of mounts, in a mount namespace of its own that hides no source, with a tmpfs for what needs one."""
+
+    def __init__(self, mapping: staging.Mapping, state_dir: str) -> None:
+        """Make ready, below the state directory of the sandbox that waits."""
+        self._mapping = mapping
+        staging.enter_private_namespace()
+        os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)  # else it would end as we leave it, not when we do
+        place = os.path.join(state_dir, PLACE_NAME)
+        os.mkdir(place, 0o700)
+        syscalls.mount("tmpfs", place, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "mode=755")
+        os.chdir(place)  # the state directory gets another name
+        for name in ("lower", "merged"):
+            os.mkdir(name)
+        self._hosts = os.open("hosts", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o444)
+        self._rehearse()
+
+    def _rehearse(self) -> None:
+        """Go the way once where nothing comes of it: it copies memory that is the zygote's too until then."""
+        json.loads(json.dumps({"bwrap": {"hostname": "ready", "plan": [["read", "hosts", HOSTS_PATH]]}}))
+        hosts_text("ready", None)
+        os.close(_gathered(HOSTS_PATH, "hosts", writable=False).tree)
+
+    def all_of(self, config: dict[str, Any]) -> list[Gathered]:
+        """The mounts of the plan, then /etc/hosts."""
+        found = [self._copied(config, entry) for entry in config["bwrap"]["plan"]]
+        os.write(self._hosts, hosts_text(config["bwrap"]["hostname"], config["network"]))
+        found.append(_gathered(HOSTS_PATH, "hosts", writable=False))
+        return found
+
+    def _copied(self, config: dict[str, Any], entry: list[str]) -> Gathered:
+        kind, source, target = entry
+        if kind not in KINDS:
+            raise LateError(f"{kind} at {target} cannot come late")
+        if kind == "workspace":
+            self._lay_workspace(source, os.path.join(config["state_dir"], FILES_NAME), config["uid"])
+            return _gathered(target, "merged", writable=True)
+        opened = staging.open_without_links(source)  # jobs may write where it lies
+        try:
+            return _gathered(target, opened, writable=kind != "read")
+        finally:
+            os.close(opened)
+
+    def _lay_workspace(self, source: str, files: str, uid: int) -> None:
+        lower = "lower"
+        opened = os.open(source, os.O_PATH | os.O_CLOEXEC)
+        try:
+            staging.bind_as(opened, lower, (self._mapping, uid))
+        except OSError:
+            # The file system or kernel cannot translate owners: a copy that belongs to the job does the same.
+            lower = os.path.join(files, "lower")
+            staging.copy_owned(source, lower, uid)
+        finally:
+            os.close(opened)
+        options = f"lowerdir={lower},upperdir={files}/upper,workdir={files}/work"
+        syscalls.mount("overlay", "merged", "overlay", 0, options)
 
 
-def _copied(layout: Layout, entry: tuple[int, str, str, str]) -> Gathered:
-    _, kind, source, target = entry
-    if kind not in KINDS:
-        raise LateError(f"{kind} at {target} cannot come late")
-    if kind == "workspace":
-        merged = f"{staging.STAGE}/merged"
-        os.mkdir(merged)
-        upper, work = layout.workspace()
-        syscalls.mount("overlay", merged, "overlay", 0, f"lowerdir={source},upperdir={upper},workdir={work}")
-        source = merged
+def _gathered(target: str, source: int | str, *, writable: bool) -> Gathered:
     attributes = syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV
-    attributes |= syscalls.MOUNT_ATTR_RDONLY if kind == "read" else 0
-    return Gathered(target, syscalls.copy_mounts(source, attributes), os.path.isdir(source), kind != "read")
+    attributes |= 0 if writable else syscalls.MOUNT_ATTR_RDONLY
+    tree = syscalls.copy_mounts(source, attributes)
+    return Gathered(target, tree, stat.S_ISDIR(os.fstat(tree).st_mode), writable)
 
 
 def make_place(path: str, *, is_directory: bool) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tidegate_executor.cgroups.base import Group, Quota
 
 if TYPE_CHECKING:
+    from tidegate_executor.sandbox.shim.guest_trace import GuestRefusals
     from tidegate_executor.sandbox.shim.spawn import Process
 
 
@@ -23,6 +25,7 @@ class Launching:
 
     holder = 0
     clones = False
+    program = -1
 
     def ground(self) -> None:
         """Put into its group what needs not know the sandbox."""
@@ -30,8 +33,11 @@ class Launching:
     def lay_out(self) -> None:
         """Have the files of the sandbox, which is known now, laid out beside what else is to do."""
 
-    def adopt(self, late: list[list[str]]) -> None:
-        """Give the sandbox, which was built for nobody, what its job is known to need now: mounts, name, network."""
+    def adopt(self, late: list[list[str]], meanwhile: Callable[[], None]) -> None:
+        """Give the sandbox, which was built for nobody, what its job is known to need now: mounts, name, network.
+
+        `meanwhile` is called once, when only others have something to do for it.
+        """
         raise NotReadyError("what has no place of its own is never built ahead")
 
     def join(self, holder: int) -> None:
@@ -43,8 +49,9 @@ class Launching:
     def enter(self) -> None:
         """Stay where we are."""
 
-    def confine(self) -> None:
+    def confine(self) -> int:
         """Keep what we have."""
+        return -1
 
     def group(self, group: Group) -> Group:
         """The control group of a replica, as this launcher's limits mean it."""
@@ -67,6 +74,10 @@ class Launching:
 
     def confirm(self, name: str, pid: int) -> None:
         """Return when the command of this child runs. Raises SpawnError when it cannot."""
+
+    def refusals(self, name: str) -> GuestRefusals | None:
+        """What the place of a replica that runs tells of what it refuses, where it tells."""
+        return None
 
     def signal(self, name: str, pid: int, number: int) -> None:
         os.kill(pid, number)

@@ -66,6 +66,7 @@ def _make(known: dict[str, Any], bubblewrap: Bubblewrap | None) -> Server | None
     """Build the sandbox and tell the agent how it went; None if it was not needed, and nothing of it is left then."""
     hearing = Lines(CONNECTION)
     sandbox: ShimSandbox | None = None
+    server: Server | None = None
     try:
         if known:
             sandbox = ShimSandbox(known, bubblewrap)
@@ -76,16 +77,17 @@ def _make(known: dict[str, Any], bubblewrap: Bubblewrap | None) -> Server | None
             known.update(config)
             sandbox = sandbox or ShimSandbox(known, bubblewrap)
             sandbox.stand_ready()
+            server = Server(sandbox, config["state_dir"])  # after all forks that last: none of them may listen
             os.write(CONNECTION, STANDS)
             config = hearing.next()
         elif config is not None:
             _settle(config["state_dir"])
             sandbox = sandbox or ShimSandbox(config, bubblewrap)
+            server = Server(sandbox, config["state_dir"])
         if config is None:
             _abandon(sandbox)
             return None
-        assert sandbox is not None, "there is a configuration"
-        server = Server(sandbox, config["state_dir"])
+        assert server is not None, "there is a configuration"
         server.open(config)
     except BaseException as error:
         with suppress(BrokenPipeError):  # whoever asked is gone

@@ -32,13 +32,21 @@ def link(index: int = 0, flags: int = 0, change: int = 0) -> bytes:
     return struct.pack("=BxHiII", socket.AF_UNSPEC, 0, index, flags, change)
 
 
-def ask(kind: int, body: bytes, flags: int = 0) -> None:
-    """Send one request in the present network namespace. Raises OSError with the kernel's answer."""
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_ROUTE) as asking:
-        asking.settimeout(ANSWER_SECONDS_MAX)
-        header = struct.pack("=IHHII", 16 + len(body), kind, NLM_F_REQUEST | NLM_F_ACK | flags, 1, 0)
-        asking.sendall(header + body)
-        answer = asking.recv(ANSWER_BYTES)
+def open_socket() -> socket.socket:
+    """A socket to ask over about the present network namespace, wherever it is used."""
+    return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_ROUTE)
+
+
+def ask(kind: int, body: bytes, flags: int = 0, over: socket.socket | None = None) -> None:
+    """Send one request, in the present network namespace or that of a socket. Raises OSError with the answer."""
+    if over is None:
+        with open_socket() as asking:
+            ask(kind, body, flags, asking)
+        return
+    over.settimeout(ANSWER_SECONDS_MAX)
+    header = struct.pack("=IHHII", 16 + len(body), kind, NLM_F_REQUEST | NLM_F_ACK | flags, 1, 0)
+    over.sendall(header + body)
+    answer = over.recv(ANSWER_BYTES)
     (answered,) = struct.unpack("=H", answer[4:6])
     (error,) = struct.unpack("=i", answer[16:20])
     if answered == NLMSG_ERROR and error:
@@ -52,34 +60,51 @@ def make_bridge(name: str) -> None:
     ask(RTM_NEWLINK, body, NLM_F_CREATE | NLM_F_EXCL)
 
 
-def make_pair(name: str, bridge: str, peer: tuple[str, int]) -> None:
+def make_pair(name: str, bridge: str, peer: tuple[str, int], *, up: bool = True) -> None:
     """Make a veth pair: one end here, on the bridge and up; its peer (name, descriptor) in another namespace."""
     master = attribute(IFLA_MASTER, struct.pack("=i", socket.if_nametoindex(bridge)))
     other = link() + attribute(IFLA_IFNAME, f"{peer[0]}\0".encode())
     other += attribute(IFLA_NET_NS_FD, struct.pack("=i", peer[1]))
     data = attribute(IFLA_INFO_DATA, attribute(VETH_INFO_PEER, other))
     information = attribute(IFLA_LINKINFO, attribute(IFLA_INFO_KIND, b"veth\0") + data)
-    head = link(flags=IFF_UP, change=IFF_UP) + attribute(IFLA_IFNAME, f"{name}\0".encode())
+    flags = IFF_UP if up else 0
+    head = link(flags=flags, change=flags) + attribute(IFLA_IFNAME, f"{name}\0".encode())
     ask(RTM_NEWLINK, head + master + information, NLM_F_CREATE | NLM_F_EXCL)
 
 
-def remove(name: str) -> None:
+def remove(index: int, over: socket.socket | None = None) -> None:
     """Remove an interface, and its peer with it; one that is gone is no fault."""
     try:
-        ask(RTM_DELLINK, link(socket.if_nametoindex(name)))
+        ask(RTM_DELLINK, link(index), over=over)
     except OSError as error:
         if error.errno != errno.ENODEV:
             raise
 
 
-def set_up(name: str) -> None:
+def move(index: int, to: tuple[str, int], over: socket.socket) -> None:
+    """Give an interface to another namespace (a descriptor), under this name."""
+    body = link(index) + attribute(IFLA_NET_NS_FD, struct.pack("=i", to[1]))
+    ask(RTM_NEWLINK, body + attribute(IFLA_IFNAME, f"{to[0]}\0".encode()), over=over)
+
+
+def plug(index: int, bridge: int) -> None:
+    """Put an interface on a bridge, and set it up."""
+    ask(RTM_NEWLINK, link(index, IFF_UP, IFF_UP) + attribute(IFLA_MASTER, struct.pack("=i", bridge)))
+
+
+def name_and_set_up(index: int, name: str, over: socket.socket) -> None:
+    """Give an interface that is down its name, and set it up."""
+    ask(RTM_NEWLINK, link(index, IFF_UP, IFF_UP) + attribute(IFLA_IFNAME, f"{name}\0".encode()), over=over)
+
+
+def set_up(index: int, over: socket.socket | None = None) -> None:
     """Set an interface up."""
-    ask(RTM_NEWLINK, link(socket.if_nametoindex(name), IFF_UP, IFF_UP))
+    ask(RTM_NEWLINK, link(index, IFF_UP, IFF_UP), over=over)
 
 
-def add_address(name: str, address: str, prefix_bits: int) -> None:
+def add_address(index: int, address: str, prefix_bits: int, over: socket.socket | None = None) -> None:
     """Give an interface an IPv4 address."""
     packed = socket.inet_aton(address)
-    head = struct.pack("=BBBBi", socket.AF_INET, prefix_bits, 0, 0, socket.if_nametoindex(name))
+    head = struct.pack("=BBBBi", socket.AF_INET, prefix_bits, 0, 0, index)
     body = head + attribute(IFA_LOCAL, packed) + attribute(IFA_ADDRESS, packed)
-    ask(RTM_NEWADDR, body, NLM_F_CREATE | NLM_F_EXCL)
+    ask(RTM_NEWADDR, body, NLM_F_CREATE | NLM_F_EXCL, over)

@@ -22,12 +22,12 @@ class Redactor:
 
     def __init__(self, secrets: list[bytes]) -> None:
         self._secrets = sorted({s for s in secrets if len(s) >= SECRET_BYTES_MIN}, key=len, reverse=True)
-        self._pattern = re.compile(b"|".join(re.escape(secret) for secret in self._secrets))
+        self._pattern = re.compile(b"|".join(map(re.escape, self._secrets))) if self._secrets else None
         self._held = b""
 
     def feed(self, data: bytes, *, end: bool = False) -> bytes:
         """Return what is safe to write of everything fed so far."""
-        if not self._secrets:
+        if self._pattern is None:
             return data
         data = self._held + data
         clean: list[bytes] = []

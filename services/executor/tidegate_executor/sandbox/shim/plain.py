@@ -16,8 +16,9 @@ class PlainLauncher(Launching):
         meanwhile()
         return None
 
-    def confine(self) -> None:
+    def confine(self) -> int:
         syscalls.forbid_new_privileges()
+        return -1
 
     def close(self) -> None:
         """The replicas' trees are ended one by one."""

@@ -7,6 +7,7 @@ import signal
 import time
 
 ROUNDS_MAX = 200
+STAT_BYTES_MAX = 4096  # some fifty numbers
 
 
 def start_ticks(pid: int) -> int | None:
@@ -18,10 +19,15 @@ def start_ticks(pid: int) -> int | None:
 def stat_fields(pid: int) -> list[str] | None:
     """/proc/<pid>/stat from the state on (proc_pid_stat(5)); the name before it may hold anything."""
     try:
-        with open(f"/proc/{pid}/stat") as reading:
-            return reading.read().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
+        descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
         return None
+    try:
+        return os.read(descriptor, STAT_BYTES_MAX).decode(errors="replace").rpartition(")")[2].split()
+    except ProcessLookupError:
+        return None
+    finally:
+        os.close(descriptor)
 
 
 def parents() -> dict[int, int]:
@@ -90,3 +96,13 @@ def kill_descendants(top: int, spare: set[int]) -> None:
             except ProcessLookupError:
                 continue
         time.sleep(0.002)
+
+
+def end_child(pid: int) -> None:
+    """Kill and reap a process if it is a child of ours that was not reaped: its number may be another's otherwise."""
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)

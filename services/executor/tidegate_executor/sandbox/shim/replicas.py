@@ -10,8 +10,10 @@ import time
 from typing import Any
 
 from tidegate_executor.cgroups.base import CgroupError, CgroupRefusedError, Group, Quota
-from tidegate_executor.sandbox.shim.output import LogFile, Redactor
+from tidegate_executor.sandbox.shim.guest_trace import GuestRefusals
+from tidegate_executor.sandbox.shim.output import LogFile, Redactor, segment_name
 from tidegate_executor.sandbox.shim.processes import kill_tree
+from tidegate_executor.sandbox.shim.refusals import Refusals
 from tidegate_executor.sandbox.shim.spawn import Child, Launcher, Process, SpawnError, spawn
 
 OUTPUT_CHUNK_BYTES = 65536
@@ -20,6 +22,7 @@ OVERHEAD_MIB = 64  # bubblewrap and process 1, beside the sum of the replicas
 OVERHEAD_PIDS = 8
 HOLDER_GROUP = "_holder"
 FIRST_GROUP = "_first"
+REHEARSAL = "rehearsal"
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -47,6 +50,7 @@ class Replica:
         self.log: LogFile | None = None
         self.redactor = Redactor([])
         self.unwritten_bytes = 0
+        self.refusals: Refusals | GuestRefusals | None = None
 
     @property
     def key(self) -> tuple[str, int]:
@@ -111,6 +115,8 @@ class Replica:
                 os.close(descriptor)
         if self.log is not None:
             self.log.close()
+        if self.refusals is not None:
+            self.refusals.close()
 
 
 class Ahead:
@@ -121,16 +127,15 @@ class Ahead:
         self.group = group
         self.output, write = os.pipe()
         try:
-            self.child = Child(launcher, write)
+            self.child = Child(launcher, write, launcher.program)
         finally:
             os.close(write)
         group.add(self.child.forked)  # the one that it will clone is born there
 
-    def start(self, process: Process) -> int:
-        """Have it run that; return its pid. Raises SpawnError."""
+    def prepare(self, process: Process) -> None:
+        """Tell it what to run, when `run` is called. Raises SpawnError."""
         self.child.inside()
         self.child.prepare(process)
-        return self.child.run()
 
     def close(self) -> None:
         self.child.close()
@@ -177,6 +182,23 @@ class Replicas:
         if self._ahead is not None:
             self._ahead.child.enter(holder)
 
+    def await_ahead(self) -> None:
+        """Return when that process is there."""
+        if self._ahead is not None:
+            self._ahead.child.inside()
+
+    def rehearse(self) -> None:
+        """Go the way of a start where nothing comes of it: it copies memory that is the zygote's too until then."""
+        directory = self._config["state_dir"]
+        replica = Replica("", 0, self._ahead.group if self._ahead is not None else None, Quota(0, 0, 0))
+        replica.log = LogFile(directory, REHEARSAL, 1)
+        os.unlink(os.path.join(directory, segment_name(REHEARSAL, 0)))
+        if replica.group is not None:
+            replica.group.quota()
+            replica.group.usage()
+        replica.close()
+        self._bound(0)
+
     def drop_ahead(self) -> None:
         """End that process if nothing was started in it: the sandbox cannot end while it lives."""
         if self._ahead is not None:
@@ -197,15 +219,21 @@ class Replicas:
         replica.redactor = Redactor(redact + secrets)
         process = Process(request["argv"], {**request["env"], **request["secret_env"]}, request["cwd"])
         try:
+            early = ahead is not None and launcher.clones
+            if ahead is not None and early:
+                ahead.prepare(process)  # it gets ready beside what is done here
             replica.log = LogFile(self._config["log_dir"], replica.name, self._config["log_bytes_max"])
             self._make_group(replica)
             launcher.begin(replica.name, replica.group, quota)
             if ahead is not None and not launcher.prepared_for(replica.name):
                 ahead.close()
                 ahead = None
-            replica.pid = (
-                self._run(replica, process, launcher) if ahead is None else _run_ahead(replica, process, ahead)
-            )
+            if ahead is not None and not early:
+                ahead.prepare(process)
+            child = self._run(replica, process, launcher) if ahead is None else _run_ahead(replica, ahead)
+            replica.pid = child.inside()
+            listener = child.listener()
+            replica.refusals = Refusals(listener) if listener >= 0 else launcher.refusals(replica.name)
             launcher.confirm(replica.name, replica.pid)
         except BaseException:
             replica.close()
@@ -215,7 +243,7 @@ class Replicas:
         self.running[replica.key] = replica
         return replica
 
-    def _run(self, replica: Replica, process: Process, launcher: Launcher) -> int:
+    def _run(self, replica: Replica, process: Process, launcher: Launcher) -> Child:
         replica.output, write = os.pipe()
         os.set_blocking(replica.output, False)
         try:
@@ -304,11 +332,12 @@ class Replicas:
                 raise
 
 
-def _run_ahead(replica: Replica, process: Process, ahead: Ahead) -> int:
+def _run_ahead(replica: Replica, ahead: Ahead) -> Child:
     replica.output = ahead.output
     os.set_blocking(replica.output, False)
     try:
-        return ahead.start(process)
+        ahead.child.run()
+        return ahead.child
     except SpawnError:
         ahead.child.close()
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -17,6 +18,7 @@ from tidegate_executor.sandbox.shim.history import History
 from tidegate_executor.sandbox.shim.isolated import BwrapLauncher
 from tidegate_executor.sandbox.shim.plain import PlainLauncher
 from tidegate_executor.sandbox.shim.processes import kill_descendants, start_ticks
+from tidegate_executor.sandbox.shim.refusals import Refusal
 from tidegate_executor.sandbox.shim.replicas import Refused, Replica, Replicas, Stopping
 from tidegate_executor.sandbox.shim.spawn import Launcher
 
@@ -63,15 +65,20 @@ class ShimSandbox:
         """Build it for nobody yet: all that depends on its image alone."""
         self._build()
         self._built = self._config["bwrap"]["plan"]
+        self.replicas.await_ahead()
+        self.replicas.rehearse()
+        json.loads(json.dumps(self._config))
+        self.answer({"op": "stats"})
 
     def open(self, config: dict[str, Any]) -> int | None:
         """It is known now: build it, or add what is missing; return the descriptor that hangs up when it collapses."""
         self._config.update(config)
         if self._built is None:
             self._build()
+            self.replicas.bound_anew()
         else:
-            self._launcher.adopt([entry for entry in config["bwrap"]["plan"] if entry not in self._built])
-        self.replicas.bound_anew()
+            late = [entry for entry in config["bwrap"]["plan"] if entry not in self._built]
+            self._launcher.adopt(late, self.replicas.bound_anew)
         self._history = History(config["state_dir"])
         self._record("ready", {})
         return self._alive
@@ -143,7 +150,10 @@ class ShimSandbox:
             group = replica.group
             usage = group.usage()._asdict() if group is not None else None
             limits = group.quota()._asdict() if group is not None else None
-            found.append({**_names(replica), "pid": replica.pid, "usage": usage, "limits": limits})
+            refused = replica.refusals.total if replica.refusals is not None else 0
+            found.append(
+                {**_names(replica), "pid": replica.pid, "usage": usage, "limits": limits, "calls_refused": refused}
+            )
         return {"at_ns": time.time_ns(), "frozen": self._frozen(), "replicas": found}
 
     def _on_stop(self, request: dict[str, Any]) -> Reply:
@@ -211,6 +221,8 @@ class ShimSandbox:
             self.on_collapse(reaped=replica.pid)
             return
         code = -signal.SIGKILL if broke else self._launcher.ending(replica.name, code)
+        if replica.refusals is not None:
+            self._tell_refused(replica, replica.refusals.rest())
         oom = self.replicas.end(replica)
         self._launcher.ended(replica.name)
         fields = {
@@ -226,6 +238,18 @@ class ShimSandbox:
         """Version 1 control groups: the kernel killed one process; a replica lives or dies as a whole."""
         replica.oom_seen = True
         replica.kill()
+
+    def on_refused(self, replica: Replica) -> float:
+        """The filter asks: say no, and tell of it. Return for how many seconds nobody shall be answered then."""
+        if replica.refusals is None:
+            return 0.0
+        now = time.monotonic()
+        self._tell_refused(replica, replica.refusals.answer(now))
+        return replica.refusals.pause_seconds(now)
+
+    def _tell_refused(self, replica: Replica, refusals: list[Refusal]) -> None:
+        for refusal in refusals:
+            self._record("refused", {**_names(replica), **refusal._asdict()})
 
     def on_collapse(self, reaped: int = 0) -> None:
         """Process 1 went without being asked: a failure of the node, whatever the replicas' exits look like."""

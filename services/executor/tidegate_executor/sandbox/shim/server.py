@@ -29,6 +29,8 @@ class Server:
         self._clients: dict[int, Connection] = {}
         self._outputs: dict[int, Replica] = {}
         self._watches: dict[int, Replica] = {}
+        self._listeners: dict[int, Replica] = {}  # of replicas' filters, see `refusals`
+        self._paused: dict[int, float] = {}  # of these, until when
         self._alive: int | None = None
         self._listener = _listen(state_dir)
         self._wake_read, self._wake_write = os.pipe()
@@ -50,7 +52,7 @@ class Server:
 
     def run(self) -> None:
         while not self.sandbox.over:
-            left = self.sandbox.seconds_left()
+            left = self._seconds_left()
             for descriptor, events in self._epoll.poll(-1 if left is None else left):
                 self._on_ready(descriptor, events)
                 if self.sandbox.over:
@@ -73,10 +75,31 @@ class Server:
         elif descriptor in self._watches:
             os.read(descriptor, 8)
             self.sandbox.on_oom(self._watches[descriptor])
+        elif descriptor in self._listeners:
+            self._on_listener(descriptor, events)
         elif descriptor in self._clients:
             self._serve(self._clients[descriptor], events)
 
+    def _seconds_left(self) -> float | None:
+        """Until something is due; None: nothing is."""
+        now = time.monotonic()
+        for descriptor in [each for each, until in self._paused.items() if until <= now]:
+            del self._paused[descriptor]
+            if descriptor in self._listeners:
+                self._epoll.register(descriptor, select.EPOLLIN)
+        left = self.sandbox.seconds_left()
+        due = [until - now for until in self._paused.values()] + ([left] if left is not None else [])
+        return min(due, default=None)
+
     # --- replicas -------------------------------------------------------------------------------------------
+
+    def _on_listener(self, descriptor: int, events: int) -> None:
+        pause = self.sandbox.on_refused(self._listeners[descriptor]) if events & select.EPOLLIN else 0.0
+        if events & select.EPOLLHUP:  # no process with that filter is left, or no guest
+            self._epoll.unregister(descriptor)
+        elif pause:
+            self._epoll.unregister(descriptor)
+            self._paused[descriptor] = time.monotonic() + pause
 
     def _watch(self, replica: Replica) -> None:
         self._outputs[replica.output] = replica
@@ -84,12 +107,17 @@ class Server:
         if replica.oom_watch is not None:
             self._watches[replica.oom_watch] = replica
             self._epoll.register(replica.oom_watch, select.EPOLLIN)
+        if replica.refusals is not None:
+            self._listeners[replica.refusals.listener] = replica
+            self._epoll.register(replica.refusals.listener, select.EPOLLIN)
 
     def _forget_ended(self) -> None:
         """Their descriptors are closed (epoll forgot them by itself) and may be reused."""
         running = set(self.sandbox.replicas.running.values())
         self._outputs = {fd: replica for fd, replica in self._outputs.items() if replica in running}
         self._watches = {fd: replica for fd, replica in self._watches.items() if replica in running}
+        self._listeners = {fd: replica for fd, replica in self._listeners.items() if replica in running}
+        self._paused = {fd: until for fd, until in self._paused.items() if fd in self._listeners}
 
     # --- clients --------------------------------------------------------------------------------------------
 

@@ -7,16 +7,21 @@ comes over a pipe, and an error before or in exec goes back over one that exec c
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import select
 import signal
+import socket
 import struct
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 from tidegate_executor.cgroups.base import CgroupError, Group, Quota
+from tidegate_executor.sandbox.shim import starter
+from tidegate_executor.sandbox.shim.guest_trace import GuestRefusals
+from tidegate_executor.sandbox.shim.processes import end_child
 
 EXEC_SECONDS_MAX = 20.0
 MESSAGE_BYTES_MAX = 4096
@@ -44,11 +49,13 @@ class Launcher(Protocol):
     """Where processes run: inside a sandbox, or plainly on the host.
 
     `clones`: `fork_inside` makes a further process, the one that will run. `holder` is the host pid of what holds the
-    place together, 0 where nothing does.
+    place together, 0 where nothing does. `program` is what the first process is while it waits (see `starter`), -1
+    where it stays what it is.
     """
 
     clones: bool
     holder: int
+    program: int
 
     def open(self, meanwhile: Callable[[], None]) -> int | None:
         """Set the place up; return a descriptor that hangs up when the place is gone (None: it cannot go).
@@ -61,7 +68,7 @@ class Launcher(Protocol):
 
     def lay_out(self) -> None: ...
 
-    def adopt(self, late: list[list[str]]) -> None: ...
+    def adopt(self, late: list[list[str]], meanwhile: Callable[[], None]) -> None: ...
 
     def join(self, holder: int) -> None:
         """In a fresh child: know the place, which may have been set up after the fork."""
@@ -79,8 +86,11 @@ class Launcher(Protocol):
         """In the process that will run: what is really executed there."""
         ...
 
-    def confine(self) -> None:
-        """In the process that will run, last: give up every privilege."""
+    def confine(self) -> int:
+        """In the process that will run: give up every privilege, before it is known what that is.
+
+        Return the listener of a filter that asks, for the shim to answer; -1: none asks.
+        """
         ...
 
     def close(self) -> None:
@@ -101,6 +111,8 @@ class Launcher(Protocol):
 
     def confirm(self, name: str, pid: int) -> None: ...
 
+    def refusals(self, name: str) -> GuestRefusals | None: ...
+
     def signal(self, name: str, pid: int, number: int) -> None: ...
 
     def unchangeable(self, before: Quota, after: Quota) -> str: ...
@@ -117,18 +129,24 @@ class Launcher(Protocol):
 class Child:
     """A process that does not know yet what it will run, and ends by itself when it is closed before."""
 
-    def __init__(self, launcher: Launcher, output: int) -> None:
-        """Fork it; the descriptor `output` will be its output."""
+    def __init__(self, launcher: Launcher, output: int, program: int = -1) -> None:
+        """Fork it; the descriptor `output` will be its output. While it waits it is the `program`, see `starter`."""
+        self._starter = program >= 0
+        self._process: Process | None = None
         self._clones = launcher.clones
         tell_read, self._tell = os.pipe()
         self._status, status_write = os.pipe()
+        self._handing, handing_write = socket.socketpair()
         self.forked = os.fork()
         if self.forked == 0:
             os.close(self._tell)
             os.close(self._status)
-            _child(launcher, (output, tell_read, status_write))
+            self._handing.close()
+            _child(launcher, (output, tell_read, status_write), handing_write, program)
         os.close(tell_read)
         os.close(status_write)
+        handing_write.close()
+        self._said = b""
         self._inside = 0
         self._entering = False
 
@@ -145,21 +163,43 @@ class Child:
 
     def prepare(self, process: Process) -> None:
         """Tell it what to run, when `run` is called. Raises SpawnError when it is gone."""
-        self._say(process._asdict())
+        self._process = process
+        if not self._starter:
+            self._say(process._asdict())
 
     def run(self) -> int:
         """Let it execute the command; return its pid. Raises SpawnError when it could not."""
+        assert self._process is not None, "it is prepared"
+        go = b"\1"
+        if self._starter:
+            go = starter.told(os.uname().machine, places(self._process), self._process)
         with suppress(BrokenPipeError):  # then it has said why
-            os.write(self._tell, b"\1")
-        problem = self._read()
-        if problem:
-            report = json.loads(problem)
-            raise SpawnError(report["text"], job=report["job"])
+            while go:
+                go = go[os.write(self._tell, go) :]
+        self._judge(self._read(), self._process)
         self._release()
         return self.inside()
 
+    def _judge(self, said: bytes, process: Process) -> None:
+        """Raise SpawnError where this says that it is not the command."""
+        if said.startswith(b"{"):
+            report = json.loads(said)
+            raise SpawnError(report["text"], job=report["job"])
+        problem = starter.failure(said, process.cwd)
+        if isinstance(problem, list):
+            problem = worst(list(zip(problem, places(process), strict=True)), process)
+        if problem is not None:
+            raise SpawnError(f"{problem}"[: MESSAGE_BYTES_MAX // 8], job=True)
+
+    def listener(self) -> int:
+        """Return, once it runs, the listener of its filter, which is the caller's then; -1: it has none that asks."""
+        with self._handing:
+            _, descriptors, _, _ = socket.recv_fds(self._handing, 1, 1)
+        return descriptors[0] if descriptors else -1
+
     def close(self) -> None:
         """End it and wait for that, wherever it is, unless it runs."""
+        self._handing.close()
         if self._tell < 0:
             return
         if self._entering and not self._inside:
@@ -186,13 +226,14 @@ class Child:
 
     def _await_clone(self) -> int:
         """The pid of the process that the forked child cloned before it ended."""
-        line = b""
-        while not line.endswith(b"\n"):
+        while b"\n" not in self._said:
             ready, _, _ = select.select([self._status], [], [], EXEC_SECONDS_MAX)
-            chunk = os.read(self._status, 1) if ready else b""
-            if not chunk or len(line) > MESSAGE_BYTES_MAX:
-                raise SpawnError(line.decode(errors="replace") or "the child vanished before it started", job=False)
-            line += chunk
+            chunk = os.read(self._status, MESSAGE_BYTES_MAX) if ready else b""
+            if not chunk:
+                text = self._said.decode(errors="replace")
+                raise SpawnError(text or "the child vanished before it started", job=False)
+            self._said += chunk
+        line, _, self._said = self._said.partition(b"\n")
         with suppress(ChildProcessError):
             os.waitpid(self.forked, 0)
         message = json.loads(line)
@@ -202,19 +243,18 @@ class Child:
 
     def _read(self) -> bytes:
         """Everything until exec, or the end, closes the pipe."""
-        text = b""
         while True:
             ready, _, _ = select.select([self._status], [], [], EXEC_SECONDS_MAX)
             if not ready:
                 raise SpawnError(f"the command was not executed within {EXEC_SECONDS_MAX} s", job=False)
             chunk = os.read(self._status, MESSAGE_BYTES_MAX)
             if not chunk:
-                return text
-            text += chunk
+                return self._said
+            self._said += chunk
 
 
-def spawn(launcher: Launcher, process: Process, output: int, place: Callable[[int], None]) -> int:
-    """Return the host pid of the started process, a child of ours. Raises SpawnError; then nothing is left."""
+def spawn(launcher: Launcher, process: Process, output: int, place: Callable[[int], None]) -> Child:
+    """Return the started process, a child of ours. Raises SpawnError; then nothing is left."""
     child = Child(launcher, output)
     try:
         child.enter(launcher.holder)
@@ -225,23 +265,14 @@ def spawn(launcher: Launcher, process: Process, output: int, place: Callable[[in
         except (CgroupError, OSError):
             child.run()  # one that ended because of its command cannot be placed either, and says why
             raise
-        return child.run()
+        child.run()
     except BaseException:
         child.close()
         raise
+    return child
 
 
-def end_child(pid: int) -> None:
-    """Kill and reap a process if it is a child of ours that was not reaped: its number may be another's otherwise."""
-    try:
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-
-
-def _child(launcher: Launcher, descriptors: tuple[int, int, int]) -> NoReturn:
+def _child(launcher: Launcher, descriptors: tuple[int, int, int], handing: socket.socket, program: int) -> NoReturn:
     output, tell, status = descriptors
     job = False
     try:
@@ -258,11 +289,13 @@ def _child(launcher: Launcher, descriptors: tuple[int, int, int]) -> NoReturn:
         for target, source in ((0, null), (1, output), (2, output)):
             os.dup2(source, target)
         launcher.enter()
+        _hand_over(launcher.confine(), handing)
+        if program >= 0:
+            starter.become(program, tell, status)
         process = launcher.translate(Process(**_hear(tell)))
         job = True
         os.chdir(process.cwd)
         job = False
-        launcher.confine()
         if os.read(tell, 1) != b"\1":
             os._exit(127)
         job = True
@@ -272,6 +305,14 @@ def _child(launcher: Launcher, descriptors: tuple[int, int, int]) -> NoReturn:
         os.write(status, json.dumps(report).encode() + b"\n")
     finally:
         os._exit(127)
+
+
+def _hand_over(listener: int, handing: socket.socket) -> None:
+    """Let the shim have the listener, and nobody here: whoever holds it says what the filter allows."""
+    with handing:
+        if listener >= 0:
+            socket.send_fds(handing, [b"\1"], [listener])
+            os.close(listener)
 
 
 def _hear(tell: int) -> dict[str, Any]:
@@ -292,17 +333,30 @@ def _hear_bytes(tell: int, size: int) -> bytes:
 
 def _execute(process: Process) -> NoReturn:
     """exec, searching the process's own PATH."""
+    tried: list[tuple[int, str]] = []
+    for place in places(process):
+        try:
+            os.execve(place, process.argv, process.env)
+        except OSError as error:
+            tried.append((error.errno or errno.EINVAL, place))
+    raise worst(tried, process)
+
+
+def places(process: Process) -> list[str]:
+    """The files that its command may be."""
     command = process.argv[0]
     if "/" in command:
-        os.execve(command, process.argv, process.env)
-    denied: OSError | None = None
-    for directory in process.env.get("PATH", PATH_DEFAULT).split(":"):
-        try:
-            os.execve(f"{directory or '.'}/{command}", process.argv, process.env)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except PermissionError as error:
-            denied = error
-    if denied is not None:
-        raise denied
-    raise FileNotFoundError(2, f"no {command!r} in PATH={process.env.get('PATH', PATH_DEFAULT)}")
+        return [command]
+    return [f"{directory or '.'}/{command}" for directory in process.env.get("PATH", PATH_DEFAULT).split(":")]
+
+
+def worst(tried: list[tuple[int, str]], process: Process) -> OSError:
+    """Of what executing each of these files failed with: what says most."""
+    for absent in ((errno.ENOENT, errno.ENOTDIR, errno.EACCES), (errno.ENOENT, errno.ENOTDIR)):
+        for number, place in tried:
+            if number not in absent:
+                return OSError(number, os.strerror(number), place)
+    number, place = tried[-1]
+    if "/" in process.argv[0]:
+        return OSError(number, os.strerror(number), place)
+    return OSError(number, f"no {process.argv[0]!r} in PATH={process.env.get('PATH', PATH_DEFAULT)}")

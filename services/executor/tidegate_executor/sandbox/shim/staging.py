@@ -11,6 +11,7 @@ import os
 import stat
 
 from tidegate_executor.sandbox.shim import syscalls
+from tidegate_executor.sandbox.shim.processes import end_child
 
 STAGE = "/tmp"  # replaced by a tmpfs in our namespace: exists everywhere, and every uid may traverse it
 NESTING_MAX = 64
@@ -50,13 +51,7 @@ class Stage:
         For reading only: a file with a set-uid bit written through such a mount would belong to the owner on the host.
         """
         path = self._place(source, name)
-        mapping, uid = given
-        status = os.fstat(self._opened[source])
-        namespace = mapping.namespace(status.st_uid, status.st_gid, uid)
-        try:
-            syscalls.mount_idmapped(self._opened[source], path, namespace)
-        finally:
-            os.close(namespace)
+        bind_as(self._opened[source], path, given)
         return path
 
     def _place(self, source: str, name: str) -> str:
@@ -67,6 +62,17 @@ class Stage:
         else:
             os.close(os.open(path, os.O_CREAT | os.O_CLOEXEC, 0o644))
         return path
+
+
+def bind_as(source: int, path: str, given: tuple[Mapping, int]) -> None:
+    """See `Stage.bind_owned`; `source` is a descriptor of the directory."""
+    mapping, uid = given
+    status = os.fstat(source)
+    namespace = mapping.namespace(status.st_uid, status.st_gid, uid)
+    try:
+        syscalls.mount_idmapped(source, path, namespace)
+    finally:
+        os.close(namespace)
 
 
 class Mapping:
@@ -114,8 +120,15 @@ class Mapping:
 
     def close(self) -> None:
         """Let go of it, in each process that has it; what was mounted with its namespace keeps that."""
-        os.close(self._ready)
-        os.close(self._done)
+        for descriptor in (self._ready, self._done):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._ready = self._done = -1
+
+    def end(self) -> None:
+        """In who made it: have nothing of it left."""
+        self.close()
+        end_child(self._child)
 
 
 def own(path: str, uid: int) -> None:

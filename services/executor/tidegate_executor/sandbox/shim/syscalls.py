@@ -23,6 +23,8 @@ MS_BIND, MS_REC, MS_SLAVE, MS_SHARED = 4096, 16384, 1 << 19, 1 << 20
 PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, PR_CAPBSET_DROP = 4, 38, 22, 24
 PR_SET_CHILD_SUBREAPER, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 36, 47, 4
 SECCOMP_MODE_FILTER = 2
+SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_NEW_LISTENER = 1, 8
+SYS_SECCOMP = {"x86_64": 317, "aarch64": 277}
 CAPABILITIES_MAX = 64
 CAPABILITY_VERSION_3 = 0x20080522
 NS_GET_USERNS, NS_GET_PARENT = 0xB701, 0xB702  # linux/nsfs.h
@@ -85,10 +87,11 @@ def mount_idmapped(source: int, target: str, user_namespace: int) -> None:
         os.close(tree)
 
 
-def copy_mounts(path: str, attributes: int) -> int:
-    """Return a descriptor of copies, attached nowhere, of what is mounted at `path` and below it."""
-    flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE
-    tree = _checked(_libc.syscall(SYS_OPEN_TREE, AT_FDCWD, path.encode(), ctypes.c_uint(flags)), f"open_tree {path}")
+def copy_mounts(source: int | str, attributes: int) -> int:
+    """Return a descriptor of copies, attached nowhere, of what is mounted at a path, or a descriptor's, and below."""
+    flags = ctypes.c_uint(OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE | AT_EMPTY_PATH)
+    at, path = (AT_FDCWD, source.encode()) if isinstance(source, str) else (source, b"")
+    tree = _checked(_libc.syscall(SYS_OPEN_TREE, at, path, flags), f"open_tree {source}")
     wanted = struct.pack("<4Q", attributes, 0, 0, 0)
     where = ctypes.c_uint(AT_EMPTY_PATH | AT_RECURSIVE)
     _checked(_libc.syscall(SYS_MOUNT_SETATTR, tree, b"", where, wanted, ctypes.c_size_t(32)), "mount_setattr")
@@ -145,6 +148,14 @@ def load_filter(program: bytes) -> None:
     """Install a seccomp filter on this process and what it will execute."""
     holder = SockFprog(len(program) // 8, program)
     _checked(_libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(holder), 0, 0), "prctl(PR_SET_SECCOMP)")
+
+
+def load_told_filter(program: bytes) -> int:
+    """Install a filter that asks; return the listener, a descriptor for whoever answers (seccomp(2), Linux 5.0)."""
+    holder = SockFprog(len(program) // 8, program)
+    number = SYS_SECCOMP[os.uname().machine]
+    flags = ctypes.c_ulong(SECCOMP_FILTER_FLAG_NEW_LISTENER)
+    return _checked(_libc.syscall(number, SECCOMP_SET_MODE_FILTER, flags, ctypes.byref(holder)), "seccomp")
 
 
 def set_hostname(name: str) -> None:

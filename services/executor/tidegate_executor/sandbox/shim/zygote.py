@@ -30,7 +30,8 @@ def run() -> None:
     control = socket.socket(fileno=os.dup(0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's, meant for the agent
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for shims: the kernel reaps those that end before us
-    seccomp.program(os.uname().machine)
+    seccomp.program(os.uname().machine)  # assembled once, for all
+    seccomp.program(os.uname().machine, told=True)
     executable(os.uname().machine)
     gc.collect()
     gc.freeze()
