@@ -5,11 +5,12 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from functools import partial
 from types import TracebackType
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type
 
 from tidegate.checkpoint import codec, files, hashes
-from tidegate.checkpoint.crew import Crew
+from tidegate.checkpoint.crew import Crew, Task
 from tidegate.checkpoint.direct import DIRECT, Arena
 from tidegate.checkpoint.pack import (
     CHUNK_BYTES,
@@ -104,7 +105,8 @@ class Packer:
         self._packs: List[_OpenPack] = []
         self._claimed: Dict[bytes, None] = {}
         self._expected_bytes = 0
-        self._scratch = threading.local()
+        self._new_bytes = 0
+        self._scratch: List[Arena] = []
 
     def __enter__(self) -> "Packer":
         return self
@@ -123,26 +125,24 @@ class Packer:
         """Store blobs; return the ids of the chunks of each. Nothing is durable before `seal`."""
         parts = [_Part(blob, number) for blob in blobs for number in range(-(-blob.size // CHUNK_BYTES))]
         self._expected_bytes = sum(blob.size for blob in blobs)
-        ids = iter(self._crew.map(self._store, parts))
+        self._new_bytes = sum(blob.size for blob in blobs if blob.base is None)
+        ids = iter(self._crew.store(self._store, parts))
         return [tuple(next(ids) for _ in range(-(-blob.size // CHUNK_BYTES))) for blob in blobs]
 
-    def _store(self, part: _Part) -> bytes:
+    def _store(self, part: _Part) -> "Tuple[bytes, Optional[Task]]":
+        """Return a chunk's id, and what writes it where the store lacks it."""
         self.check_time()
-        with self._lock:
-            self._expected_bytes -= len(part.plain)
-        chunk = self._store_once(part)
-        self._on_stored(len(part.plain))
-        return chunk
-
-    def _store_once(self, part: _Part) -> bytes:
+        size = len(part.plain)
         part.fetch()
         chunk = self._hash(part.plain)
         with self._lock:
-            if chunk in self._claimed:
-                return chunk
+            is_claimed = chunk in self._claimed
             self._claimed[chunk] = None
-        if self._depth_of(chunk) is not None:
-            return chunk
+        if is_claimed or self._depth_of(chunk) is not None:
+            with self._lock:
+                self._expect_less(part)
+            self._on_stored(size)
+            return chunk, None
         base, base_view = self._base(part)
         encoded = codec.encode(part.plain, part.blob.item, base_view)
         depth = 0
@@ -155,13 +155,18 @@ class Packer:
             base=base if encoded.is_delta else None,
             offset=0,
             stored_bytes=len(encoded.data),
-            plain_bytes=len(part.plain),
+            plain_bytes=size,
             compressor=encoded.compressor,
             item=encoded.item,
             depth=depth,
         )
-        self._write(entry, part.padded if is_raw else self._padded(encoded.data))
-        return chunk
+        scratch = None if is_raw else self._scratch_of(encoded.data)
+        return chunk, partial(self._write, entry, part, scratch)
+
+    def _expect_less(self, part: _Part) -> None:
+        size = len(part.plain)
+        self._expected_bytes -= size
+        self._new_bytes -= size if part.blob.base is None else 0
 
     def _depth_of(self, chunk: bytes) -> Optional[int]:
         """Return the depth at which the store holds a chunk; None where it lacks it, or a base below it."""
@@ -182,25 +187,32 @@ class Packer:
             return None, None
         return chunk, view
 
-    def _padded(self, data: Any) -> memoryview:
-        """Return compressed bytes in memory of this thread that can be written around the cache."""
-        if not hasattr(self._scratch, "arena"):
-            self._scratch.arena = Arena(CHUNK_BYTES)
-        arena: Arena = self._scratch.arena
+    def _scratch_of(self, data: Any) -> Arena:
+        """Return compressed bytes in memory that can be written around the cache."""
+        try:
+            arena = self._scratch.pop()
+        except IndexError:
+            arena = Arena(CHUNK_BYTES)
         arena.reset()
         _, view = arena.take(len(data))
         view[:] = data
-        return arena.view[: arena.used]
+        return arena
 
-    def _write(self, entry: Entry, padded: memoryview) -> None:
+    def _write(self, entry: Entry, part: _Part, scratch: Optional[Arena]) -> None:
+        padded = part.padded if scratch is None else scratch.view[: scratch.used]
         with self._lock:
+            self._expect_less(part)
             if not self._packs or self._packs[-1].end + len(padded) > PACK_BYTES_MAX:
                 self._packs.append(_OpenPack(self.places))
             pack = self._packs[-1]
             offset, pack.end = pack.end, pack.end + len(padded)
-            pack.reserved.cover(pack.end, min(self._expected_bytes, PACK_BYTES_MAX - pack.end))
+            room = PACK_BYTES_MAX - pack.end
+            pack.reserved.cover(pack.end, min(self._expected_bytes, room), min(self._new_bytes, room))
             pack.entries.append(entry._replace(offset=offset))
         _write_at(pack.temporary.descriptor, padded, offset)
+        if scratch is not None:
+            self._scratch.append(scratch)
+        self._on_stored(entry.plain_bytes)
 
     def seal(self) -> List[str]:
         """Make every pack durable under its name; return their ids. The index has them from then on."""
