@@ -12,16 +12,17 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 from tidegate.checkpoint import codec, files, hashes
 from tidegate.checkpoint.crew import Crew, Task
 from tidegate.checkpoint.direct import DIRECT, Arena
+from tidegate.checkpoint.naming import Unnamed
 from tidegate.checkpoint.pack import (
     CHUNK_BYTES,
     DEPTH_MAX,
     PACK_BYTES_MAX,
-    SUFFIX,
+    Above,
     Entry,
     Index,
+    Pack,
     aligned,
     encode_index,
-    read_index,
 )
 from tidegate.checkpoint.places import Places
 from tidegate.checkpoint.reserving import Reserved
@@ -89,20 +90,21 @@ class _OpenPack:
 
 
 class Packer:
-    """The packs of one save. Leaving the `with` block removes what was not sealed."""
+    """The packs of one save. Leaving the `with` block removes what has no name."""
 
     hash_name = hashes.BEST
 
     def __init__(self, places: Places, index: Index, crew: Crew, on_stored: OnStored = lambda size: None) -> None:
         self.places = places
         self.index = index
-        self._crew = crew
+        self.crew = crew
         self._on_stored = on_stored
         self.refresh: Callable[[], None] = lambda: None
         self.check_time: Callable[[], None] = lambda: None
         self._hash = hashes.named(self.hash_name)
         self._lock = threading.Lock()
         self._packs: List[_OpenPack] = []
+        self._finished: List[Pack] = []
         self._claimed: Dict[bytes, None] = {}
         self._expected_bytes = 0
         self._new_bytes = 0
@@ -122,11 +124,11 @@ class Packer:
         self._packs.clear()
 
     def put(self, blobs: Sequence[Blob]) -> List[Tuple[bytes, ...]]:
-        """Store blobs; return the ids of the chunks of each. Nothing is durable before `seal`."""
+        """Store blobs; return the ids of the chunks of each. Nothing is durable before they have their names."""
         parts = [_Part(blob, number) for blob in blobs for number in range(-(-blob.size // CHUNK_BYTES))]
         self._expected_bytes = sum(blob.size for blob in blobs)
         self._new_bytes = sum(blob.size for blob in blobs if blob.base is None)
-        ids = iter(self._crew.store(self._store, parts))
+        ids = iter(self.crew.store(self._store, parts))
         return [tuple(next(ids) for _ in range(-(-blob.size // CHUNK_BYTES))) for blob in blobs]
 
     def _store(self, part: _Part) -> "Tuple[bytes, Optional[Task]]":
@@ -214,29 +216,32 @@ class Packer:
             self._scratch.append(scratch)
         self._on_stored(entry.plain_bytes)
 
-    def seal(self) -> List[str]:
-        """Make every pack durable under its name; return their ids. The index has them from then on."""
-        sealed = [self._seal(pack) for pack in self._packs]
-        # Also where nothing was written: a chunk that is not written again may be in a pack that another process has
-        # named and not made durable under its name yet.
-        os.fsync(self.places.packs)
-        self.places.sync_staging()
-        for name in sealed:
-            self.index.add(read_index(self.places.packs, name + SUFFIX))
-        self._packs.clear()
-        return sealed
+    def finish(self) -> List[Unnamed]:
+        """Write the end of every pack; return them. Nothing more is put then, and nothing is durable yet."""
+        return [self._finish(pack) for pack in self._packs]
 
-    def _seal(self, pack: _OpenPack) -> str:
-        name, tail = encode_index(self.hash_name, pack.entries, pack.end)
+    @property
+    def above(self) -> Index:
+        """Return the store's index with the finished packs in it, which nobody else may know of yet."""
+        return Above(self.index, self._finished)
+
+    def named(self) -> None:
+        """Take the finished packs, which are durable under their names now, into the store's index."""
+        for pack in self._finished:
+            self.index.add(pack)
+        self._packs.clear()
+        self._finished.clear()
+
+    def _finish(self, pack: _OpenPack) -> Unnamed:
+        pack_id, tail = encode_index(self.hash_name, pack.entries, pack.end)
         arena = Arena(len(tail))
         _, view = arena.take(len(tail))
         view[:] = tail
-        descriptor = pack.temporary.descriptor
-        _write_at(descriptor, arena.view[: len(tail)], pack.end)
+        _write_at(pack.temporary.descriptor, arena.view[: len(tail)], pack.end)
         pack.reserved.give_back(pack.end + len(tail))
-        files.seal(descriptor)
-        pack.temporary.name_as(self.places.packs, name + SUFFIX)
-        return name
+        finished = Pack(pack_id, self.hash_name, tuple(pack.entries), pack.end + len(tail))
+        self._finished.append(finished)
+        return Unnamed(pack.temporary, self.places.packs, finished.name)
 
 
 def _write_at(descriptor: int, data: memoryview, offset: int) -> None:
