@@ -259,3 +259,19 @@ def test_room_for_what_is_new_is_taken_at_once_unless_much_of_the_disk_is_taken(
         monkeypatch.setattr(room, "_free_bytes", lambda: 100 << 20)
         room.cover(4 << 20, 96 << 20, 64 << 20)
         assert os.fstat(file.fileno()).st_size == 20 << 20, "in steps"
+
+
+def test_of_a_large_file_samples_say_whether_the_cache_has_most_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "large"
+    path.write_bytes(bytes(LARGE))
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        assert is_cached(file.fileno(), size)
+        forget(path)
+        if is_cached(file.fileno(), size):
+            pytest.skip("this file system keeps what it was told to forget")
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # nothing is read ahead
+        os.pread(file.fileno(), size // 4, 0)
+        assert not is_cached(file.fileno(), size), "a quarter is not most"
+        os.pread(file.fileno(), size // 2, size // 4)
+        assert is_cached(file.fileno(), size), "three quarters are"
