@@ -124,7 +124,7 @@ def test_no_crash_loses_or_changes_a_checkpoint(tmp_path: Path, crew: Crew, part
     finally:
         scratch.rmdir()
     assert sum(tally.checked.values()) >= STATES_MIN // part
-    assert min(tally.checked.values()) >= STATES_MIN // part // 5, "both orderings"
+    assert min(tally.checked.values()) > 200, "both orderings"
 
 
 @contextmanager
