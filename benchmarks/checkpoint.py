@@ -216,8 +216,8 @@ class Run:
         kept: list[Kept] = []
         store = self.ours.store()
         our_seconds = self.timed(f"ours {kind}", lambda: kept.append(self.ours.save(store, state)[1]))
+        limit = self.timed(f"O_DIRECT {kind}", lambda: plain_write(size_of(state), self.directory))
         if kind == "fp32":
-            limit = self.timed("O_DIRECT", lambda: plain_write(size_of(state), self.directory))
             self.say("limit_fraction", limit / our_seconds)
         self.ours.done(*kept)
         self.say(f"save_ratio_{kind}", torch_seconds / our_seconds)

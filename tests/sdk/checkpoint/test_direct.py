@@ -219,3 +219,59 @@ def test_a_wait_that_is_interrupted_before_all_is_copied_fails_the_save(
     assert len(failed) == 1
     assert stores.opened(tmp_path).committed() == []
     assert_same(saver.save(2, {"model": state(7)}, STAMP, wait=True).wait().load("model")["model"], state(7))
+
+
+def test_what_was_copied_is_empty_in_a_process_that_was_forked() -> None:
+    arena = direct.Arena(8 << 20)
+    arena.view[:4] = b"here"
+    arena.view[-4:] = b"also"
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if not any(arena.view[:4]) and not any(arena.view[-4:]) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert (bytes(arena.view[:4]), bytes(arena.view[-4:])) == (b"here", b"also")
+
+
+def test_memory_is_there_too_where_the_system_knows_no_large_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused: list[int] = []
+
+    class Refusing(direct.mmap.mmap):
+        def madvise(self, advice: int, *_: int) -> None:
+            refused.append(advice)
+            raise OSError(errno.EINVAL, "not known here")
+
+    monkeypatch.setattr(direct.mmap, "mmap", Refusing)
+    arena = direct.Arena(8 << 20)
+    arena.view[:4] = b"here"
+    assert len(refused) == 1
+    assert arena.address % direct.ALIGNMENT == 0
+
+
+def test_room_for_what_is_new_is_taken_at_once_unless_much_of_the_disk_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (tmp_path / "file").open("wb") as file:
+        room = reserving.Reserved(file.fileno())
+        room.cover(4 << 20, 96 << 20, 64 << 20)
+        assert os.fstat(file.fileno()).st_size == 68 << 20
+    with (tmp_path / "other").open("wb") as file:
+        room = reserving.Reserved(file.fileno())
+        monkeypatch.setattr(room, "_free_bytes", lambda: 100 << 20)
+        room.cover(4 << 20, 96 << 20, 64 << 20)
+        assert os.fstat(file.fileno()).st_size == 20 << 20, "in steps"
+
+
+def test_of_a_large_file_samples_say_whether_the_cache_has_most_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "large"
+    path.write_bytes(bytes(LARGE))
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        assert is_cached(file.fileno(), size)
+        forget(path)
+        if is_cached(file.fileno(), size):
+            pytest.skip("this file system keeps what it was told to forget")
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # nothing is read ahead
+        os.pread(file.fileno(), size // 4, 0)
+        assert not is_cached(file.fileno(), size), "a quarter is not most"
+        os.pread(file.fileno(), size // 2, size // 4)
+        assert is_cached(file.fileno(), size), "three quarters are"

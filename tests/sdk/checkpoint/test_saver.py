@@ -122,7 +122,8 @@ stamp = roots.Stamp("j-1", 1, 0, "learner", 0, 1, 42)
 store = CheckpointStore(directory, stamp, keep=1, crew=Crew(1))
 store.open()
 step = max((item.root.step for item in store.committed()), default=0) + 1
-given = {name: {"w": [step] * 1000, "b": bytes([step]) * 5000} for name in ("model", "state")}
+# Nothing that one before it stored: it has every call of a save to go through.
+given = {name: {"w": [step] * 1000, "b": bytes([step, fatal, len(name)]) * 2000} for name in ("model", "state")}
 copied = snapshot.take(given, Arenas(0))
 for name in ("fsync", "rename", "link", "write", "pwrite", "mkdir", "fchmod", "rmdir", "unlink"):
     guard(name)

@@ -1,28 +1,33 @@
-"""The commit of a checkpoint: its chunks durable, then its manifests, then its root; or it never existed.
+"""The commit of a checkpoint: its chunks and manifests durable, then its root; or it never existed.
 
-Order: each pack is fsynced under a temporary name and renamed, then their directory is fsynced; manifests likewise; the
-root is created if its name is free (a link, which never replaces) and its directory is fsynced. Only then may anyone be
-told. So nothing that is named durably names anything that is not.
+Order: packs, manifests and the root are written under temporary names and fsynced, side by side; packs and manifests
+are renamed, then their directories are fsynced; the root is created if its name is free (a link, which never replaces)
+and its directory is fsynced. Only then may anyone be told. So no root names anything that is not durable, and nothing
+has a name whose bytes are not.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from contextlib import ExitStack, contextmanager
+from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from tidegate import protocol
 from tidegate.checkpoint import files
 from tidegate.checkpoint import manifest as manifests
 from tidegate.checkpoint import root as roots
+from tidegate.checkpoint.crew import SHARED, Crew
 from tidegate.checkpoint.manifest import Manifest
+from tidegate.checkpoint.naming import Unnamed, name_all
 from tidegate.checkpoint.pack import Index
+from tidegate.checkpoint.packing import Packer
 from tidegate.checkpoint.places import Places
 from tidegate.errors import CheckpointError, UnsupportedObjectError
 
 
 class LayerDraft(NamedTuple):
-    """A layer whose chunks are durable; `parent` is its manifest in the checkpoint before."""
+    """A layer whose chunks are packed; `parent` is its manifest in the checkpoint before."""
 
     name: str
     manifest: Manifest
@@ -38,12 +43,32 @@ class Occasion(NamedTuple):
     lost: Tuple[str, ...] = ()
 
 
-def commit(places: Places, index: Index, occasion: Occasion, layers: Sequence[LayerDraft]) -> roots.Root:
+def commit(packer: Packer, occasion: Occasion, layers: Sequence[LayerDraft]) -> roots.Root:
     """Name a checkpoint: on return it is durable. Raises CheckpointError, OSError; then there is no such checkpoint."""
+    places = packer.places
     layouts = {layer.name: layer.manifest.layout for layer in layers if layer.manifest.layout}
-    written = write_manifests(places, [layer.manifest for layer in layers])
-    entries = [_entry(layer, manifest_id, index, layouts) for layer, manifest_id in zip(layers, written)]  # noqa: B905
-    return publish_layers(places, occasion, entries)
+    with ExitStack() as stack:
+        unnamed = packer.finish()
+        ids = _written(places, [layer.manifest for layer in layers], unnamed, stack)
+        index = packer.above
+        entries = [_entry(layer, manifest_id, index, layouts) for layer, manifest_id in zip(layers, ids)]  # noqa: B905
+        root = drafted(occasion, entries)
+        temporary = stack.enter_context(_written_root(places, root))
+        name_all(places, packer.crew, unnamed, [places.packs, places.manifests], [temporary.descriptor])
+        packer.named()
+        _name_root(places.roots, root, temporary)
+    return root
+
+
+def store(packer: Packer, given: Sequence[Manifest]) -> List[str]:
+    """Make what was packed and manifests durable, for a root that is made elsewhere; return the manifests' ids."""
+    places = packer.places
+    with ExitStack() as stack:
+        unnamed = packer.finish()
+        ids = _written(places, given, unnamed, stack)
+        name_all(places, packer.crew, unnamed, [places.packs, places.manifests])
+        packer.named()
+    return ids
 
 
 def publish_layers(places: Places, occasion: Occasion, entries: Sequence[roots.LayerEntry]) -> roots.Root:
@@ -64,9 +89,18 @@ def drafted(occasion: Occasion, entries: Sequence[roots.LayerEntry], created_ns:
         raise CheckpointError(f"a checkpoint at step {occasion.step} was refused: {error}") from error
 
 
-def write_manifests(places: Places, given: Sequence[Manifest]) -> List[str]:
+def write_manifests(places: Places, given: Sequence[Manifest], crew: Crew = SHARED) -> List[str]:
     """Make manifests durable; return their ids. One that is there already is not written again."""
-    ids = []
+    with ExitStack() as stack:
+        unnamed: List[Unnamed] = []
+        ids = _written(places, given, unnamed, stack)
+        name_all(places, crew, unnamed, [places.manifests])
+    return ids
+
+
+def _written(places: Places, given: Sequence[Manifest], unnamed: List[Unnamed], stack: ExitStack) -> List[str]:
+    """Write the manifests that are not there yet, and add them to those without a name; return the ids of all."""
+    ids: List[str] = []
     for each in given:
         manifest_id, data = manifests.encode(each)
         if len(data) > manifests.MANIFEST_BYTES_MAX:
@@ -74,15 +108,11 @@ def write_manifests(places: Places, given: Sequence[Manifest]) -> List[str]:
                 f"a layer whose manifest has {len(data)} bytes was refused: it has too many tensors or files; at most "
                 f"{manifests.MANIFEST_BYTES_MAX} bytes are accepted"
             )
-        if not _is_there(places, manifest_id, data):
-            with files.Temporary(places.staging) as temporary:
-                files.write_all(temporary.descriptor, memoryview(data))
-                files.seal(temporary.descriptor)
-                temporary.name_as(places.manifests, manifest_id + manifests.SUFFIX)
+        if manifest_id not in ids and not _is_there(places, manifest_id, data):
+            temporary = stack.enter_context(files.Temporary(places.staging))
+            files.write_all(temporary.descriptor, memoryview(data))
+            unnamed.append(Unnamed(temporary, places.manifests, manifest_id + manifests.SUFFIX))
         ids.append(manifest_id)
-    # Also where all were there: the process that wrote them may not have come this far.
-    os.fsync(places.manifests)
-    places.sync_staging()
     return ids
 
 
@@ -126,7 +156,13 @@ def create(places: Places, root: roots.Root, directory: Optional[int] = None) ->
 
     In another `directory` of the store than that of its roots it names no checkpoint: see nodepart.py.
     """
-    named_in = places.roots if directory is None else directory
+    with _written_root(places, root) as temporary:
+        files.seal(temporary.descriptor)
+        _name_root(places.roots if directory is None else directory, root, temporary)
+
+
+@contextmanager
+def _written_root(places: Places, root: roots.Root) -> Iterator[files.Temporary]:
     data = roots.encode(root)
     if len(data) > roots.ROOT_BYTES_MAX:
         raise UnsupportedObjectError(
@@ -134,11 +170,14 @@ def create(places: Places, root: roots.Root, directory: Optional[int] = None) ->
         )
     with files.Temporary(places.staging) as temporary:
         files.write_all(temporary.descriptor, memoryview(data))
-        files.seal(temporary.descriptor)
-        is_new = temporary.name_once(named_in, root.name + roots.SUFFIX)
-        if not is_new and roots.read(named_in, root.name) != root:
-            raise CheckpointError(f"{root.name} exists already: a checkpoint is never overwritten")
-        os.fsync(named_in)
+        yield temporary
+
+
+def _name_root(directory: int, root: roots.Root, temporary: files.Temporary) -> None:
+    is_new = temporary.name_once(directory, root.name + roots.SUFFIX)
+    if not is_new and roots.read(directory, root.name) != root:
+        raise CheckpointError(f"{root.name} exists already: a checkpoint is never overwritten")
+    os.fsync(directory)
 
 
 def remove_root(places: Places, name: str) -> None:

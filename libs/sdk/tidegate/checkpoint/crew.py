@@ -1,21 +1,33 @@
-"""A few threads that hash, compress, write and read chunks side by side; all of that leaves Python's lock alone."""
+"""A few threads that hash, compress, write and read chunks side by side; all of that leaves Python's lock alone.
+
+What computes and what waits for the disk are different threads. One group that does both in turn leaves the disk with
+nothing to do whenever most of them compute: measured on two cores, 500 MB hashed and written took 0.26 s that way, and
+0.23 s with two threads that hash and three that write, where the writing alone takes 0.21 s.
+"""
 
 from __future__ import annotations
 
 import os
 import queue
 import threading
-from typing import Callable, Generic, List, Optional, Sequence, TypeVar
+from functools import partial
+from typing import Any, Callable, Dict, Generic, List, Optional, Sequence, Tuple, TypeVar
 
 THREADS_MAX = 4
-"""More do not help: two keep a disk busy while two others hash. On two cores four are faster than three or six."""
+"""Of those that compute and copy."""
+DISK_THREADS = 3
+"""Fewer leave a disk idle between two requests; more make no difference."""
+HANDED_MAX = 8
+"""Chunks that wait for the disk, or were read and wait to be looked at: what bounds the memory for them."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+Value = TypeVar("Value")
+Task = Callable[[], None]
 
 
 class _Batch(Generic[Item, Result]):
-    def __init__(self, work: Callable[[Item], Result], items: Sequence[Item]) -> None:
+    def __init__(self, work: Callable[[int, Item], Result], items: Sequence[Item]) -> None:
         self._work = work
         self._items = items
         self._lock = threading.Lock()
@@ -36,54 +48,226 @@ class _Batch(Generic[Item, Result]):
                     break
                 self._next += 1
             try:
-                self.results[index] = self._work(self._items[index])
+                self.results[index] = self._work(index, self._items[index])
             except BaseException as error:  # noqa: BLE001 - kept, and raised to whoever waits for the batch
-                with self._lock:
-                    self.error = self.error or error
+                self.fail(error)
         with self._lock:
             self._running -= 1
             if self._running == 0:
                 self.ended.set()
 
+    def fail(self, error: BaseException) -> None:
+        """Begin no further item; the first error counts."""
+        with self._lock:
+            self.error = self.error or error
+
+
+class _Handed:
+    """Tasks of one batch that were handed to the threads of the disk and are not done: a bounded number of them."""
+
+    def __init__(self, hand: Callable[[Task], None]) -> None:
+        self._hand = hand
+        self._changed = threading.Condition()
+        self._count = 0
+        self.error: Optional[BaseException] = None
+
+    def add(self, task: Task) -> None:
+        """Hand a task over; waits while there are HANDED_MAX. Once one failed, no other is begun."""
+        with self._changed:
+            while self._count >= HANDED_MAX:
+                self._changed.wait()
+            self._hand(partial(self._do, task))
+            self._count += 1  # an interruption before this leaves one too few: never one that nobody does
+
+    def _do(self, task: Task) -> None:
+        error: Optional[BaseException] = None
+        try:
+            if self.error is None:
+                task()
+        except BaseException as raised:  # noqa: BLE001 - kept, and raised to whoever waits for the batch
+            error = raised
+        with self._changed:
+            self._count -= 1
+            self.error = self.error or error
+            self._changed.notify_all()
+
+    def check(self) -> None:
+        """Raise what a task failed with."""
+        if self.error is not None:
+            raise self.error
+
+    def drain(self) -> None:
+        """Wait until none is left."""
+        with self._changed:
+            while self._count > 0:
+                self._changed.wait()
+
+
+class _Ahead(Generic[Item, Value]):
+    """Items that are read in order by the threads of the disk, a bounded number of them before they are asked for."""
+
+    def __init__(self, hand: Callable[[Task], None], read: Callable[[Item], Value], items: Sequence[Item]) -> None:
+        self._hand = hand
+        self._read = read
+        self._items = items
+        self._changed = threading.Condition()
+        self._asked = self._handed = self._done = 0
+        self._found: Dict[int, Tuple[Optional[Value], Optional[BaseException]]] = {}
+        self._is_stopped = False
+
+    def value(self, index: int) -> Value:
+        """Return what was read of an item, each once; raises what its reading failed with."""
+        with self._changed:
+            while self._asked < min(len(self._items), index + HANDED_MAX):
+                self._asked += 1
+                self._hand(partial(self._do, self._asked - 1))
+                self._handed += 1
+            while index not in self._found:
+                self._changed.wait()
+            value, error = self._found.pop(index)
+        if error is not None:
+            raise error
+        return value  # type: ignore[return-value]
+
+    def _do(self, number: int) -> None:
+        value: Optional[Value] = None
+        error: Optional[BaseException] = None
+        try:
+            if not self._is_stopped:
+                value = self._read(self._items[number])
+        except BaseException as raised:  # noqa: BLE001 - kept, and raised to whoever asks for this item
+            error = raised
+        with self._changed:
+            self._found[number] = value, error
+            self._done += 1
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Read nothing more, and wait until nothing is being read."""
+        self._is_stopped = True
+        with self._changed:
+            while self._done < self._handed:
+                self._changed.wait()
+
 
 class Crew:
-    """Threads that start with the first work and end with the process. The caller works too, so none has to start."""
+    """Threads that start with the first work and end with the process. The caller computes too.
+
+    A crew of one is its caller alone, who does one thing after the other.
+    """
 
     def __init__(self, size: Optional[int] = None) -> None:
-        self.size = size or min(THREADS_MAX, 2 + (os.cpu_count() or 1))
-        self._batches: "queue.SimpleQueue[_Batch[object, object]]" = queue.SimpleQueue()
+        self.size = size or min(THREADS_MAX, 2 + _cores())
+        self._computing = min(self.size, _cores())
+        self._batches: "queue.SimpleQueue[_Batch[Any, Any]]" = queue.SimpleQueue()
+        self._tasks: "queue.SimpleQueue[Task]" = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._process = 0
-        self._started = 0
+        self._started = self._started_for_disk = 0
 
     def map(self, work: Callable[[Item], Result], items: Sequence[Item]) -> List[Result]:
         """Return `work(item)` for every item, in order; raises the first error, when no thread is at work any more."""
+        self._start()
+        return self._all(lambda index, item: work(item), items, self.size)
+
+    def store(self, make: Callable[[Item], "Tuple[Result, Optional[Task]]"], items: Sequence[Item]) -> List[Result]:
+        """Return the first of what `make` returns for every item, in order; the second is a task that waits for the
+        disk, done by other threads. Raises the first error, when no thread is at work any more."""
+        handed = _Handed(self._tasks.put if self._start() else _at_once)
+
+        def work(_: int, item: Item) -> Result:
+            handed.check()
+            result, task = make(item)
+            if task is not None:
+                handed.add(task)
+            return result
+
+        try:
+            results = self._all(work, items, self._computing)
+        finally:
+            _finish(handed.drain)
+        handed.check()
+        return results
+
+    def fetch(
+        self, read: Callable[[Item], Value], use: Callable[[Item, Value], Result], items: Sequence[Item]
+    ) -> List[Result]:
+        """Return `use(item, read(item))` for every item, in order; other threads read, some items ahead. Raises the
+        first error, when no thread is at work any more."""
+        if not self._start():
+            return self._all(lambda index, item: use(item, read(item)), items, self._computing)
+        ahead = _Ahead(self._tasks.put, read, items)
+        try:
+            return self._all(lambda index, item: use(item, ahead.value(index)), items, self._computing)
+        finally:
+            _finish(ahead.stop)
+
+    def _all(self, work: Callable[[int, Item], Result], items: Sequence[Item], threads: int) -> List[Result]:
         batch: _Batch[Item, Result] = _Batch(work, items)
-        helpers = min(self._start(), len(items) - 1)
-        for _ in range(helpers):
-            self._batches.put(batch)  # type: ignore[arg-type]
+        for _ in range(min(self._started, threads - 1, len(items) - 1)):
+            self._batches.put(batch)
         batch.run()
-        batch.ended.wait()
+        _finish(batch.ended.wait, batch.fail)
         if batch.error is not None:
             raise batch.error
         return batch.results  # type: ignore[return-value]
 
-    def _start(self) -> int:
+    def _start(self) -> bool:
+        """Start what is missing; say whether there are threads that wait for the disk."""
+        if self.size == 1:
+            return False
         with self._lock:
             if self._process != os.getpid():  # threads do not survive a fork
-                self._process, self._started, self._batches = os.getpid(), 0, queue.SimpleQueue()
-            while self._started < self.size - 1:
-                try:
-                    threading.Thread(target=_serve, args=(self._batches,), name="tidegate-chunks", daemon=True).start()
-                except RuntimeError:  # the interpreter ends: the caller does all of it
-                    break
-                self._started += 1
-            return self._started
+                self._process, self._started, self._started_for_disk = os.getpid(), 0, 0
+                self._batches, self._tasks = queue.SimpleQueue(), queue.SimpleQueue()
+            try:
+                while self._started < self.size - 1:
+                    _start_thread(_serve, self._batches, "tidegate-chunks")
+                    self._started += 1
+                while self._started_for_disk < DISK_THREADS:
+                    _start_thread(_serve_disk, self._tasks, "tidegate-disk")
+                    self._started_for_disk += 1
+            except RuntimeError:
+                pass  # the interpreter ends: those that are there do it, or the caller alone
+            return self._started_for_disk > 0
 
 
-def _serve(batches: "queue.SimpleQueue[_Batch[object, object]]") -> None:
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _at_once(task: Task) -> None:
+    task()
+
+
+def _finish(wait: Callable[[], object], on_interrupt: Callable[[BaseException], None] = lambda error: None) -> None:
+    """Wait to the end, also where the wait is interrupted: threads still use memory that its owner would let go."""
+    interrupted: Optional[BaseException] = None
+    while True:
+        try:
+            wait()
+            break
+        except BaseException as error:  # noqa: BLE001 - raised below
+            interrupted = error
+            on_interrupt(error)
+    if interrupted is not None:
+        raise interrupted
+
+
+def _start_thread(serve: Callable[[Any], None], jobs: Any, name: str) -> None:
+    threading.Thread(target=serve, args=(jobs,), name=name, daemon=True).start()
+
+
+def _serve(batches: "queue.SimpleQueue[_Batch[Any, Any]]") -> None:
     while True:
         batches.get().run()
+
+
+def _serve_disk(tasks: "queue.SimpleQueue[Task]") -> None:
+    while True:
+        tasks.get()()
 
 
 SHARED = Crew()

@@ -237,3 +237,17 @@ class Index:
             found.append(located)
             wanted = located.entry.base
         return found
+
+
+class Above(Index):
+    """An index over packs that lie above those of another index, which knows nothing of them."""
+
+    def __init__(self, below: Index, packs: Iterable[Pack]) -> None:
+        super().__init__()
+        self._below = below
+        for pack in packs:
+            self.add(pack)
+
+    def find(self, hash_name: str, chunk: bytes) -> Optional[Located]:
+        """Return where a chunk is, or None."""
+        return super().find(hash_name, chunk) or self._below.find(hash_name, chunk)

@@ -5,22 +5,24 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from functools import partial
 from types import TracebackType
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type
 
 from tidegate.checkpoint import codec, files, hashes
-from tidegate.checkpoint.crew import Crew
+from tidegate.checkpoint.crew import Crew, Task
 from tidegate.checkpoint.direct import DIRECT, Arena
+from tidegate.checkpoint.naming import Unnamed
 from tidegate.checkpoint.pack import (
     CHUNK_BYTES,
     DEPTH_MAX,
     PACK_BYTES_MAX,
-    SUFFIX,
+    Above,
     Entry,
     Index,
+    Pack,
     aligned,
     encode_index,
-    read_index,
 )
 from tidegate.checkpoint.places import Places
 from tidegate.checkpoint.reserving import Reserved
@@ -88,23 +90,25 @@ class _OpenPack:
 
 
 class Packer:
-    """The packs of one save. Leaving the `with` block removes what was not sealed."""
+    """The packs of one save. Leaving the `with` block removes what has no name."""
 
     hash_name = hashes.BEST
 
     def __init__(self, places: Places, index: Index, crew: Crew, on_stored: OnStored = lambda size: None) -> None:
         self.places = places
         self.index = index
-        self._crew = crew
+        self.crew = crew
         self._on_stored = on_stored
         self.refresh: Callable[[], None] = lambda: None
         self.check_time: Callable[[], None] = lambda: None
         self._hash = hashes.named(self.hash_name)
         self._lock = threading.Lock()
         self._packs: List[_OpenPack] = []
+        self._finished: List[Pack] = []
         self._claimed: Dict[bytes, None] = {}
         self._expected_bytes = 0
-        self._scratch = threading.local()
+        self._new_bytes = 0
+        self._scratch: List[Arena] = []
 
     def __enter__(self) -> "Packer":
         return self
@@ -120,29 +124,27 @@ class Packer:
         self._packs.clear()
 
     def put(self, blobs: Sequence[Blob]) -> List[Tuple[bytes, ...]]:
-        """Store blobs; return the ids of the chunks of each. Nothing is durable before `seal`."""
+        """Store blobs; return the ids of the chunks of each. Nothing is durable before they have their names."""
         parts = [_Part(blob, number) for blob in blobs for number in range(-(-blob.size // CHUNK_BYTES))]
         self._expected_bytes = sum(blob.size for blob in blobs)
-        ids = iter(self._crew.map(self._store, parts))
+        self._new_bytes = sum(blob.size for blob in blobs if blob.base is None)
+        ids = iter(self.crew.store(self._store, parts))
         return [tuple(next(ids) for _ in range(-(-blob.size // CHUNK_BYTES))) for blob in blobs]
 
-    def _store(self, part: _Part) -> bytes:
+    def _store(self, part: _Part) -> "Tuple[bytes, Optional[Task]]":
+        """Return a chunk's id, and what writes it where the store lacks it."""
         self.check_time()
-        with self._lock:
-            self._expected_bytes -= len(part.plain)
-        chunk = self._store_once(part)
-        self._on_stored(len(part.plain))
-        return chunk
-
-    def _store_once(self, part: _Part) -> bytes:
+        size = len(part.plain)
         part.fetch()
         chunk = self._hash(part.plain)
         with self._lock:
-            if chunk in self._claimed:
-                return chunk
+            is_claimed = chunk in self._claimed
             self._claimed[chunk] = None
-        if self._depth_of(chunk) is not None:
-            return chunk
+        if is_claimed or self._depth_of(chunk) is not None:
+            with self._lock:
+                self._expect_less(part)
+            self._on_stored(size)
+            return chunk, None
         base, base_view = self._base(part)
         encoded = codec.encode(part.plain, part.blob.item, base_view)
         depth = 0
@@ -155,13 +157,18 @@ class Packer:
             base=base if encoded.is_delta else None,
             offset=0,
             stored_bytes=len(encoded.data),
-            plain_bytes=len(part.plain),
+            plain_bytes=size,
             compressor=encoded.compressor,
             item=encoded.item,
             depth=depth,
         )
-        self._write(entry, part.padded if is_raw else self._padded(encoded.data))
-        return chunk
+        scratch = None if is_raw else self._scratch_of(encoded.data)
+        return chunk, partial(self._write, entry, part, scratch)
+
+    def _expect_less(self, part: _Part) -> None:
+        size = len(part.plain)
+        self._expected_bytes -= size
+        self._new_bytes -= size if part.blob.base is None else 0
 
     def _depth_of(self, chunk: bytes) -> Optional[int]:
         """Return the depth at which the store holds a chunk; None where it lacks it, or a base below it."""
@@ -182,49 +189,59 @@ class Packer:
             return None, None
         return chunk, view
 
-    def _padded(self, data: Any) -> memoryview:
-        """Return compressed bytes in memory of this thread that can be written around the cache."""
-        if not hasattr(self._scratch, "arena"):
-            self._scratch.arena = Arena(CHUNK_BYTES)
-        arena: Arena = self._scratch.arena
+    def _scratch_of(self, data: Any) -> Arena:
+        """Return compressed bytes in memory that can be written around the cache."""
+        try:
+            arena = self._scratch.pop()
+        except IndexError:
+            arena = Arena(CHUNK_BYTES)
         arena.reset()
         _, view = arena.take(len(data))
         view[:] = data
-        return arena.view[: arena.used]
+        return arena
 
-    def _write(self, entry: Entry, padded: memoryview) -> None:
+    def _write(self, entry: Entry, part: _Part, scratch: Optional[Arena]) -> None:
+        padded = part.padded if scratch is None else scratch.view[: scratch.used]
         with self._lock:
+            self._expect_less(part)
             if not self._packs or self._packs[-1].end + len(padded) > PACK_BYTES_MAX:
                 self._packs.append(_OpenPack(self.places))
             pack = self._packs[-1]
             offset, pack.end = pack.end, pack.end + len(padded)
-            pack.reserved.cover(pack.end, min(self._expected_bytes, PACK_BYTES_MAX - pack.end))
+            room = PACK_BYTES_MAX - pack.end
+            pack.reserved.cover(pack.end, min(self._expected_bytes, room), min(self._new_bytes, room))
             pack.entries.append(entry._replace(offset=offset))
         _write_at(pack.temporary.descriptor, padded, offset)
+        if scratch is not None:
+            self._scratch.append(scratch)
+        self._on_stored(entry.plain_bytes)
 
-    def seal(self) -> List[str]:
-        """Make every pack durable under its name; return their ids. The index has them from then on."""
-        sealed = [self._seal(pack) for pack in self._packs]
-        # Also where nothing was written: a chunk that is not written again may be in a pack that another process has
-        # named and not made durable under its name yet.
-        os.fsync(self.places.packs)
-        self.places.sync_staging()
-        for name in sealed:
-            self.index.add(read_index(self.places.packs, name + SUFFIX))
+    def finish(self) -> List[Unnamed]:
+        """Write the end of every pack; return them. Nothing more is put then, and nothing is durable yet."""
+        return [self._finish(pack) for pack in self._packs]
+
+    @property
+    def above(self) -> Index:
+        """Return the store's index with the finished packs in it, which nobody else may know of yet."""
+        return Above(self.index, self._finished)
+
+    def named(self) -> None:
+        """Take the finished packs, which are durable under their names now, into the store's index."""
+        for pack in self._finished:
+            self.index.add(pack)
         self._packs.clear()
-        return sealed
+        self._finished.clear()
 
-    def _seal(self, pack: _OpenPack) -> str:
-        name, tail = encode_index(self.hash_name, pack.entries, pack.end)
+    def _finish(self, pack: _OpenPack) -> Unnamed:
+        pack_id, tail = encode_index(self.hash_name, pack.entries, pack.end)
         arena = Arena(len(tail))
         _, view = arena.take(len(tail))
         view[:] = tail
-        descriptor = pack.temporary.descriptor
-        _write_at(descriptor, arena.view[: len(tail)], pack.end)
+        _write_at(pack.temporary.descriptor, arena.view[: len(tail)], pack.end)
         pack.reserved.give_back(pack.end + len(tail))
-        files.seal(descriptor)
-        pack.temporary.name_as(self.places.packs, name + SUFFIX)
-        return name
+        finished = Pack(pack_id, self.hash_name, tuple(pack.entries), pack.end + len(tail))
+        self._finished.append(finished)
+        return Unnamed(pack.temporary, self.places.packs, finished.name)
 
 
 def _write_at(descriptor: int, data: memoryview, offset: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any, BinaryIO, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
@@ -17,6 +18,8 @@ from tidegate.checkpoint.pack import ALIGNMENT, CHUNK_BYTES, Index, Located
 from tidegate.checkpoint.places import Places
 from tidegate.errors import CorruptCheckpointError, UnknownLayerError
 
+_local = threading.local()
+
 
 class DamagedChunkError(CorruptCheckpointError):
     """A chunk's stored bytes are not those of its hash; `located` says which."""
@@ -27,12 +30,22 @@ class DamagedChunkError(CorruptCheckpointError):
 
 
 class Want(NamedTuple):
-    """One chunk to read: what it belongs to in words, and the memory it goes to."""
+    """One chunk to read: what it belongs to in words, and the memory it goes to; without, it is only compared."""
 
     what: str
     hash_name: str
     chunk: bytes
+    size: int
+    target: Optional[memoryview] = None
+
+
+class _Fetched(NamedTuple):
+    """What was read of a want: the chunk as it is, or what is stored of it and of its bases, to be decoded."""
+
+    chain: List[Located]
     target: memoryview
+    stored: List[memoryview]
+    lent: Optional[Arena]
 
 
 class _OpenPack:
@@ -54,15 +67,27 @@ class _OpenPack:
 
     def read_into(self, target: memoryview, offset: int) -> int:
         """Fill memory with what begins at `offset`; return how many bytes there were, fewer at the end of the file."""
-        whole = len(target) // ALIGNMENT * ALIGNMENT
         filled = 0
-        if self._around is not None and whole >= AROUND_BYTES_MIN and skip_to_page(address_of(target)) == 0:
+        if self._around is not None and len(target) >= AROUND_BYTES_MIN and skip_to_page(address_of(target)) == 0:
             try:
-                filled = _filled(self._around, target[:whole], offset)
+                filled = _filled_around(self._around, target, offset)
             except OSError as error:
                 if error.errno != errno.EINVAL:  # else this file system wants larger blocks: through the cache then
                     raise
         return filled + _filled(self._through, target[filled:], offset + filled)
+
+
+def _filled_around(file: BinaryIO, target: memoryview, offset: int) -> int:
+    """Fill memory by one request: what is no whole block at its end comes by way of a block of its own."""
+    whole = len(target) // ALIGNMENT * ALIGNMENT
+    if whole == len(target):
+        return os.preadv(file.fileno(), [target], offset)
+    if not hasattr(_local, "block"):
+        _local.block = Arena(ALIGNMENT).view
+    count = os.preadv(file.fileno(), [target[:whole], _local.block], offset)
+    rest = max(0, min(count, len(target)) - whole)
+    target[whole : whole + rest] = _local.block[:rest]
+    return min(count, len(target))
 
 
 def _filled(file: BinaryIO, target: memoryview, offset: int) -> int:
@@ -84,10 +109,11 @@ class Reader:
         self._crew = crew
         self._open: Dict[str, _OpenPack] = {}
         self._scratch: Dict[int, Arena] = {}
+        self._idle: List[Arena] = []
         self.batch = crew.size
 
     def scratch(self, number: int) -> memoryview:
-        """Return memory of one chunk, for what is only compared: the same each time, `batch` different ones."""
+        """Return memory of one chunk, the same each time; there are `batch` different ones."""
         if number not in self._scratch:
             self._scratch[number] = Arena(CHUNK_BYTES)
         return self._scratch[number].view
@@ -98,12 +124,22 @@ class Reader:
             file.close()
         self._open.clear()
 
-    def read(self, wants: Sequence[Want]) -> None:
-        """Fill the memory of every want. Raises CorruptCheckpointError, and what was filled is not to be used then."""
+    def read(self, wants: Sequence[Want], on_read: Callable[[int], None] = lambda size: None) -> None:
+        """Fill the memory of every want. Raises CorruptCheckpointError, and what was filled is not to be used then.
+
+        `on_read` is told the size of each that was compared, by one thread at a time; what it raises ends the reading.
+        """
         for want in wants:
             for located in self._chain(want):
                 self._file(located)
-        self._crew.map(self._fill, sorted(wants, key=self._place_of))
+        lock = threading.Lock()
+
+        def check(want: Want, fetched: _Fetched) -> None:
+            self._check(want, fetched)
+            with lock:
+                on_read(want.size)
+
+        self._crew.fetch(self._fetch, check, sorted(wants, key=self._place_of))
 
     def _place_of(self, want: Want) -> Tuple[str, int]:
         located = self._chain(want)[0]
@@ -124,24 +160,38 @@ class Reader:
                 raise CorruptCheckpointError(f"pack {pack[:12]} cannot be read: {error.strerror or error}") from error
         return self._open[pack]
 
-    def _fill(self, want: Want) -> None:
+    def _fetch(self, want: Want) -> _Fetched:
         chain = self._chain(want)
         head = chain[0]
-        if head.entry.plain_bytes != len(want.target):
-            raise self._damaged(want, head, f"has {head.entry.plain_bytes} bytes, not {len(want.target)}")
+        if head.entry.plain_bytes != want.size:
+            raise self._damaged(want, head, f"has {head.entry.plain_bytes} bytes, not {want.size}")
+        lent = self._lent() if want.target is None else None
+        target = lent.view[: want.size] if lent is not None else want.target
+        assert target is not None
         if head.entry.compressor == codec.RAW and not head.entry.item and head.entry.base is None:
-            self._read_into(want, head, want.target)
-        else:
-            want.target[:] = memoryview(self._decoded(want, chain)).cast("B")
-        if hashes.named(want.hash_name)(want.target) != want.chunk:
-            raise self._damaged(want, self._culprit(want, chain), "is damaged: its hash is another")
+            self._read_into(want, head, target)
+            return _Fetched(chain, target, [], lent)
+        return _Fetched(chain, target, [self._stored(want, located) for located in chain], lent)
 
-    def _decoded(self, want: Want, chain: List[Located]) -> Any:
+    def _lent(self) -> Arena:
+        """Return memory of one chunk, which goes back once it was looked at."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return Arena(CHUNK_BYTES)
+
+    def _check(self, want: Want, fetched: _Fetched) -> None:
+        if fetched.stored:
+            fetched.target[:] = memoryview(self._decoded(want, fetched)).cast("B")
+        if hashes.named(want.hash_name)(fetched.target) != want.chunk:
+            raise self._damaged(want, self._culprit(want, fetched.chain), "is damaged: its hash is another")
+        if fetched.lent is not None:
+            self._idle.append(fetched.lent)
+
+    def _decoded(self, want: Want, fetched: _Fetched) -> Any:
         plain: Any = None
-        for located in reversed(chain):
+        for located, stored in zip(reversed(fetched.chain), reversed(fetched.stored)):  # noqa: B905
             entry = located.entry
-            stored = memoryview(bytearray(entry.stored_bytes))
-            self._read_into(want, located, stored)
             try:
                 data = codec.decompress(entry.compressor, stored, entry.plain_bytes)
                 data = codec.join(data, entry.item) if entry.item else data
@@ -149,6 +199,11 @@ class Reader:
             except CorruptCheckpointError as error:
                 raise self._damaged(want, located, f"is damaged: {error}") from error
         return plain
+
+    def _stored(self, want: Want, located: Located) -> memoryview:
+        stored = memoryview(bytearray(located.entry.stored_bytes))
+        self._read_into(want, located, stored)
+        return stored
 
     def _read_into(self, want: Want, located: Located, target: memoryview) -> None:
         try:
@@ -162,9 +217,7 @@ class Reader:
         """Return the part of a chain whose stored bytes are wrong; the chunk itself where each of them is right."""
         hash_of = hashes.named(want.hash_name)
         for located in reversed(chain):
-            stored = memoryview(bytearray(located.entry.stored_bytes))
-            self._read_into(want, located, stored)
-            if hash_of(stored) != located.entry.stored_hash:
+            if hash_of(self._stored(want, located)) != located.entry.stored_hash:
                 return located
         return chain[0]
 
@@ -186,9 +239,10 @@ def reading(places: Places, index: Index, crew: Crew) -> Iterator[Reader]:
 
 def wants_of(what: str, hash_name: str, blob: BlobEntry, memory: memoryview) -> List[Want]:
     """Return the chunks of a blob, to be read into `memory`, which is as large as the blob."""
+    pieces = (memory[start : start + CHUNK_BYTES] for start in range(0, len(memory), CHUNK_BYTES))
     return [
-        Want(what, hash_name, chunk, memory[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES])
-        for number, chunk in enumerate(blob.chunks)
+        Want(what, hash_name, chunk, len(piece), piece)
+        for chunk, piece in zip(blob.chunks, pieces)  # noqa: B905
     ]
 
 
@@ -231,7 +285,7 @@ def _chosen(name: str, leaves: List[layer.Leaf], patterns: Sequence[str]) -> Lis
 
 
 def verify(reader: Reader, name: str, manifest: Manifest, on_read: Callable[[int], None] = lambda size: None) -> None:
-    """Read a whole layer back and compare every hash, each chunk once, in memory of one chunk for each thread."""
+    """Read a whole layer back and compare every hash, each chunk once, in memory of some chunks."""
     distinct: Dict[bytes, Tuple[str, int]] = {}
     for number, blob in enumerate(manifest.blobs):
         what = f"layer {name}, {blob.path or f'blob {number}'}"
@@ -239,11 +293,4 @@ def verify(reader: Reader, name: str, manifest: Manifest, on_read: Callable[[int
             size = min(CHUNK_BYTES, blob.size - at * CHUNK_BYTES)
             if distinct.setdefault(chunk, (what, size))[1] != size:
                 raise CorruptCheckpointError(f"{what}: chunk {chunk.hex()[:12]} is said to have two sizes")
-    pending = list(distinct.items())
-    for start in range(0, len(pending), reader.batch):
-        batch = [
-            Want(what, manifest.hash_name, chunk, reader.scratch(index)[:size])
-            for index, (chunk, (what, size)) in enumerate(pending[start : start + reader.batch])
-        ]
-        reader.read(batch)
-        on_read(sum(len(want.target) for want in batch))
+    reader.read([Want(what, manifest.hash_name, chunk, size) for chunk, (what, size) in distinct.items()], on_read)

@@ -16,8 +16,11 @@ from typing import Any, Optional
 
 AHEAD_BYTES_MIN = 16 << 20
 AHEAD_BYTES_MAX = 256 << 20
-"""As much is taken as was written so far, between these: a save of few changed chunks takes little, and taking more is
-rare in a large one, for it waits for the writes under way."""
+"""As much is taken as was written so far, between these: a save of few changed chunks takes little. A first save, where
+all is new, takes all at once: taking more waits for the writes under way, and those after it wait meanwhile."""
+
+FREE_PERCENT_MAX = 50
+"""Of what is free, at once: others write to this disk too, and not all that is expected may be needed."""
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """There may be enough for what is really written: the write itself says so."""
@@ -33,14 +36,17 @@ class Reserved:
         self._end = 0
         self._tried = True
 
-    def cover(self, end: int, expected_bytes: int) -> None:
-        """See to it that there is room up to `end`, and beyond it for some of the `expected_bytes` still to come.
+    def cover(self, end: int, expected_bytes: int, new_bytes: int = 0) -> None:
+        """See to it that there is room up to `end`, and beyond it for some of the `expected_bytes` still to come, or
+        for as many as are sure to be `new_bytes`.
 
         Raises OSError where the disk fails; that it is full, or that it cannot do so, is no error here.
         """
         if end <= self._end or not self._tried:
             return
         ahead = min(expected_bytes, max(AHEAD_BYTES_MIN, min(end, AHEAD_BYTES_MAX)))
+        if ahead < new_bytes <= expected_bytes and end + new_bytes <= self._free_bytes() * FREE_PERCENT_MAX // 100:
+            ahead = new_bytes
         if self._end == 0 and end + ahead < AHEAD_BYTES_MIN:
             return  # a file of a few writes, which hardly meet
         try:
@@ -51,6 +57,10 @@ class Reserved:
             self._tried = False
         if self._tried:
             self._end = end + ahead
+
+    def _free_bytes(self) -> int:
+        found = os.fstatvfs(self._descriptor)
+        return found.f_bavail * found.f_frsize
 
     def give_back(self, end: int) -> None:
         """Make the file as long as what was written to it."""

@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 from tidegate.checkpoint import gathering, hashes, layer, nodepart, shard
 from tidegate.checkpoint import manifest as manifests
 from tidegate.checkpoint import root as roots
-from tidegate.checkpoint.commit import Occasion, drafted, packs_of, publish_layers, write_manifests
+from tidegate.checkpoint.commit import Occasion, drafted, packs_of, publish_layers, store, write_manifests
 from tidegate.checkpoint.gathering import Gathering, Meeting, VetoedError
 from tidegate.checkpoint.grace import Budget
 from tidegate.checkpoint.manifest import SHARDED, Manifest, canonical
@@ -57,8 +57,7 @@ def store_part(
     ends."""
     try:
         drafts, bases = store_layers(packer, snapshot, kept, budget)
-        packer.seal()
-        ids = write_manifests(packer.places, [draft.manifest for draft in drafts])
+        ids = store(packer, [draft.manifest for draft in drafts])
     except Exception as error:  # noqa: BLE001 - said to the other ranks, and raised here after that
         failed = f"{type(error).__name__}: {error}"[: gathering.REASON_CHARS_MAX]
         return Stored({"rank": rank, "failed": failed}, {})

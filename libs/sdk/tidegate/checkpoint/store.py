@@ -135,13 +135,9 @@ class CheckpointStore:
         self, occasion: commit.Occasion, take: Callable[[Packer], Sequence[commit.LayerDraft]]
     ) -> Optional[Committed]:
         """Commit the layers that `take` stores with a packer; None where it stores none."""
-        with self.in_use() as (held, index):
-            with Packer(held, index, self._crew) as packer:
-                drafts = take(packer)
-                if not drafts:
-                    return None
-                packer.seal()
-            return Committed(commit.commit(held, index, occasion, drafts), self.directory)
+        with self.in_use() as (held, index), Packer(held, index, self._crew) as packer:
+            drafts = take(packer)
+            return Committed(commit.commit(packer, occasion, drafts), self.directory) if drafts else None
 
     def committed(self) -> List[Committed]:
         """Return every checkpoint whose root is intact, newest first; what its layers hold is not read."""

@@ -11,7 +11,7 @@ import sys
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from tidegate.checkpoint.arrays import Buffer, Source, Target
-from tidegate.checkpoint.direct import AROUND_BYTES_MIN, skip_to_page
+from tidegate.checkpoint.direct import AROUND_BYTES_MIN, skip_to_page, use_large_pages
 from tidegate.checkpoint.pack import ALIGNMENT
 from tidegate.errors import UnsupportedObjectError, UsageError
 
@@ -147,6 +147,7 @@ def allocate(size: int) -> Buffer:
         return _buffer(torch.empty(size, dtype=torch.uint8))
     raw = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
     skipped = skip_to_page(raw.data_ptr())
+    use_large_pages(raw.data_ptr(), raw.numel())
     return _buffer(raw[skipped : skipped + size])
 
 

@@ -139,7 +139,10 @@ def _put_file(reader: Reader, hash_name: str, what: str, blob: BlobEntry, direct
                 ]
                 targets = [reader.scratch(index)[:size] for index, size in enumerate(sizes)]
                 reader.read(
-                    [Want(what, hash_name, blob.chunks[start + at], target) for at, target in enumerate(targets)]
+                    [
+                        Want(what, hash_name, blob.chunks[start + at], len(target), target)
+                        for at, target in enumerate(targets)
+                    ]
                 )
                 for target in targets:
                     files.write_all(descriptor, target)

@@ -37,10 +37,9 @@ def write(
     OutOfTimeError where that is none.
     """
     drafts, bases = store_layers(packer, snapshot, kept, budget)
-    packer.seal()
     finished = {draft.name for draft in drafts}
     lost = tuple(each.name for each in snapshot.layers if each.name not in finished)
-    root = commit(packer.places, packer.index, occasion._replace(lost=lost), drafts)
+    root = commit(packer, occasion._replace(lost=lost), drafts)
     return root, kept_of(snapshot, bases, root)
 
 
