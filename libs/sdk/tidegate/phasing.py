@@ -146,8 +146,7 @@ class Phasing(Member):
         self._lease = GpuLease(Hooks(release, reclaim))
         if self._leased is not None:
             self._lease.begin(self._leased.grant)
-        self._recall.call(self._on_recall)
-        self._recall.tell_again()
+        self._recall.call(self._on_recall, tell_again=True)
         return self._lease
 
     def _on_recall(self, seconds_left: float) -> None:
@@ -170,9 +169,8 @@ class Phasing(Member):
                 f"on_hand_back({callback!r}) was refused: a function that takes the seconds left is accepted"
             )
         first, self._told_of_recall = self._told_of_recall is None, callback
-        self._recall.call(self._on_recall)
-        if first:  # the hooks of on_gpu() may have been asked before, in a phase without devices
-            self._recall.tell_again()
+        # The hooks of on_gpu() may have been asked before, in a phase without devices.
+        self._recall.call(self._on_recall, tell_again=first)
 
     def should_hand_back(self) -> bool:
         """Return True while the phase is to be left, because what it was lent is recalled. Cheap."""

@@ -50,10 +50,15 @@ class Recall:
         with self._condition:
             self._answered_ns = self._deadline_ns
 
-    def call(self, callback: Callable[[float], object]) -> None:
-        """Call this one from now on, instead of an earlier one; at once for a recall that waits and was not told."""
+    def call(self, callback: Callable[[float], object], *, tell_again: bool = False) -> None:
+        """Call this one from now on, instead of an earlier one; at once for a recall that waits and was not told.
+
+        `tell_again`: also if the earlier one was called for it, as that had nothing to answer it with.
+        """
         with self._condition:
             self._callback = callback
+            if tell_again:  # with one hand: in between, this one would be called for it, and then once more
+                self._called_ns = 0
             if self._thread is None and not self._closed:
                 self._thread = threading.Thread(target=self._run, name="tidegate-hand-back", daemon=True)
                 self._thread.start()
