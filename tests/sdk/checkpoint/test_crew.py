@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import threading
 import time
@@ -128,6 +129,42 @@ def test_an_interruption_is_raised_when_nobody_is_at_work_any_more(way: str) -> 
         assert busy.now == 0
     finally:
         signal.signal(signal.SIGALRM, old)
+
+
+@pytest.mark.timeout(60)
+def test_the_main_thread_can_be_interrupted_at_any_moment() -> None:
+    """Signals come between any two steps: nobody is left at work, and nobody waits for what was never begun."""
+    crew, busy, chance = Crew(4), Busy(), random.Random(7)
+
+    def quick(item: int) -> int:
+        with busy:
+            return item
+
+    ways: list[Callable[[], object]] = [
+        lambda: crew.map(quick, range(300)),
+        lambda: crew.store(lambda item: (item, lambda: quick(item) and None), range(300)),
+        lambda: crew.fetch(quick, lambda item, value: quick(item), range(300)),
+    ]
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def run(way: Callable[[], object]) -> None:
+        signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.00002, 0.003))
+        way()
+        time.sleep(1)
+
+    for way in ways:
+        way()
+    old = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for number in range(1500):
+            with pytest.raises(KeyboardInterrupt):
+                run(ways[number % 3])
+            assert busy.now == 0
+    finally:
+        signal.signal(signal.SIGALRM, old)
+    assert crew.map(lambda item: item, range(9)) == list(range(9)), "it works on"
 
 
 def test_two_at_once_do_not_wait_for_each_others_end() -> None:

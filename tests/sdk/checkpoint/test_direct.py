@@ -221,6 +221,18 @@ def test_a_wait_that_is_interrupted_before_all_is_copied_fails_the_save(
     assert_same(saver.save(2, {"model": state(7)}, STAMP, wait=True).wait().load("model")["model"], state(7))
 
 
+def test_what_was_given_to_a_save_outlives_who_interrupts_the_wait_for_it_and_lets_it_go() -> None:
+    array = numpy.ones(3 << 20, numpy.uint8)
+    layers = {"model": {"array": array}}
+    known = weakref.ref(array)
+    taken = snapshots.take(layers, Arenas(0), borrow=True)
+    layers["model"].clear()
+    del array
+    assert known() is not None, "chunks are still copied from its memory"
+    del taken
+    assert known() is None
+
+
 def test_what_was_copied_is_empty_in_a_process_that_was_forked() -> None:
     arena = direct.Arena(8 << 20)
     arena.view[:4] = b"here"

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tidegate import CorruptCheckpointError, SaveFailedError, Shard, UsageError
+from tidegate import CorruptCheckpointError, SaveFailedError, Shard, UnsupportedObjectError, UsageError
 from tidegate.checkpoint import places, sharding
 from tidegate.checkpoint import snapshot as snapshots
 from tidegate.checkpoint.commit import Occasion
@@ -273,3 +273,19 @@ def test_a_job_saves_together_through_its_thread(directory: Path) -> None:
     assert all(pending.done for pending in together(work))
     assert [done.committed.root.step for done in told] == [7, 8], "rank 0 tells, and nobody else"
     assert len(list((directory / "parts").iterdir())) == 1, "what was said about the last save"
+
+
+def test_ranks_meet_again_after_one_had_its_layers_refused(directory: Path) -> None:
+    savers = []
+    for rank in range(2):
+        stamp = replace(STAMP, rank=rank, world_size=2)
+        saver = Saver(stores.opened(directory, stamp), lambda done: None, lambda step, why: None)
+        savers.append((saver, stamp))
+    with pytest.raises(UnsupportedObjectError):
+        savers[0][0].save(1, {"model": {"w": object()}}, savers[0][1], together=True)
+    # The other one came to that save as well: its copy was taken, and it is still to be written.
+    numbers = savers[1][0]._occasions
+    numbers.next(1, savers[1][1])
+    pending = [saver.save(2, {"model": {"w": 2}}, stamp, together=True) for saver, stamp in savers]
+    first, second = (each.wait(30) for each in pending)
+    assert first.id == second.id

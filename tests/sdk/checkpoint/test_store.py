@@ -4,6 +4,8 @@ import json
 import logging
 import os
 import random
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -175,6 +177,34 @@ def test_nothing_is_removed_while_somebody_saves(store: CheckpointStore) -> None
     with stores.opened(store.directory).in_use():
         assert store.retain() == []
     assert len(store.retain()) == 3
+
+
+@pytest.mark.parametrize("hold", [places.alone, places.in_use], ids=["alone", "shared"])
+def test_a_process_forked_while_the_lock_is_held_does_not_go_on_holding_it(
+    store: CheckpointStore,
+    hold: Callable[[places.Places], AbstractContextManager[object]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(places, "LOCK_SECONDS_MAX", 1.0)
+    stores.save(store.directory, 1)
+    with places.opened(store.directory) as held:
+        ready, release = os.pipe(), os.pipe()
+        with hold(held):
+            child = os.fork()
+            if child == 0:
+                os.close(release[1])
+                os.write(ready[1], b"x")
+                os.read(release[0], 1)  # until the parent is done
+                os._exit(0)
+            os.read(ready[0], 1)
+        try:
+            stores.save(store.directory, 2)
+            with places.alone(held) as is_alone:
+                assert is_alone
+        finally:
+            for end in (*ready, *release):
+                os.close(end)
+            os.waitpid(child, 0)
 
 
 def test_only_orphans_are_cleaned(store: CheckpointStore) -> None:

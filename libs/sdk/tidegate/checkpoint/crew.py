@@ -26,9 +26,60 @@ Value = TypeVar("Value")
 Task = Callable[[], None]
 
 
-class _Batch(Generic[Item, Result]):
-    def __init__(self, work: Callable[[int, Item], Result], items: Sequence[Item]) -> None:
+class _Stop:
+    """Says that whoever waits was interrupted: nothing more is to be begun."""
+
+    def __init__(self) -> None:
+        self.error: Optional[BaseException] = None
+
+    def set(self, error: BaseException) -> None:
+        self.error = self.error or error
+
+
+class _Errand(Generic[Result]):
+    """Work that another thread does once, in the place of one that waits for it."""
+
+    def __init__(self, work: Callable[[], Result]) -> None:
         self._work = work
+        self._lock = threading.Lock()
+        self._is_handed = self._is_begun = self._is_ended = False
+        # Not an Event: whoever is interrupted as it takes the lock of one leaves it locked.
+        self._until_ended = threading.Lock()
+        self._until_ended.acquire()
+        self._result: List[Result] = []
+        self._error: Optional[BaseException] = None
+
+    def run(self) -> None:
+        with self._lock:
+            if self._is_begun:
+                return
+            self._is_begun = True
+        try:
+            self._result.append(self._work())
+        except BaseException as error:  # noqa: BLE001 - kept, and raised to whoever waits
+            self._error = error
+        self._is_ended = True
+        self._until_ended.release()
+
+    def wait(self, hand: Callable[[Task], None]) -> None:
+        """Hand it over, and wait for its end. Called again after an interruption it goes on."""
+        if not self._is_handed:
+            hand(self.run)
+            self._is_handed = True  # an interruption before this hands it over twice; it is done once
+        if not self._is_ended:
+            self._until_ended.acquire()
+
+    def result(self) -> Result:
+        """Return what the work returned, or raise what it raised."""
+        if self._error is not None:
+            raise self._error
+        return self._result[0]
+
+
+class _Batch(Generic[Item, Result]):
+    def __init__(self, work: Callable[[int, Item], Result], items: Sequence[Item], stop: _Stop) -> None:
+        self._work = work
+        self._stop = stop
         self._items = items
         self._lock = threading.Lock()
         self._next = 0
@@ -44,7 +95,7 @@ class _Batch(Generic[Item, Result]):
         while True:
             with self._lock:
                 index = self._next
-                if index >= len(self._items) or self.error is not None:
+                if index >= len(self._items) or self.error is not None or self._stop.error is not None:
                     break
                 self._next += 1
             try:
@@ -151,7 +202,8 @@ class _Ahead(Generic[Item, Value]):
 
 
 class Crew:
-    """Threads that start with the first work and end with the process. The caller computes too.
+    """Threads that start with the first work and end with the process. The caller computes too, unless it is the main
+    thread: signals interrupt that one anywhere, also between two steps that belong together, so there it only waits.
 
     A crew of one is its caller alone, who does one thing after the other.
     """
@@ -161,19 +213,30 @@ class Crew:
         self._computing = min(self.size, _cores())
         self._batches: "queue.SimpleQueue[_Batch[Any, Any]]" = queue.SimpleQueue()
         self._tasks: "queue.SimpleQueue[Task]" = queue.SimpleQueue()
+        self._errands: "queue.SimpleQueue[Task]" = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._process = 0
-        self._started = self._started_for_disk = 0
+        self._started = self._started_for_disk = self._started_for_main = 0
 
     def map(self, work: Callable[[Item], Result], items: Sequence[Item]) -> List[Result]:
         """Return `work(item)` for every item, in order; raises the first error, when no thread is at work any more."""
         self._start()
-        return self._all(lambda index, item: work(item), items, self.size)
+        return self._apart(lambda stop: self._all(lambda index, item: work(item), items, self.size, stop))
 
     def store(self, make: Callable[[Item], "Tuple[Result, Optional[Task]]"], items: Sequence[Item]) -> List[Result]:
         """Return the first of what `make` returns for every item, in order; the second is a task that waits for the
         disk, done by other threads. Raises the first error, when no thread is at work any more."""
-        handed = _Handed(self._tasks.put if self._start() else _at_once)
+        hand = self._tasks.put if self._start() else _at_once
+        return self._apart(lambda stop: self._stored(hand, make, items, stop))
+
+    def _stored(
+        self,
+        hand: Callable[[Task], None],
+        make: Callable[[Item], "Tuple[Result, Optional[Task]]"],
+        items: Sequence[Item],
+        stop: _Stop,
+    ) -> List[Result]:
+        handed = _Handed(hand)
 
         def work(_: int, item: Item) -> Result:
             handed.check()
@@ -183,9 +246,9 @@ class Crew:
             return result
 
         try:
-            results = self._all(work, items, self._computing)
+            results = self._all(work, items, self._computing, stop)
         finally:
-            _finish(handed.drain)
+            handed.drain()
         handed.check()
         return results
 
@@ -195,21 +258,37 @@ class Crew:
         """Return `use(item, read(item))` for every item, in order; other threads read, some items ahead. Raises the
         first error, when no thread is at work any more."""
         if not self._start():
-            return self._all(lambda index, item: use(item, read(item)), items, self._computing)
+            return self._all(lambda index, item: use(item, read(item)), items, self._computing, _Stop())
+        return self._apart(lambda stop: self._fetched(read, use, items, stop))
+
+    def _fetched(
+        self, read: Callable[[Item], Value], use: Callable[[Item, Value], Result], items: Sequence[Item], stop: _Stop
+    ) -> List[Result]:
         ahead = _Ahead(self._tasks.put, read, items)
         try:
-            return self._all(lambda index, item: use(item, ahead.value(index)), items, self._computing)
+            return self._all(lambda index, item: use(item, ahead.value(index)), items, self._computing, stop)
         finally:
-            _finish(ahead.stop)
+            ahead.stop()
 
-    def _all(self, work: Callable[[int, Item], Result], items: Sequence[Item], threads: int) -> List[Result]:
-        batch: _Batch[Item, Result] = _Batch(work, items)
+    def _apart(self, work: Callable[[_Stop], List[Result]]) -> List[Result]:
+        """Do the caller's share: here, or for the main thread in another one, if there are others at all."""
+        stop = _Stop()
+        if not self._started_for_main or threading.current_thread() is not threading.main_thread():
+            return work(stop)
+        errand = _Errand(partial(work, stop))
+        _finish(lambda: errand.wait(self._errands.put), stop.set)
+        return errand.result()
+
+    def _all(
+        self, work: Callable[[int, Item], Result], items: Sequence[Item], threads: int, stop: _Stop
+    ) -> List[Result]:
+        batch: _Batch[Item, Result] = _Batch(work, items, stop)
         for _ in range(min(self._started, threads - 1, len(items) - 1)):
             self._batches.put(batch)
         batch.run()
-        _finish(batch.ended.wait, batch.fail)
-        if batch.error is not None:
-            raise batch.error
+        batch.ended.wait()
+        if (error := batch.error or stop.error) is not None:
+            raise error
         return batch.results  # type: ignore[return-value]
 
     def _start(self) -> bool:
@@ -218,14 +297,18 @@ class Crew:
             return False
         with self._lock:
             if self._process != os.getpid():  # threads do not survive a fork
-                self._process, self._started, self._started_for_disk = os.getpid(), 0, 0
-                self._batches, self._tasks = queue.SimpleQueue(), queue.SimpleQueue()
+                self._process = os.getpid()
+                self._started = self._started_for_disk = self._started_for_main = 0
+                self._batches, self._tasks, self._errands = (queue.SimpleQueue() for _ in range(3))
             try:
+                if not self._started_for_main:
+                    _start_thread(_serve_tasks, self._errands, "tidegate-for-main")
+                    self._started_for_main = 1
                 while self._started < self.size - 1:
                     _start_thread(_serve, self._batches, "tidegate-chunks")
                     self._started += 1
                 while self._started_for_disk < DISK_THREADS:
-                    _start_thread(_serve_disk, self._tasks, "tidegate-disk")
+                    _start_thread(_serve_tasks, self._tasks, "tidegate-disk")
                     self._started_for_disk += 1
             except RuntimeError:
                 pass  # the interpreter ends: those that are there do it, or the caller alone
@@ -242,7 +325,7 @@ def _at_once(task: Task) -> None:
     task()
 
 
-def _finish(wait: Callable[[], object], on_interrupt: Callable[[BaseException], None] = lambda error: None) -> None:
+def _finish(wait: Callable[[], object], on_interrupt: Callable[[BaseException], None]) -> None:
     """Wait to the end, also where the wait is interrupted: threads still use memory that its owner would let go."""
     interrupted: Optional[BaseException] = None
     while True:
@@ -265,7 +348,7 @@ def _serve(batches: "queue.SimpleQueue[_Batch[Any, Any]]") -> None:
         batches.get().run()
 
 
-def _serve_disk(tasks: "queue.SimpleQueue[Task]") -> None:
+def _serve_tasks(tasks: "queue.SimpleQueue[Task]") -> None:
     while True:
         tasks.get()()
 

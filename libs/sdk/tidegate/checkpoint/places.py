@@ -96,14 +96,10 @@ def in_use(places: Places) -> Iterator[None]:
 
     Waits for who removes, LOCK_SECONDS_MAX at most: whoever wrote the store could hold its lock for ever.
     """
-    descriptor = _lock_file(places)
-    try:
+    with _lock_file(places) as descriptor:
         if descriptor is not None:
             _share(descriptor)
         yield
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
 
 
 def _share(descriptor: int) -> None:
@@ -123,8 +119,7 @@ def _share(descriptor: int) -> None:
 @contextmanager
 def alone(places: Places) -> Iterator[bool]:
     """Hold the store's exclusive lock if nobody uses it now; yield whether that is so."""
-    descriptor = _lock_file(places)
-    try:
+    with _lock_file(places) as descriptor:
         if descriptor is None:
             yield False
             return
@@ -134,17 +129,27 @@ def alone(places: Places) -> Iterator[bool]:
             yield False
             return
         yield True
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
 
 
-def _lock_file(places: Places) -> Optional[int]:
-    """Return the open lock; None in a store that this process may only read and that nobody ever wrote a lock in."""
+@contextmanager
+def _lock_file(places: Places) -> Iterator[Optional[int]]:
+    """Yield the open lock; None in a store that this process may only read and that nobody ever wrote a lock in.
+
+    It is given back by name, not by being closed: a process that was forked meanwhile (a loader of data, for instance)
+    has it open too, and would hold it for as long as it lives.
+    """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        return os.open(LOCK, flags | os.O_CREAT, 0o644, dir_fd=places.base)
+        descriptor = os.open(LOCK, flags | os.O_CREAT, 0o644, dir_fd=places.base)
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EROFS):
-            return None
+            yield None
+            return
         raise
+    process = os.getpid()
+    try:
+        yield descriptor
+    finally:
+        if process == os.getpid():  # a fork in this thread leaves the lock to whoever took it
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)

@@ -155,6 +155,8 @@ class Saver:
             while len(self._unfinished) >= SAVES_IN_FLIGHT_MAX:
                 self._condition.wait()
             self._unfinished.append(pending)
+        # Counted also where this rank's layers are refused: else it would never meet the others again.
+        meeting, spread = self._occasions.next(step, stamp) if together else (None, None)
         started = time.monotonic()
         try:
             snapshot = snapshots.take(layers, self._arenas, borrow=wait)
@@ -167,7 +169,6 @@ class Saver:
             raise
         pending._total_bytes = snapshot.bytes
         copy_ms = int((time.monotonic() - started) * 1000)
-        meeting, spread = self._occasions.next(step, stamp) if together else (None, None)
         with self._condition:
             self._queue.append(_Work(pending, snapshot, stamp, copy_ms, ends_at, meeting, spread))
             if self._thread is None:

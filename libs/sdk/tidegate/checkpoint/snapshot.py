@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from tidegate.checkpoint import layer
 from tidegate.checkpoint.arrays import Source, Target
@@ -42,10 +42,13 @@ class LayerCopy(NamedTuple):
 
 
 class Borrowed:
-    """What was given to a save whose caller waits for it: kept alive, and copied chunk by chunk as it is stored."""
+    """What was given to a save whose caller waits for it: kept alive, and copied chunk by chunk as it is stored.
 
-    def __init__(self, given: Dict[str, Any]) -> None:
-        self._given = given
+    Each tensor and array is, not only the dicts that they were given in: who interrupts the wait may empty those.
+    """
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self._sources = tuple(sources)
         self.is_abandoned = False
         """The caller waits no longer, and may change what it gave."""
 
@@ -100,8 +103,9 @@ def take(given: Dict[str, Any], arenas: Arenas, crew: Crew = SHARED, *, borrow: 
     pieces: List[_Piece] = []
     copied = tuple(_copy(name, each, arena, pieces) for name, each in described.items())
     if borrow:
+        sources = [source for each in described.values() for source in each.sources]
         addresses = {piece.target - arena.address: piece.source for piece in pieces}
-        return Snapshot(tuple(_borrowing(each, addresses) for each in copied), arena, Borrowed(given))
+        return Snapshot(tuple(_borrowing(each, addresses) for each in copied), arena, Borrowed(sources))
     crew.map(_copy_piece, pieces)
     return Snapshot(copied, arena)
 
