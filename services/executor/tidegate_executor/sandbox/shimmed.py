@@ -295,16 +295,20 @@ class ShimmedBackend:
         return tuple(sorted({*swept, *await self.clear_strays(keep)}))
 
     async def clear_strays(self, keep: Set[str] = frozenset()) -> tuple[str, ...]:
-        """Remove what an earlier process left ready, and groups of no sandbox but those in `keep`; return the latter.
+        """Remove what an earlier process left ready, networks of no sandbox, and groups of none but those in `keep`.
+
+        Return these groups.
 
         Nothing may be starting meanwhile.
         """
         await asyncio.to_thread(self.ready.clear_strays)
+        records = [record for state in self._states() if (record := state.record()) is not None]
+        used = {record.network for record in records}
+        await asyncio.to_thread(networks.clear_strays, Path(self.settings.sandboxes_dir), used)
         detected = await self.limits()
         if detected.driver is None:
             return ()
-        records = [state.record() for state in self._states()]
-        known = keep | {record.group_name for record in records if record is not None}
+        known = keep | {record.group_name for record in records}
         known |= zygotes.groups() | await asyncio.to_thread(self.ready.groups)
         return tuple(await asyncio.to_thread(_remove_strays, detected.driver, known))
 
