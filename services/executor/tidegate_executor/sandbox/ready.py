@@ -103,7 +103,13 @@ class ReadySandboxes:
 
     async def discard(self, layers: tuple[Layer, ...] | None = None, *, keep: int = 0) -> None:
         """End those of an image, or of all, but so many of the ones that were made first."""
-        leaving = [ready for ready in self._standing if layers is None or ready.layers == layers][keep:]
+        await self._end([ready for ready in self._standing if layers is None or ready.layers == layers][keep:])
+
+    async def discard_ended(self) -> None:
+        """Remove those that ended by themselves: nobody can have one."""
+        await self._end([ready for ready in self._standing if not ready.lives])
+
+    async def _end(self, leaving: list[Ready]) -> None:
         for ready in leaving:
             self._standing.remove(ready)
         for ready in leaving:

@@ -16,6 +16,7 @@ from tidegate_executor.sandbox.shim.containers import ContainerLauncher
 from tidegate_executor.sandbox.shim.guarded import GuardedLauncher
 from tidegate_executor.sandbox.shim.history import History
 from tidegate_executor.sandbox.shim.isolated import BwrapLauncher
+from tidegate_executor.sandbox.shim.launching import NotReadyError
 from tidegate_executor.sandbox.shim.plain import PlainLauncher
 from tidegate_executor.sandbox.shim.processes import kill_descendants, start_ticks
 from tidegate_executor.sandbox.shim.refusals import Refusal
@@ -77,6 +78,8 @@ class ShimSandbox:
             self._build()
             self.replicas.bound_anew()
         else:
+            if not self.replicas.waits_ahead():
+                raise NotReadyError("what waited for the first command in the sandbox that stood ready has ended")
             late = [entry for entry in config["bwrap"]["plan"] if entry not in self._built]
             self._launcher.adopt(late, self.replicas.bound_anew)
         self._history = History(config["state_dir"])

@@ -161,6 +161,13 @@ class Child:
             self._inside = self._await_clone() if self._clones else self.forked
         return self._inside
 
+    def waits(self) -> bool:
+        """Whether it, which is there, has not ended."""
+        try:
+            return os.waitid(os.P_PID, self.inside(), os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        except ChildProcessError:
+            return False
+
     def prepare(self, process: Process) -> None:
         """Tell it what to run, when `run` is called. Raises SpawnError when it is gone."""
         self._process = process
@@ -185,6 +192,8 @@ class Child:
         if said.startswith(b"{"):
             report = json.loads(said)
             raise SpawnError(report["text"], job=report["job"])
+        if self._starter and not said:  # it says that it has arrived before it executes anything
+            raise SpawnError("what waited for the command ended before it", job=False)
         problem = starter.failure(said, process.cwd)
         if isinstance(problem, list):
             problem = worst(list(zip(problem, places(process), strict=True)), process)
