@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 
 from tidegate_executor.cgroups.base import CgroupError, Group, Quota
 from tidegate_executor.sandbox.shim import starter
+from tidegate_executor.sandbox.shim.descriptors import receive
 from tidegate_executor.sandbox.shim.guest_trace import GuestRefusals
 from tidegate_executor.sandbox.shim.processes import end_child
 
@@ -203,7 +204,7 @@ class Child:
     def listener(self) -> int:
         """Return, once it runs, the listener of its filter, which is the caller's then; -1: it has none that asks."""
         with self._handing:
-            _, descriptors, _, _ = socket.recv_fds(self._handing, 1, 1)
+            _, descriptors = receive(self._handing, 1, 1)
         return descriptors[0] if descriptors else -1
 
     def close(self) -> None:
