@@ -224,8 +224,7 @@ class ShimSandbox:
             self.on_collapse(reaped=replica.pid)
             return
         code = -signal.SIGKILL if broke else self._launcher.ending(replica.name, code)
-        if replica.refusals is not None:
-            self._tell_refused(replica, replica.refusals.rest())
+        self._tell_rest(replica)
         oom = self.replicas.end(replica)
         self._launcher.ended(replica.name)
         fields = {
@@ -250,6 +249,11 @@ class ShimSandbox:
         self._tell_refused(replica, replica.refusals.answer(now))
         return replica.refusals.pause_seconds(now)
 
+    def _tell_rest(self, replica: Replica) -> None:
+        """It ends: tell what it was refused and nobody heard of yet."""
+        if replica.refusals is not None:
+            self._tell_refused(replica, replica.refusals.rest())
+
     def _tell_refused(self, replica: Replica, refusals: list[Refusal]) -> None:
         for refusal in refusals:
             self._record("refused", {**_names(replica), **refusal._asdict()})
@@ -271,6 +275,7 @@ class ShimSandbox:
         self.replicas.drop_ahead()
         self._launcher.close()
         for replica in running:
+            self._tell_rest(replica)
             self.replicas.end(replica)
         if self._isolated is None:
             kill_descendants(os.getpid(), set())
