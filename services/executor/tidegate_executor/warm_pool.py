@@ -119,6 +119,7 @@ class WarmPool:
     async def _trim(self) -> None:
         wanted = self._wanted()
         for level, backend in self._backends.items():
+            await backend.ready.discard_ended()
             counts = {self._asked[pair].layers: count for pair, count in wanted.items() if pair[0] == level}
             for layers in set(backend.ready.layers()):
                 await backend.ready.discard(layers, keep=counts.get(layers, 0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -208,6 +209,22 @@ async def test_users_of_members_are_not_given_to_another(keep: Callable[..., Kep
     assert kept.pool.promise("trusted", kept.images[0], "b.1.0") is None
     kept.pool.withdraw("trusted", "a.1.0")
     assert kept.pool.promise("trusted", kept.images[0], "b.1.0") == highest - 2
+
+
+async def test_one_that_ended_by_itself_is_replaced(keep: Callable[..., Kept]) -> None:
+    kept = keep(warm_sandboxes=1)
+    kept.asked(0)
+    await until(lambda: kept.standing() == {0: 1})
+    (ready,) = kept.backend.ready.standing
+    shim = ready.state.shim()
+    assert shim is not None
+    os.kill(shim.pid, signal.SIGKILL)
+    await until(lambda: not ready.lives)
+    assert kept.pool.promise("trusted", kept.images[0], "a.1.0") is None
+    kept.asked(0)  # by a member that got a new one
+    await until(lambda: [each.lives for each in kept.backend.ready.standing] == [True])
+    assert not ready.state.path.exists()
+    assert kept.pool.promise("trusted", kept.images[0], "b.1.0") is not None
 
 
 async def test_none_is_kept_where_none_is_wanted(keep: Callable[..., Kept]) -> None:

@@ -130,6 +130,18 @@ async def test_replicas_run_side_by_side_and_may_start_again(world: World) -> No
     assert started.pid != next(found.pid for found in stats.replicas if found.replica == 1)
 
 
+async def test_no_replica_has_a_descriptor_of_another_or_of_who_started_it(world: World) -> None:
+    if not world.isolated:
+        pytest.skip("what is not isolated sees what its user sees")
+    sandbox = await world.create()
+    code = "import os\nhas = []\nfor number in range(3, 256):\n    try:\n        os.fstat(number)\n"
+    code += "        has.append(os.readlink(f'/proc/self/fd/{number}'))\n    except OSError:\n        continue\n"
+    code += "print('has', has, flush=True)\nimport time\ntime.sleep(600)"
+    for number in range(3):  # those before it run on
+        await sandbox.start(world.python(code, replica=number))
+        assert await wait_output(sandbox, "\n", replica=number) == "has []\n"
+
+
 async def test_stop_lets_the_polite_end_and_kills_the_deaf(world: World) -> None:
     sandbox = await world.create()
     await sandbox.start(world.python(POLITE, component="polite"))

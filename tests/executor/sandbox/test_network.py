@@ -115,6 +115,21 @@ async def test_members_reach_each_other_and_nobody_else_does(world: World) -> No
     assert networks.names(world.settings.sandboxes_dir) == ["job.1", "other.1"]
 
 
+async def test_a_switch_that_nobody_removed_in_time_is_removed_by_the_next_sweep(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a SIGKILL of the agent between the end of a network's last sandbox and that of the network."""
+    before = switches_mounted()
+    with monkeypatch.context() as patch:
+        patch.setattr(networks, "remove", lambda place, name: None)
+        await (await member(world, "left", 0, 0)).destroy()
+    await member(world, "job", 0, 0)
+    assert networks.names(world.settings.sandboxes_dir) == ["job.1", "left.1"]
+    await world.backend.sweep({"job.1.0"})
+    assert networks.names(world.settings.sandboxes_dir) == ["job.1"]
+    assert switches_mounted() == before + 1
+
+
 async def test_a_switch_lives_as_long_as_somebody_is_plugged_in(world: World) -> None:
     before = switches_mounted()
     again, second = await member(world, "job", 0, 0), await member(world, "job", 1, 0)

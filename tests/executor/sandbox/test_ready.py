@@ -12,9 +12,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tidegate_executor.sandbox.base import Device, Layer, Limits, Mount, SandboxSpec
+from tidegate_executor.sandbox.base import Device, InfrastructureError, Layer, Limits, Mount, SandboxSpec
+from tidegate_executor.sandbox.shim import processes
 from tidegate_executor.sandbox.shim.guarded import PIDS_AHEAD
 from tidegate_executor.sandbox.shimmed import ShimmedBackend
+from tidegate_executor.sandbox.state import StateDirectory
 
 from tests.executor.sandbox.conftest import World, image_layers, open_world, wait_output
 from tests.executor.sandbox.test_leaks import kin
@@ -146,6 +148,48 @@ async def test_one_that_has_ended_is_passed_over(warm: World) -> None:
     assert os.listdir(backend.ready.directory) == []
 
 
+def command_of(pid: int) -> bytes:
+    """Nothing where it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+
+
+def end_what_waits(state: StateDirectory) -> None:
+    """SIGKILL what waits for the sandbox's first command, as the kernel does for want of memory."""
+    shim = state.shim()
+    assert shim is not None
+    deadline = time.monotonic() + WAIT_SECONDS
+    waiting: list[int] = []
+    while not waiting and time.monotonic() < deadline:
+        waiting = [pid for pid in processes.descendants(shim.pid) if command_of(pid) == b"start\0"]
+    os.kill(waiting[0], signal.SIGKILL)
+    while processes.start_ticks(waiting[0]) is not None and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+
+
+async def test_one_in_which_nothing_waits_any_more_is_passed_over(cell: World) -> None:
+    backend = backend_of(cell)
+    if not backend.keeps_ready:
+        pytest.skip("only root adds mounts to a sandbox that stands")
+    await backend.make_ready(image_layers(), SLOT)
+    assert backend.ready.promise(image_layers(), "dead.1.0") == SLOT
+    end_what_waits(backend.ready.standing[0].state)
+    await look(cell, "dead.1.0")
+    assert backend.ready.hits == 0
+    assert os.listdir(backend.ready.directory) == []
+
+
+async def test_what_ends_before_it_is_the_command_is_no_exit_of_the_command(cell: World) -> None:
+    sandbox = await cell.create()
+    end_what_waits(StateDirectory(cell.settings.sandboxes_dir, sandbox.id))
+    with pytest.raises(InfrastructureError, match="ended before"):
+        await sandbox.start(cell.process("/bin/sh", "-c", "echo never"))
+    exited, output = await cell.run(sandbox, cell.process("/bin/sh", "-c", "echo again"))
+    assert (exited.exit_code, output) == (0, "again\n")
+
+
 async def test_what_it_was_not_built_for_is_built_afresh(cell: World) -> None:
     backend = backend_of(cell)
     if not backend.keeps_ready:
@@ -155,17 +199,28 @@ async def test_what_it_was_not_built_for_is_built_afresh(cell: World) -> None:
     made = await backend.create(spec_of(cell, "device.1.0", devices=(Device(source="/dev/null", target="/dev/own"),)))
     exited, output = await cell.run(made, cell.process("/bin/sh", "-c", "echo x > /dev/own && echo there", cwd="/"))
     assert (exited.exit_code, output, backend.ready.hits) == (0, "there\n", 0)
+    # It has the user of the one that was kept for it, so nobody else may have that one.
+    assert backend.ready.promise(image_layers(), "next.1.0") is None
+    assert os.listdir(backend.ready.directory) == []
     await made.destroy()
 
 
-@pytest.mark.parametrize(
-    "changes", [{"uid_slot": SLOT + 1}, {"layers": (*image_layers(), Layer(source="/usr", target="/opt/more"))}]
-)
-async def test_one_of_another_image_or_user_is_left_alone(warm: World, changes: dict[str, object]) -> None:
+async def test_one_whose_user_another_sandbox_has_is_nobody_elses(warm: World) -> None:
     backend = backend_of(warm)
     await backend.make_ready(image_layers(), SLOT)
     backend.ready.promise(image_layers(), "other.1.0")
-    made = await backend.create(spec_of(warm, "other.1.0", **changes))
+    layers = (*image_layers(), Layer(source="/usr", target="/opt/more"))
+    await backend.create(spec_of(warm, "other.1.0", layers=layers))
+    assert backend.ready.hits == 0
+    assert backend.ready.promise(image_layers(), "next.1.0") is None
+    assert os.listdir(backend.ready.directory) == []
+
+
+async def test_one_of_another_user_is_left_alone(warm: World) -> None:
+    backend = backend_of(warm)
+    await backend.make_ready(image_layers(), SLOT)
+    backend.ready.promise(image_layers(), "other.1.0")
+    made = await backend.create(spec_of(warm, "other.1.0", uid_slot=SLOT + 1))
     assert backend.ready.hits == 0
     assert backend.ready.layers() == [image_layers()]
     await made.destroy()

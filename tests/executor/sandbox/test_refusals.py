@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import struct
 import time
@@ -13,11 +14,13 @@ import pytest
 import structlog
 from tidegate_executor import refused_calls
 from tidegate_executor.sandbox import seccomp
-from tidegate_executor.sandbox.base import CallRefused, Limits, ReplicaExited, Sandbox, SandboxReady
+from tidegate_executor.sandbox.base import CallRefused, Limits, ReplicaExited, Sandbox, SandboxEnded, SandboxReady
 from tidegate_executor.sandbox.shim.guest_trace import LOST, GuestRefusals
+from tidegate_executor.sandbox.shim.processes import descendants
 from tidegate_executor.sandbox.shim.refusals import PER_SECOND_MAX
+from tidegate_executor.sandbox.state import StateDirectory
 
-from tests.executor.sandbox.conftest import World, open_world
+from tests.executor.sandbox.conftest import World, open_world, wait_output
 
 LIMITS = Limits(cpu_millis=2000, memory_mib=256, pids=32)
 TRIES = """
@@ -70,6 +73,11 @@ async def refusals(sandbox: Sandbox, ends: int = 1) -> list[CallRefused]:
     return found
 
 
+def bubblewrap_below(shim: int) -> int:
+    (found,) = [pid for pid in descendants(shim) if "/bwrap\0" in Path(f"/proc/{pid}/cmdline").read_text()]
+    return found
+
+
 async def test_each_call_is_told_at_once_and_all_are_counted(told: World) -> None:
     sandbox = await told.create()
     exited, output = await told.run(sandbox, told.python(TRIES.replace("TIMES", "50"), limits=LIMITS))
@@ -117,6 +125,22 @@ def test_what_is_told_in_a_packet() -> None:
     theirs.close()
     assert telling.rest() == [("bpf", 1, 0, ""), (LOST, 7, 0, "")]
     telling.close()
+
+
+async def test_what_was_not_told_yet_is_told_when_the_sandbox_collapses(told: World) -> None:
+    sandbox = await told.create()
+    code = TRIES.replace("TIMES", "10") + "import time\ntime.sleep(600)"
+    await sandbox.start(told.python(code, limits=LIMITS))
+    await wait_output(sandbox, "all refused")
+    state = StateDirectory(told.settings.sandboxes_dir, sandbox.id)
+    shim = state.shim()
+    assert shim is not None
+    os.kill(bubblewrap_below(shim.pid), signal.SIGKILL)
+    async for recorded in sandbox.events():
+        if isinstance(recorded.event, SandboxEnded):
+            break
+    found = [each.event for each in state.events() if isinstance(each.event, CallRefused)]
+    assert sum(each.times for each in found) == 42
 
 
 async def test_a_second_replica_is_asked_for_by_itself(told: World) -> None:

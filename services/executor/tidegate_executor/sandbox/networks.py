@@ -7,6 +7,7 @@ mounted on, so that it outlives the agent and each shim. Whoever is not plugged 
 from __future__ import annotations
 
 import os
+from collections.abc import Set
 from pathlib import Path
 
 from tidegate_executor.sandbox.base import Network, RequestRefusedError
@@ -42,6 +43,14 @@ def remove(sandboxes_dir: Path, name: str) -> None:
     if stands(str(place)):
         syscalls.unmount(str(place), 0)
     place.unlink(missing_ok=True)
+
+
+def clear_strays(sandboxes_dir: Path, used: Set[str]) -> None:
+    """Remove switches of no network in `used`: whoever removed its last sandbox ended before its switch. Blocks."""
+    if os.geteuid() != 0:
+        return  # who could make none cannot remove another's
+    for name in set(names(str(sandboxes_dir))) - used:
+        remove(sandboxes_dir, name)
 
 
 def names(sandboxes_dir: str) -> list[str]:

@@ -93,10 +93,10 @@ class ReadySandboxes:
         """Keep none for it any more."""
         self._promised.pop(sandbox, None)
 
-    def take(self, spec: SandboxSpec) -> Ready | None:
-        """Return the one that becomes this sandbox, None where none can."""
-        ready = self._promised.pop(spec.id, None)
-        if ready is None or ready not in self._standing or not ready.becomes(spec):
+    def take(self, sandbox: str) -> Ready | None:
+        """Return the one that is kept for this sandbox, which is the caller's then; None where none is."""
+        ready = self._promised.pop(sandbox, None)
+        if ready is None or ready not in self._standing:
             return None
         self._standing.remove(ready)
         return ready
@@ -104,11 +104,22 @@ class ReadySandboxes:
     async def discard(self, layers: tuple[Layer, ...] | None = None, *, keep: int = 0) -> None:
         """End those of an image, or of all, but so many of the ones that were made first."""
         leaving = [ready for ready in self._standing if layers is None or ready.layers == layers][keep:]
+        await self._discard(leaving)
+
+    async def discard_ended(self) -> None:
+        """Remove those that ended by themselves: nobody can have one."""
+        await self._discard([ready for ready in self._standing if not ready.lives])
+
+    async def _discard(self, leaving: list[Ready]) -> None:
         for ready in leaving:
             self._standing.remove(ready)
         for ready in leaving:
-            ready.shim.connection.close()
-            await asyncio.to_thread(clear_remains, ready.state)
+            await self.end(ready)
+
+    async def end(self, ready: Ready) -> None:
+        """End one that does not stand for anybody any more."""
+        ready.shim.connection.close()
+        await asyncio.to_thread(clear_remains, ready.state)
 
     def let_go(self) -> None:
         """Have all of them end by themselves: this process ends."""

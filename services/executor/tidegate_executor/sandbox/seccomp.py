@@ -63,6 +63,7 @@ INET_FAMILIES = (2, 10)
 FAMILIES_MAX = 64  # of addresses, more than Linux has
 RAW_KINDS = (3, 10)  # SOCK_RAW, SOCK_PACKET
 KIND_MASK = 0xF  # the rest of a socket's kind are flags
+INT_MASK = 0xFFFFFFFF  # what the filter, and the kernel, look at of an argument that is an int
 
 
 class Architecture(NamedTuple):
@@ -70,13 +71,13 @@ class Architecture(NamedTuple):
     denied: dict[str, int]
     clone: int
     ioctl: int
-    socket: int
+    sockets: tuple[int, int]  # socket, socketpair: which makes them before it finds that a family has no pairs
     x32: bool
 
 
 ARCHITECTURES = {
-    "x86_64": Architecture(0xC000003E, X86_64_DENIED | COMMON_DENIED, 56, 16, 41, x32=True),
-    "aarch64": Architecture(0xC00000B7, AARCH64_DENIED | COMMON_DENIED, 220, 29, 198, x32=False),
+    "x86_64": Architecture(0xC000003E, X86_64_DENIED | COMMON_DENIED, 56, 16, (41, 53), x32=True),
+    "aarch64": Architecture(0xC00000B7, AARCH64_DENIED | COMMON_DENIED, 220, 29, (198, 199), x32=False),
 }
 
 
@@ -109,7 +110,7 @@ def instructions(arch: Architecture, *, told: bool = False) -> list[Instruction 
         Instruction(JUMP_EQUAL, CLONE3, "absent"),  # its flags lie in memory: glibc then falls back to clone
         Instruction(JUMP_EQUAL, arch.clone, "clone"),
         Instruction(JUMP_EQUAL, arch.ioctl, "ioctl"),
-        Instruction(JUMP_EQUAL, arch.socket, "socket"),
+        *[Instruction(JUMP_EQUAL, number, "socket") for number in arch.sockets],
         "allow",
         Instruction(RETURN, ALLOW),
         "clone",
@@ -169,17 +170,18 @@ def program(machine: str, *, told: bool = False) -> bytes:
 def name_of(machine: str, number: int, arguments: tuple[int, ...]) -> str:
     """What a denied call is called, with what of its arguments it was denied for: one of a few hundred names."""
     arch = _architecture(machine)
-    if number == arch.socket:
-        if arguments[0] in INET_FAMILIES:
+    if number in arch.sockets:
+        family = arguments[0] & INT_MASK
+        if family in INET_FAMILIES:
             return "socket(raw)"
-        return f"socket({arguments[0]})" if arguments[0] < FAMILIES_MAX else "socket"
+        return f"socket({family})" if family < FAMILIES_MAX else "socket"
     known = {**arch.denied, "clone(namespaces)": arch.clone, "ioctl(terminal)": arch.ioctl}
     return next((name for name, each in known.items() if each == number), f"call {number}")
 
 
 def errno_of(machine: str, number: int, arguments: tuple[int, ...]) -> int:
     """What a denied call fails with."""
-    other_family = number == _architecture(machine).socket and arguments[0] not in SOCKET_FAMILIES
+    other_family = number in _architecture(machine).sockets and arguments[0] & INT_MASK not in SOCKET_FAMILIES
     return errno.EAFNOSUPPORT if other_family else errno.EPERM
 
 

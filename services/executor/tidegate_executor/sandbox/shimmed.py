@@ -103,17 +103,29 @@ class ShimmedBackend:
         return self._level
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
+        ready = self.ready.take(spec.id)
+        if ready is None:
+            return await self._create(spec, self._prepare)
         comes_late = spec.disk is None and (spec.network is None or self._backend in LATE_NETWORK)
-        ready = self.ready.take(spec) if comes_late else None
-        if ready is not None:
-            try:
-                adopted = await self._adopt(spec, ready)
-            except InfrastructureError as error:
-                log.warning("ready_sandbox_not_used", sandbox=spec.id, why=str(error))
-            else:
-                self.ready.hits += 1
-                return adopted
-        return await self._create(spec, self._prepare)
+        if not comes_late or not ready.becomes(spec):
+            return await self._create_beside(spec, ready)
+        try:
+            adopted = await self._adopt(spec, ready)
+        except InfrastructureError as error:
+            log.warning("ready_sandbox_not_used", sandbox=spec.id, why=str(error))
+            return await self._create(spec, self._prepare)
+        self.ready.hits += 1
+        return adopted
+
+    async def _create_beside(self, spec: SandboxSpec, ready: Ready) -> Sandbox:
+        """Create it afresh, although one was kept for it, which stays only if it has another user: each has its own."""
+        if ready.spec.uid_slot != spec.uid_slot:
+            self.ready.add(ready)
+            return await self._create(spec, self._prepare)
+        try:
+            return await self._create(spec, self._prepare)
+        finally:
+            await self.ready.end(ready)
 
     def _prepare(self, spec: SandboxSpec, state: StateDirectory) -> dict[str, Any]:
         """See `Preparation`; one that needs no more than all do has nothing to add."""
@@ -295,16 +307,20 @@ class ShimmedBackend:
         return tuple(sorted({*swept, *await self.clear_strays(keep)}))
 
     async def clear_strays(self, keep: Set[str] = frozenset()) -> tuple[str, ...]:
-        """Remove what an earlier process left ready, and groups of no sandbox but those in `keep`; return the latter.
+        """Remove what an earlier process left ready, networks of no sandbox, and groups of none but those in `keep`.
+
+        Return these groups.
 
         Nothing may be starting meanwhile.
         """
         await asyncio.to_thread(self.ready.clear_strays)
+        records = [record for state in self._states() if (record := state.record()) is not None]
+        used = {record.network for record in records}
+        await asyncio.to_thread(networks.clear_strays, Path(self.settings.sandboxes_dir), used)
         detected = await self.limits()
         if detected.driver is None:
             return ()
-        records = [state.record() for state in self._states()]
-        known = keep | {record.group_name for record in records if record is not None}
+        known = keep | {record.group_name for record in records}
         known |= zygotes.groups() | await asyncio.to_thread(self.ready.groups)
         return tuple(await asyncio.to_thread(_remove_strays, detected.driver, known))
 

@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from tidegate_executor.sandbox.shim import netlink, syscalls
+from tidegate_executor.sandbox.shim.descriptors import receive
 from tidegate_executor.sandbox.shim.joining import BRIDGE, INTERFACE, PREFIX_BITS, in_child, keep_switch, locked, stands
 
 PORT = "spare"  # until it is known whose
@@ -28,7 +29,7 @@ class Plug:
         with ours:
             with theirs:
                 in_child(lambda: _make(inside, theirs))
-            packed, found, _, _ = socket.recv_fds(ours, struct.calcsize(INDICES), 3)
+            packed, found = receive(ours, struct.calcsize(INDICES), 3)
         self._switch = found[0]
         self._outside, self._within = (socket.socket(fileno=each) for each in found[1:])
         self._port, self._interface = struct.unpack(INDICES, packed)

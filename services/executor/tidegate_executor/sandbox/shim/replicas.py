@@ -187,6 +187,10 @@ class Replicas:
         if self._ahead is not None:
             self._ahead.child.inside()
 
+    def waits_ahead(self) -> bool:
+        """Whether that process, if there is to be one, waits still."""
+        return self._ahead is None or self._ahead.child.waits()
+
     def rehearse(self) -> None:
         """Go the way of a start where nothing comes of it: it copies memory that is the zygote's too until then."""
         directory = self._config["state_dir"]

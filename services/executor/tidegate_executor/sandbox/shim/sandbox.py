@@ -16,6 +16,7 @@ from tidegate_executor.sandbox.shim.containers import ContainerLauncher
 from tidegate_executor.sandbox.shim.guarded import GuardedLauncher
 from tidegate_executor.sandbox.shim.history import History
 from tidegate_executor.sandbox.shim.isolated import BwrapLauncher
+from tidegate_executor.sandbox.shim.launching import NotReadyError
 from tidegate_executor.sandbox.shim.plain import PlainLauncher
 from tidegate_executor.sandbox.shim.processes import kill_descendants, start_ticks
 from tidegate_executor.sandbox.shim.refusals import Refusal
@@ -77,6 +78,8 @@ class ShimSandbox:
             self._build()
             self.replicas.bound_anew()
         else:
+            if not self.replicas.waits_ahead():
+                raise NotReadyError("what waited for the first command in the sandbox that stood ready has ended")
             late = [entry for entry in config["bwrap"]["plan"] if entry not in self._built]
             self._launcher.adopt(late, self.replicas.bound_anew)
         self._history = History(config["state_dir"])
@@ -221,8 +224,7 @@ class ShimSandbox:
             self.on_collapse(reaped=replica.pid)
             return
         code = -signal.SIGKILL if broke else self._launcher.ending(replica.name, code)
-        if replica.refusals is not None:
-            self._tell_refused(replica, replica.refusals.rest())
+        self._tell_rest(replica)
         oom = self.replicas.end(replica)
         self._launcher.ended(replica.name)
         fields = {
@@ -247,6 +249,11 @@ class ShimSandbox:
         self._tell_refused(replica, replica.refusals.answer(now))
         return replica.refusals.pause_seconds(now)
 
+    def _tell_rest(self, replica: Replica) -> None:
+        """It ends: tell what it was refused and nobody heard of yet."""
+        if replica.refusals is not None:
+            self._tell_refused(replica, replica.refusals.rest())
+
     def _tell_refused(self, replica: Replica, refusals: list[Refusal]) -> None:
         for refusal in refusals:
             self._record("refused", {**_names(replica), **refusal._asdict()})
@@ -268,6 +275,7 @@ class ShimSandbox:
         self.replicas.drop_ahead()
         self._launcher.close()
         for replica in running:
+            self._tell_rest(replica)
             self.replicas.end(replica)
         if self._isolated is None:
             kill_descendants(os.getpid(), set())

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 
 from tidegate_executor.cgroups.base import CgroupError, Group, Quota
 from tidegate_executor.sandbox.shim import starter
+from tidegate_executor.sandbox.shim.descriptors import receive
 from tidegate_executor.sandbox.shim.guest_trace import GuestRefusals
 from tidegate_executor.sandbox.shim.processes import end_child
 
@@ -161,6 +162,13 @@ class Child:
             self._inside = self._await_clone() if self._clones else self.forked
         return self._inside
 
+    def waits(self) -> bool:
+        """Whether it, which is there, has not ended."""
+        try:
+            return os.waitid(os.P_PID, self.inside(), os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        except ChildProcessError:
+            return False
+
     def prepare(self, process: Process) -> None:
         """Tell it what to run, when `run` is called. Raises SpawnError when it is gone."""
         self._process = process
@@ -185,6 +193,8 @@ class Child:
         if said.startswith(b"{"):
             report = json.loads(said)
             raise SpawnError(report["text"], job=report["job"])
+        if self._starter and not said:  # it says that it has arrived before it executes anything
+            raise SpawnError("what waited for the command ended before it", job=False)
         problem = starter.failure(said, process.cwd)
         if isinstance(problem, list):
             problem = worst(list(zip(problem, places(process), strict=True)), process)
@@ -194,7 +204,7 @@ class Child:
     def listener(self) -> int:
         """Return, once it runs, the listener of its filter, which is the caller's then; -1: it has none that asks."""
         with self._handing:
-            _, descriptors, _, _ = socket.recv_fds(self._handing, 1, 1)
+            _, descriptors = receive(self._handing, 1, 1)
         return descriptors[0] if descriptors else -1
 
     def close(self) -> None:

@@ -20,6 +20,7 @@ if __name__ == "__main__":
 
 from tidegate_executor.sandbox import seccomp
 from tidegate_executor.sandbox.shim import main
+from tidegate_executor.sandbox.shim.descriptors import receive
 from tidegate_executor.sandbox.shim.hold import executable
 
 MESSAGE_BYTES_MAX = 65536
@@ -36,7 +37,7 @@ def run() -> None:
     gc.collect()
     gc.freeze()
     while True:
-        message, descriptors, _, _ = socket.recv_fds(control, MESSAGE_BYTES_MAX, 1)
+        message, descriptors = receive(control, MESSAGE_BYTES_MAX, 1)
         if not message:
             return
         for connection in descriptors:
