@@ -27,7 +27,8 @@ from tidegate.tiers.holding import HotHolding, missing_of
 from tidegate.tiers.job import JobTier
 from tidegate.tiers.objects import TierUnavailableError
 from tidegate.tiers.tiers import Tiers
-from tidegate_checkpoint import joiner
+from tidegate_checkpoint import joiner, saves
+from tidegate_checkpoint.saves import Save
 from tidegate_checkpoint.settings import Settings
 from tidegate_checkpoint.shell import CheckpointService
 from tidegate_events import events as e
@@ -277,6 +278,50 @@ async def test_a_root_that_was_made_by_a_killed_joiner_is_the_same_one(
         saved = await together(gang(agents, PLACED))
         assert len({each.root.id for each in saved}) == 1, saved
         assert warm(agents).roots() == [saved[0].root.name]
+
+
+async def test_a_root_that_was_made_is_told_though_it_was_to_be_given_up_when_its_joiner_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a checkpoint that nobody was told of would stay in the tier, and count as one that is kept."""
+    real = joining.join
+
+    def dies(*given: Any) -> Root:
+        real(*given)
+        monkeypatch.setattr(saves, "JOIN_SECONDS_MAX", 0)
+        raise TierUnavailableError("it was killed here, with the root made and nobody told, and is back too late")
+
+    monkeypatch.setattr(joining, "join", dies)
+    async with cluster(tmp_path) as agents:
+        saved = await together(gang(agents, PLACED))
+        assert len({each.root.id for each in saved}) == 1, saved
+        assert warm(agents).roots() == [saved[0].root.name]
+        assert await told(agents.journal, e.CheckpointFailed) == []
+
+
+async def test_a_root_of_a_save_that_was_given_up_meanwhile_is_taken_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the service of another node, while this one made it."""
+    real = joining.join
+    async with cluster(tmp_path) as agents:
+        loop, others = asyncio.get_running_loop(), agents.joiners[1]
+        reason = e.Reason(code="TooLate", detail="the service of rank 0's node does not decide")
+
+        async def saw_none(_save: Save) -> None:
+            """It looked a moment before."""
+
+        def vetoed_meanwhile(*given: Any) -> Root:
+            root = real(*given)
+            (save,) = others._fold.catalogue.saves.undecided()
+            asyncio.run_coroutine_threadsafe(others._veto(save, reason), loop).result(10)
+            return root
+
+        monkeypatch.setattr(others, "_made_before", saw_none)
+        monkeypatch.setattr(joining, "join", vetoed_meanwhile)
+        saved = await together(gang(agents, PLACED))
+        assert all("does not decide" in str(each) for each in saved), saved
+        await until(lambda: not warm(agents).roots())
 
 
 async def test_a_damaged_part_is_not_joined(tmp_path: Path) -> None:

@@ -176,6 +176,10 @@ class Joiner:
         except (CheckpointError, UsageError) as error:
             await self._veto(save, _reason("NotOneCheckpoint", str(error)))
             return
+        await self._tell(save, tier, root)
+
+    async def _tell(self, save: Save, tier: JobTier, root: Root) -> None:
+        """Say that the root is there; where another one has vetoed the save meanwhile, it is no checkpoint."""
         ref, name = _reference(root), cast(Literal["warm", "cold"], tier.name)
         first = (root.stamp.rank, save.nodes[0])
         await self._pen.write(
@@ -184,10 +188,29 @@ class Joiner:
             lambda writer, common: made(first, ref, name, writer, common, save.key),
             lambda: self._is_decided(save),
         )
+        if save.outcome == "vetoed":
+            await asyncio.to_thread(tier.remove_root, root.name)
         await self._forget(save, tier)
         log.info("checkpoint_joined", job=save.job, save=save.key, checkpoint=root.id, outcome=save.outcome)
 
+    async def _made_before(self, save: Save) -> tuple[JobTier, Root] | None:
+        """Return the root that a joiner made who ended before it could say so: it is there, whatever came after."""
+        tier = self._tier(save)
+        if tier is None or not save.ready:
+            return None
+        try:
+            root = await asyncio.to_thread(joining.made, tier, [_named(part) for part in save.all_parts])
+        except TierUnavailableError:
+            raise
+        except (CheckpointError, UsageError):
+            return None  # what is no checkpoint was not made one
+        return (tier, root) if root is not None else None
+
     async def _veto(self, save: Save, reason: e.Reason) -> None:
+        if (before := await self._made_before(save)) is not None:
+            await self._tell(save, *before)
+            return
+
         def frame(writer: Writer, common: dict[str, Any]) -> Frame:
             failed = e.CheckpointFailed(
                 id=writer.event_id(0), **common, stage="save", reason=reason, step=save.step, save=save.key

@@ -60,6 +60,23 @@ def join(tier: JobTier, parts: Sequence[Part]) -> Root:
     Raises SaveFailedError and UsageError where they do not make up a checkpoint, CorruptCheckpointError where one of
     them is not there whole, TierUnavailableError.
     """
+    root, joined = _drafted(tier, parts)
+    if (before := _made_before(tier, root)) is not None:
+        return before
+    with tier.leased(root.layers, sorted({pack_id for layer in root.layers for pack_id in layer.packs})):
+        tier.put_manifests(joined.manifests)
+        tier.create_root(root)
+    return root
+
+
+def made(tier: JobTier, parts: Sequence[Part]) -> Optional[Root]:
+    """Return the root over all parts that `join` made before, None where it made none. Raises as `join` does."""
+    root, _ = _drafted(tier, parts)
+    return _made_before(tier, root)
+
+
+def _drafted(tier: JobTier, parts: Sequence[Part]) -> Tuple[Root, sharding.Joined]:
+    """Return the root over all parts, and the manifests that it needs."""
     found = [_read(tier, part) for part in parts]
     first = _agreed(found, parts)
     ranks = _by_rank(tier, found, parts, first.stamp.world_size)
@@ -72,13 +89,7 @@ def join(tier: JobTier, parts: Sequence[Part]) -> Root:
 
     joined = sharding.join(ranks, read, tier.index())
     occasion = Occasion(first.step, first.stamp, first.predecessor, joined.lost)
-    root = commit.drafted(occasion, joined.entries, max(part.created_ns for part in found))
-    if (before := _made_before(tier, root)) is not None:
-        return before
-    with tier.leased(root.layers, sorted({pack_id for layer in root.layers for pack_id in layer.packs})):
-        tier.put_manifests(joined.manifests)
-        tier.create_root(root)
-    return root
+    return commit.drafted(occasion, joined.entries, max(part.created_ns for part in found)), joined
 
 
 def forget(tier: JobTier, parts: Sequence[Part]) -> None:
