@@ -275,17 +275,20 @@ def test_a_job_saves_together_through_its_thread(directory: Path) -> None:
     assert len(list((directory / "parts").iterdir())) == 1, "what was said about the last save"
 
 
-def test_ranks_meet_again_after_one_had_its_layers_refused(directory: Path) -> None:
+@pytest.mark.parametrize("refused", [0, 1])
+def test_what_one_rank_is_refused_the_others_are_told_at_once_and_they_meet_again(
+    directory: Path, refused: int
+) -> None:
     savers = []
     for rank in range(2):
         stamp = replace(STAMP, rank=rank, world_size=2)
         saver = Saver(stores.opened(directory, stamp), lambda done: None, lambda step, why: None)
         savers.append((saver, stamp))
     with pytest.raises(UnsupportedObjectError):
-        savers[0][0].save(1, {"model": {"w": object()}}, savers[0][1], together=True)
-    # The other one came to that save as well: its copy was taken, and it is still to be written.
-    numbers = savers[1][0]._occasions
-    numbers.next(1, savers[1][1])
+        savers[refused][0].save(1, {"model": {"w": object()}}, savers[refused][1], together=True)
+    saver, stamp = savers[1 - refused]
+    with pytest.raises(SaveFailedError, match=rf"rank {refused}: UnsupportedObjectError: .*model"):
+        saver.save(1, {"model": {"w": 1}}, stamp, together=True).wait(30)
     pending = [saver.save(2, {"model": {"w": 2}}, stamp, together=True) for saver, stamp in savers]
     first, second = (each.wait(30) for each in pending)
     assert first.id == second.id

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, Callable, Deque, Dict, List, Optional
+from typing import Any, Callable, Deque, Dict, List, Optional, Union
 
 from tidegate.checkpoint import grace
 from tidegate.checkpoint import snapshot as snapshots
@@ -108,6 +108,17 @@ class _Work:
     spread: Optional[Spread]
 
 
+@dataclass(frozen=True)
+class _Refusal:
+    """Nothing of a save could be copied: the ranks that `meeting` names wait for this one."""
+
+    step: int
+    stamp: Stamp
+    why: str
+    meeting: Optional[Meeting]
+    spread: Optional[Spread]
+
+
 class Saver:
     """Writes saves one after the other, in a thread that starts with the first one."""
 
@@ -123,7 +134,7 @@ class Saver:
         self._on_saved = on_saved
         self._on_failed = on_failed
         self._condition = threading.Condition()
-        self._queue: Deque[_Work] = deque()
+        self._queue: Deque[Union[_Work, _Refusal]] = deque()
         self._unfinished: List[PendingSave] = []
         self._failed: List[PendingSave] = []
         self._thread: Optional[threading.Thread] = None
@@ -162,22 +173,32 @@ class Saver:
             snapshot = snapshots.take(layers, self._arenas, borrow=wait)
             if not together:
                 snapshots.refuse_shards(snapshot)
-        except BaseException:
-            with self._condition:
-                self._unfinished.remove(pending)
-                self._condition.notify_all()
+        except BaseException as error:
+            self._refused(pending, _Refusal(step, stamp, f"{type(error).__name__}: {error}", meeting, spread))
             raise
         pending._total_bytes = snapshot.bytes
         copy_ms = int((time.monotonic() - started) * 1000)
         with self._condition:
-            self._queue.append(_Work(pending, snapshot, stamp, copy_ms, ends_at, meeting, spread))
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="tidegate-saver", daemon=True)
-                self._thread.start()
-            self._condition.notify_all()
+            self._hand_over(_Work(pending, snapshot, stamp, copy_ms, ends_at, meeting, spread))
         if snapshot.borrowed is not None:
             _await(pending, snapshot.borrowed)
         return pending
+
+    def _hand_over(self, work: Union[_Work, _Refusal]) -> None:
+        """Give work to the thread, with the condition held."""
+        self._queue.append(work)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="tidegate-saver", daemon=True)
+            self._thread.start()
+        self._condition.notify_all()
+
+    def _refused(self, pending: PendingSave, refusal: _Refusal) -> None:
+        """Nothing was copied: the other ranks, if there are any, hear of it from the thread."""
+        with self._condition:
+            self._unfinished.remove(pending)
+            self._condition.notify_all()
+            if refusal.meeting is not None:
+                self._hand_over(refusal)
 
     def raise_failure(self) -> None:
         """Raise the first failure nobody was told of."""
@@ -200,11 +221,24 @@ class Saver:
                 while not self._queue:
                     self._condition.wait()
                 work = self._queue.popleft()
+            if isinstance(work, _Refusal):
+                self._tell_others(work)
+                continue
             self._write(work)
             with self._condition:
                 self._unfinished.remove(work.pending)
                 self._condition.notify_all()
             del work  # it may hold what somebody gave to be saved
+
+    def _tell_others(self, refusal: _Refusal) -> None:
+        assert refusal.meeting is not None, "somebody is to be told"
+        occasion = Occasion(refusal.step, refusal.stamp, None)
+        try:
+            self._store.refuse_part(occasion, refusal.meeting, refusal.why, refusal.spread)
+        except SaveFailedError as told:
+            _log.info("the other ranks know that this one saved nothing at step %d: %s", refusal.step, told)
+        except (OSError, TidegateError) as error:
+            _log.error("the other ranks could not be told that this one saved nothing: %s", error)
 
     def _write(self, work: _Work) -> None:
         started = time.monotonic()

@@ -18,6 +18,7 @@ from tidegate.checkpoint.manifest import SHARDED, Manifest, canonical
 from tidegate.checkpoint.nodepart import NotJoinedError, Spread
 from tidegate.checkpoint.pack import Index
 from tidegate.checkpoint.packing import Base, Packer
+from tidegate.checkpoint.places import Places
 from tidegate.checkpoint.snapshot import Snapshot
 from tidegate.checkpoint.writing import Kept, Key, kept_of, store_layers
 from tidegate.errors import SaveFailedError, UsageError
@@ -101,12 +102,37 @@ def save(
 def _led(gathered: Gathering, packer: Packer, occasion: Occasion, spread: Spread) -> str:
     """Have this node's part joined with the others, or have it said that it has none; return the root's name."""
 
+    return gathered.lead(
+        lambda parts: _joined_elsewhere(packer, occasion, parts, spread), _tells_the_gang(occasion, spread)
+    )
+
+
+def _tells_the_gang(occasion: Occasion, spread: Spread) -> Callable[[Exception], None]:
     def on_failed(error: Exception) -> None:
         if not isinstance(error, NotJoinedError):
             rank = error.rank if isinstance(error, VetoedError) else occasion.stamp.rank
             spread.gang.failed(spread.save, occasion.step, rank, str(error)[: gathering.REASON_CHARS_MAX])
 
-    return gathered.lead(lambda parts: _joined_elsewhere(packer, occasion, parts, spread), on_failed)
+    return on_failed
+
+
+def refuse(places: Places, occasion: Occasion, meeting: Meeting, why: str, spread: Optional[Spread] = None) -> None:
+    """Say to the other ranks that this one has nothing to store; on return they know, or did not come to hear it.
+
+    Raises SaveFailedError, which they raise too.
+    """
+    said = {"rank": occasion.stamp.rank, "failed": why[: gathering.REASON_CHARS_MAX]}
+    with gathering.announced(places, meeting, said) as gathered:
+        if meeting.rank:
+            gathered.follow()
+        elif spread is None:
+            gathered.lead(_makes_none)
+        else:
+            gathered.lead(_makes_none, _tells_the_gang(occasion, spread))
+
+
+def _makes_none(parts: List[Dict[str, Any]]) -> str:
+    raise SaveFailedError(f"one of {len(parts)} ranks had nothing to store")
 
 
 def _make_root(packer: Packer, occasion: Occasion, parts: List[Dict[str, Any]]) -> roots.Root:

@@ -131,6 +131,13 @@ class CheckpointStore:
             root, now = sharding.save(packer, occasion, snapshot, meeting, kept=kept, budget=budget, spread=spread)
         return Committed(root, self.directory), now
 
+    def refuse_part(
+        self, occasion: commit.Occasion, meeting: Meeting, why: str, spread: Optional[Spread] = None
+    ) -> None:
+        """Say to the other ranks that this one stores no part. Raises SaveFailedError once they know, OSError."""
+        with self._places() as held:
+            sharding.refuse(held, occasion, meeting, why, spread)
+
     def commit_drafts(
         self, occasion: commit.Occasion, take: Callable[[Packer], Sequence[commit.LayerDraft]]
     ) -> Optional[Committed]:
