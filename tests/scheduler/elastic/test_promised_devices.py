@@ -51,6 +51,9 @@ def test_a_row_is_scored_just_where_a_member_fits(done: list[tuple[str, int, Res
         assert not (fit.nowhere() and any(scored))
         if not any(scored):
             fit.found_nowhere()
+        free = np.maximum(table.now[GPUS, :4], 0)
+        counted = [int((free == count).sum()) for count in range(1, 3)]
+        assert (table.buckets + [0] * 3)[1:3] == counted
 
 
 def test_a_job_without_gpus_starts_where_gpus_are_promised_behind_others() -> None:

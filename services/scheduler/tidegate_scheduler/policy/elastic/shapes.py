@@ -129,9 +129,13 @@ class Fit:
     def nowhere(self) -> bool:
         """Say whether the gang fits nowhere now, where that is known from before and from the rows that changed.
 
-        It fits nowhere as long as no row has come to hold one member that did not, or more of them.
+        It fits nowhere where no row has enough devices for a member, and as long as none has come to hold one that did
+        not, or more of them.
         """
-        changes = self.table.changes
+        changes, least = self.table.changes, self.shape.need.gpus
+        if least and not any(self.table.buckets[least:]):
+            self._nowhere_in = changes.this_round
+            return True
         known = changes.recent(self._nowhere_in)
         if known is None:
             return False

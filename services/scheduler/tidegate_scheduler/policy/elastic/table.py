@@ -80,6 +80,9 @@ class NodeTable:
         self.changes = Changes(self)
         self.renamed = 0
         self.nodes_changed = 0
+        self.buckets: list[int] = []
+        """By number of whole devices, on how many rows just so many may be taken at once."""
+
         self.mixed: dict[int, None] = {}
         self.parted: dict[int, None] = {}
         """The rows on which somebody holds a part of a device."""
@@ -359,8 +362,17 @@ class NodeTable:
             gpus if gpus < gpus_later else gpus_later,
             share_now,
         ]
+        if now[GPUS] != before[GPUS]:
+            self._move_bucket(before[GPUS], now[GPUS])
         self._behind[row] = None
         self.changes.note(row, before, now)
+
+    def _move_bucket(self, before: int, now: int) -> None:
+        if before > 0:
+            self.buckets[before] -= 1
+        if now > 0:
+            self.buckets += [0] * (now + 1 - len(self.buckets))
+            self.buckets[now] += 1
 
     def _move(self, row: int, need: Resources, indices: tuple[int, ...], sign: int) -> None:
         free = self._free[row]
