@@ -121,6 +121,8 @@ def test_what_is_told_in_a_packet() -> None:
     theirs.send(struct.pack("<HHI", 8, 6, 7) + bytes([0x12, 2, 0x10, 13]) + call)
     theirs.send(struct.pack("<HHI", 8, 2, 7) + bytes([0x12, 200, 0x10, 13]) + call)
     theirs.send(struct.pack("<HHI", 8, 6, 7) + b"\xff\xff\xff")
+    theirs.send(b"\x08\x00")
+    theirs.send(struct.pack("<HHI", 8, 6, 7) + bytes([0x12, 2, 0x10, 13]) + b"\x20\x8f\x4e")  # a call nobody asked for
     assert telling.answer(1.0) == [("bpf", 1, 0, "")]
     theirs.close()
     assert telling.rest() == [("bpf", 1, 0, ""), (LOST, 7, 0, "")]
