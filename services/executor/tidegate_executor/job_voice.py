@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import msgspec
 import structlog
 from tidegate.errors import CorruptCheckpointError
 from tidegate_events import subjects
-from tidegate_events.events import AnyEvent, Scalar
+from tidegate_events.events import AnyEvent, CheckpointRef, Scalar
 from tidegate_events.spec import phase_need
 
 from tidegate_executor import checkpoints
@@ -187,21 +188,34 @@ class JobVoice:
             log.warning("user_event_dropped", sandbox=state.id, dropped=self.user_events_dropped, why=str(error))
             await self._durably(origin, self._memory.commit(state=state))
 
-    async def on_saved(self, origin: Origin, message: messages.Saved) -> None:
-        """Report a checkpoint that really lies in the hot directory."""
+    async def _stored(
+        self,
+        origin: Origin,
+        message: messages.Saved | messages.PartSaved,
+        what: str,
+        read: Callable[[Path, str], CheckpointRef],
+    ) -> CheckpointRef | None:
+        """Return what a process says that it stored, which really lies there; None where that was told before."""
         self._check_open()
         try:
-            found = await asyncio.to_thread(checkpoints.read, self._hot, message.directory)
+            found = await asyncio.to_thread(read, self._hot, message.directory)
         except CorruptCheckpointError as error:
-            raise MessageRefused("no_such_checkpoint", str(error)) from error
+            raise MessageRefused(f"no_such_{what}", str(error)) from error
         if found.id != message.id:
-            raise MessageRefused("no_such_checkpoint", f"{message.directory} holds another checkpoint")
+            raise MessageRefused(f"no_such_{what}", f"{message.directory} holds another {what}")
         if found.id in self._told:
             await self._durably(origin, self._memory.commit(state=self._marked(origin)))
-            return
+            return None
         if retry_after_ms := self._saves.take(asyncio.get_running_loop().time()):
             raise HandlerBusy(retry_after_ms)
         self._told.append(found.id)
+        return found
+
+    async def on_saved(self, origin: Origin, message: messages.Saved) -> None:
+        """Report a checkpoint that really lies in the hot directory."""
+        found = await self._stored(origin, message, "checkpoint", checkpoints.read)
+        if found is None:
+            return
         state = transitions.saved(self._marked(origin), message.directory, found.step)
         fact = facts.checkpoint_saved(state, self._context.node, found, self._context.clock.now_ns())
         self.newest = found.id
@@ -221,19 +235,9 @@ class JobVoice:
 
     async def on_part_saved(self, origin: Origin, message: messages.PartSaved) -> None:
         """Report this node's part of a checkpoint of several nodes, which really lies in the hot directory."""
-        self._check_open()
-        try:
-            found = await asyncio.to_thread(checkpoints.read_part, self._hot, message.directory)
-        except CorruptCheckpointError as error:
-            raise MessageRefused("no_such_part", str(error)) from error
-        if found.id != message.id:
-            raise MessageRefused("no_such_part", f"{message.directory} holds another part")
-        if found.id in self._told:
-            await self._durably(origin, self._memory.commit(state=self._marked(origin)))
+        found = await self._stored(origin, message, "part", checkpoints.read_part)
+        if found is None:
             return
-        if retry_after_ms := self._saves.take(asyncio.get_running_loop().time()):
-            raise HandlerBusy(retry_after_ms)
-        self._told.append(found.id)
         state = transitions.step_seen(self._marked(origin), found.step)
         now_ns = self._context.clock.now_ns()
         fact = facts.part_saved(self._memory.order, self._context.node, message, found, now_ns)
