@@ -56,8 +56,8 @@ def plan_preemption(index: Index, line: Line, job: Job, victims: Victims, ways: 
         offers = _offers(index, line.fit, rows, job, victims)
         for chosen in _choices(index, line.fit, offers, job, victims)[:CHOICES_MAX]:
             plan = _plan_of(index, line.fit, chosen, victims)
-            if plan is not None and plan.victims:
-                return plan  # what nobody has to leave for is not for a plan to find
+            if plan is not None:
+                return plan  # nobody has to leave where others lose what is kept for them
     return None
 
 
