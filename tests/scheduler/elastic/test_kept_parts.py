@@ -67,6 +67,16 @@ def test_a_gang_has_parts_of_several_devices_of_one_node() -> None:
     assert sorted(member.gpu_indices for member in cluster.members("gang")) == [(0,), (1,)]
 
 
+def test_a_gang_of_parts_has_room_kept_from_when_all_of_them_are_free() -> None:
+    cluster = elastic()
+    cluster.node("n1", 8000, gpus=2)
+    for name, limit in (("a", 1000), ("b", 2000)):
+        run(cluster, name, spec(100, gpu_millis=600, time_limit_seconds=limit))
+    cluster.submit(spec(100, gpu_millis=700, gang=2), "gang")
+    cluster.settle()
+    assert cluster.job("gang").reserved_start_ns == cluster.now + 2000 * SECOND
+
+
 @pytest.mark.parametrize("hopeless", [4, 8, 12])
 def test_who_hands_back_for_a_job_behind_hopeless_ones_is_told_once(hopeless: int) -> None:
     """Each of them might have room, by all that would be given back, and has none."""

@@ -14,10 +14,10 @@ WHOLE_MILLIS = 1000
 Accepted = tuple[int, tuple[str, ...]]
 """Which devices somebody accepts: those with so much memory (MiB) at least, of these models; of none named: any."""
 
-Which = Literal["free", "now", "later", "any"]
+Which = Literal["free", "now", "later", "counted", "any"]
 """Of devices that differ, which of them are meant by how many are free: those that nobody holds, those of them that are
 kept for nobody, those that will be free once all who are leaving (also as it is tried) have left and are kept for
-nobody, or any: as many as are counted, whichever they are."""
+nobody; as many as are counted, all of which suit; or any, so that it holds no fewer than it says."""
 
 
 class Devices(msgspec.Struct):

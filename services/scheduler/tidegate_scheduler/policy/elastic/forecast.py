@@ -277,7 +277,7 @@ class _Plan:
         barred = {names[name] for name in job.excluded_nodes if name in names}
         barred |= {names[name] for window in windows for name in window.nodes if name in names}
         within = narrowest(fit) if at_ns < self._widens_ns else None
-        return rows_in(fit, room, barred, among=among, locality=Locality(within), which="any")
+        return rows_in(fit, room, barred, among=among, locality=Locality(within), which="counted")
 
     def _could_now(self, job: Job, fit: Fit, earliest: Start) -> set[int] | None:
         """Return the rows on which the job could fit at once, None for every row."""

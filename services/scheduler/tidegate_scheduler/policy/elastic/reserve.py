@@ -92,7 +92,7 @@ def _first(trial: Trial, now_ns: int, job: Job, fit: Fit, among: Candidates) -> 
             np.add.at(room[amount], held.rows, counts * held.amounts[amount])
         for row, there in parts.items():
             room[GPUS, row], room[SHARE, row] = _devices_then(fit, index.table.devices[row], there, moment)
-        return rows_in(fit, room, among=candidates, which="any")
+        return rows_in(fit, room, among=candidates, which="counted")
 
     # The more have left, the more fits: the first moment at which it does is found by halving, unless it is the first
     # at which some row has enough for a member.

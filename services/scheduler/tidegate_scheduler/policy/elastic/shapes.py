@@ -291,13 +291,13 @@ class Fit:
                     count = np.minimum(count, there[amount] // each)
             if self.shape.phases:
                 count = np.minimum(count, self._holds(rows))
-        singly = self._singly_among(rows)
+        singly = self._singly_among(rows) if which != "counted" else []
         if need.gpu_millis:
             parts = there[SHARE] // need.gpu_millis
             most = parts + np.maximum(there[GPUS], 0) * (1000 // need.gpu_millis)
             most[singly] = self.shape.gang_size  # it may have parts of several devices
             count = np.minimum(count, most)
-        for position in singly if which != "any" else ():
+        for position in singly if which != "any" else ():  # where it may be any, no more than the others say
             if count[position]:
                 most = self._mixed_members(int(rows[position]), int(there[GPUS, position]), which)
                 count[position] = min(count[position], most)

@@ -56,14 +56,14 @@ def _gains(holders: Holders, until_ns: int, fit: Fit, suits: Flags) -> _Gains:
     before[: GPUS + 1] -= holders.still[:, :count]
     if parts:
         before[SHARE] = holders.shares[:count]
-    at_first = np.where(suits, fit.members_in(before, which="any"), 0)
+    at_first = np.where(suits, fit.members_in(before, which="counted"), 0)
     each = _with_most(steps, until_ns, fit, before, suits)
     rows = steps.rows[each]
     there = before[:, rows]
     there[: GPUS + 1] += steps.gained[:, each]
     if parts:
         there[SHARE] = steps.shares[each]
-    members = fit.members_in(there, rows, "any")
+    members = fit.members_in(there, rows, "counted")
     earlier = np.zeros_like(members)
     follow = np.flatnonzero(each[1:] == each[:-1] + 1) + 1
     earlier[follow] = members[follow - 1]
