@@ -28,7 +28,7 @@ from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.parameters import Parameters, as_parameters
 from tidegate_scheduler.state import MOVED_WITHIN_NS, Job, Member, Node, State
 
-from tests.scheduler.elastic.lab import looked_up
+from tests.scheduler.elastic.lab import looked_up, of
 from tests.support.afresh import decide_afresh
 from tests.support.cluster import SECOND, Cluster
 
@@ -122,12 +122,11 @@ class CheckedCluster(Cluster):
 
     def _judge_reclaims(self, events: Iterable[e.AnyEvent]) -> None:
         """Whoever leaves for what another tenant was guaranteed only borrows it, and that tenant has no more by it."""
-        placed, gone = dict[str, tuple[int, ...]](), set[str]()
+        placed, gone, events = dict[str, tuple[int, ...]](), set[str](), list(events)
+        for event in of(events, e.JobPlaced):  # told after the others of a pass, whenever in it that was decided
+            placed[event.tenant] = _sum([placed.get(event.tenant, NONE), self._whole(self.job(event.job))])
         for event in events:
-            if isinstance(event, e.JobPlaced):
-                whole = self._whole(self.job(event.job))
-                placed[event.tenant] = _sum([placed.get(event.tenant, NONE), whole])
-            elif isinstance(event, e.PreemptRequested):
+            if isinstance(event, e.PreemptRequested):
                 gone.add(event.job)
                 if event.for_job and event.reasons[0].code == "QuotaReclaimed":
                     victim, winner = self.job(event.job), self.job(event.for_job)
