@@ -11,8 +11,8 @@ import numpy as np
 from tidegate_events.events import Reason
 
 from tidegate_scheduler.policy.elastic.barred import closes
-from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS
 from tidegate_scheduler.policy.elastic.fit import could_hold, could_hold_by
+from tidegate_scheduler.policy.elastic.held import count_parts
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.lacking import missing
 from tidegate_scheduler.policy.elastic.order import Order
@@ -26,7 +26,6 @@ from tidegate_scheduler.policy.elastic.reasons import (
     shortage,
 )
 from tidegate_scheduler.policy.elastic.shapes import Fit, Shape
-from tidegate_scheduler.policy.elastic.table import GPUS, SHARE
 from tidegate_scheduler.policy.elastic.victims import BUDGET, COOLDOWN, PROTECTED, Victims, overrun_ns
 from tidegate_scheduler.policy.parameters import SECOND_NS, Parameters, as_parameters
 from tidegate_scheduler.state import Job, Maintenance, Node
@@ -224,8 +223,7 @@ class Causes:
         need = fit.shape.need
         for row in (table.rows[node] for node in job.reserved_nodes if node in table.rows):
             room[:3, row] += (need.cpu_millis, need.memory_mib, need.gpus or (1 if need.gpu_millis else 0))  # its own
-        more = room[GPUS] > table.later[GPUS]
-        room[SHARE] = np.where((room[GPUS] > 0) | (more & (room[GPUS] == 0)), WHOLE_MILLIS, room[SHARE])
+        count_parts(room, table.later)
         holds = fit.members(room, np.arange(len(table)), "any")
         if not could_hold_by(fit, holds):
             return []

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from tidegate_events.resources import Resources
 
-from tidegate_scheduler.policy.elastic.table import Ints
+from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS
+from tidegate_scheduler.policy.elastic.table import GPUS, SHARE, Ints
 from tidegate_scheduler.state import Member
 
 PENDING_MAX = 4096
@@ -47,6 +48,12 @@ class Held:
             self._catch_up()
         width = min(room.shape[1], self._amounts.shape[1])
         room[:3, :width] += self._amounts[:, :width]
+
+
+def count_parts(room: Ints, later: Ints) -> None:
+    """Count parts of devices as a whole one in `room`, which is `later` and more: whoever leaves may free one."""
+    more = room[GPUS] > later[GPUS, : room.shape[1]]
+    room[SHARE] = np.where((room[GPUS] > 0) | (more & (room[GPUS] == 0)), WHOLE_MILLIS, room[SHARE])
 
 
 def has_more(member: Member) -> bool:

@@ -17,10 +17,11 @@ from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS
 from tidegate_scheduler.policy.elastic.domains import bounded, domains_of
 from tidegate_scheduler.policy.elastic.emptiest import emptiest
 from tidegate_scheduler.policy.elastic.fit import Rows, could_hold_by, rows_in
+from tidegate_scheduler.policy.elastic.held import count_parts
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.queue import Line
 from tidegate_scheduler.policy.elastic.shapes import Fit
-from tidegate_scheduler.policy.elastic.table import CPU, GPUS, SHARE, Ints
+from tidegate_scheduler.policy.elastic.table import CPU, GPUS, Ints
 from tidegate_scheduler.policy.elastic.victims import VICTIMS_MAX, Cost, Together, Victims
 from tidegate_scheduler.state import Job
 
@@ -128,8 +129,7 @@ def promising(index: Index, fit: Fit, job: Job, victims: Victims, barred: frozen
     for priority, held in index.held.items():
         if reclaims or priority < below:
             held.add_to(room)
-    more = room[GPUS] > table.later[GPUS, : len(table)]
-    room[SHARE] = np.where((room[GPUS] > 0) | (more & (room[GPUS] == 0)), WHOLE_MILLIS, room[SHARE])
+    count_parts(room, table.later)
     holds = fit.members(room, which="any")
     if barred:
         holds[list(barred)] = 0
