@@ -146,6 +146,7 @@ async def open_world(name: str, directory: Path) -> World:
     backend = BACKENDS[name](settings)
     if name not in probed:
         probed[name] = await backend.probe()
+        await backend.release()
     probe = probed[name]
     if not probe.available:
         reason = f"{name}: {probe.remedy} ({'; '.join(probe.notes)})"

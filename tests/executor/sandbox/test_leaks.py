@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
 import pytest
-from tidegate_executor.sandbox.base import Mount, Network
+from tidegate_executor.sandbox.base import Mount, Network, RequestRefusedError
 from tidegate_executor.sandbox.docker import DockerBackend
 from tidegate_executor.sandbox.launch import READY_PREFIX
 
@@ -14,6 +15,8 @@ from tests.executor.sandbox.conftest import World, left_over
 
 CYCLES = 30
 CYCLES_LONG = 200
+GIVEN_UP = 20
+GIVEN_UP_STEP_SECONDS = 0.002
 SPACES_OF_OTHERS_MAX = 8  # waiting shims, and what else of this machine began meanwhile: far fewer than cycles
 
 
@@ -129,3 +132,32 @@ async def come_and_go(world: World, cycles: int) -> None:
         assert await world.backend.strays() == ()
     await world.backend.release()
     assert not any(f"/{world.settings.cgroup_name}" in where for where, _, _ in os.walk("/sys/fs/cgroup"))
+
+
+async def test_starts_that_come_to_nothing_leave_nothing(cell: World) -> None:
+    """Refused before it is made, given up at any moment, and a release that comes at once."""
+
+    def groups_left() -> list[str]:
+        return [where for where, _, _ in os.walk("/sys/fs/cgroup") if f"/{cell.settings.cgroup_name}" in where]
+
+    for _ in range(5):
+        await cell.create("stays.1.0")
+        with pytest.raises(RequestRefusedError, match="exists already"):
+            await cell.create("stays.1.0")
+        assert [(found.sandbox.id, found.condition) for found in await cell.backend.list()] == [
+            ("stays.1.0", "running")
+        ]
+        await cell.backend.sweep(set())
+        await cell.backend.release()
+        assert groups_left() == []
+    for number in range(GIVEN_UP):
+        making = asyncio.create_task(cell.create(f"gone.{number}.0"))
+        await asyncio.sleep(number * GIVEN_UP_STEP_SECONDS)
+        making.cancel()
+        done = (await asyncio.gather(making, return_exceptions=True))[0]
+        if isinstance(done, asyncio.CancelledError):
+            assert left_over(cell) == []
+        else:
+            await cell.backend.sweep(set())
+        await cell.backend.release()
+        assert groups_left() == []

@@ -12,7 +12,15 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tidegate_executor.sandbox.base import Device, InfrastructureError, Layer, Limits, Mount, SandboxSpec
+from tidegate_executor.sandbox.base import (
+    Device,
+    InfrastructureError,
+    Layer,
+    Limits,
+    Mount,
+    RequestRefusedError,
+    SandboxSpec,
+)
 from tidegate_executor.sandbox.shim import processes
 from tidegate_executor.sandbox.shim.guarded import PIDS_AHEAD
 from tidegate_executor.sandbox.shimmed import ShimmedBackend
@@ -109,11 +117,19 @@ async def test_one_that_stood_ready_is_as_a_fresh_one(warm: World) -> None:
     assert os.stat(f"{warm.directory}/written-ready.1.0/file").st_uid == backend.host_uid(SLOT)
     await backend.release()
     assert kin(Path(warm.settings.sandboxes_dir)) == []
-    for _ in range(int(WAIT_SECONDS / POLL_SECONDS)):
-        if not groups_below(warm):  # a group goes once the last of its processes has
-            break
-        await asyncio.sleep(POLL_SECONDS)
     assert groups_below(warm) == []
+
+
+async def test_the_id_of_one_that_lives_is_refused_and_harms_neither(warm: World) -> None:
+    backend = backend_of(warm)
+    await warm.backend.create(spec_of(warm, "twice.1.0"))
+    await backend.make_ready(image_layers(), SLOT + 1)
+    assert backend.ready.promise(image_layers(), "twice.1.0") == SLOT + 1
+    with pytest.raises(RequestRefusedError, match="exists already"):
+        await backend.create(spec_of(warm, "twice.1.0", uid_slot=SLOT + 1))
+    found = {each.sandbox.id: each.condition for each in await backend.list()}
+    assert found == {"twice.1.0": "running"}
+    assert os.listdir(backend.ready.directory) == []
 
 
 async def test_its_other_replicas_see_the_same(warm: World) -> None:

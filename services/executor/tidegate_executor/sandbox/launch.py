@@ -22,6 +22,8 @@ from tidegate_executor.sandbox.shim import zygote as zygote_module
 from tidegate_executor.sandbox.shim.main import ISOLATED, PLAIN
 
 STANDING_SECONDS_MAX = 60.0
+GONE_SECONDS_MAX = 5.0  # for shims that nobody needs to end
+READ_BYTES = 65536
 WAITING_MAX = 2  # shims that wait for a configuration, forked ahead: as many as a start at a time can use
 READY_PREFIX = "ready-"  # of control groups that were made before it was known for which sandbox
 
@@ -92,10 +94,9 @@ class Zygote:
         while len(waiting) < WAITING_MAX:
             waiting.append(self._fork(ground))
 
-    def dismiss(self, ground: Ground) -> None:
-        """Have none wait there; they end by themselves, their groups with them."""
-        for shim in self._waiting.pop(ground, ()):
-            shim.connection.close()
+    def dismiss(self, ground: Ground) -> list[Waiting]:
+        """Have none wait there, and return those that did."""
+        return list(self._waiting.pop(ground, ()))
 
     def groups(self) -> set[str]:
         """Return the control groups of shims that wait."""
@@ -144,10 +145,10 @@ class Zygotes:
             "starts_unprepared": float(sum(zygote.unprepared for zygote in known)),
         }
 
-    def dismiss(self, ground: Ground) -> None:
-        """Have no shim wait on that ground."""
-        for zygote in self._known.values():
-            zygote.dismiss(ground)
+    async def dismiss(self, ground: Ground) -> None:
+        """Have no shim wait on that ground; see `await_end`."""
+        leaving = [shim for zygote in self._known.values() for shim in zygote.dismiss(ground)]
+        await asyncio.gather(*(await_end(shim) for shim in leaving))
 
     def groups(self) -> set[str]:
         """Return the control groups of shims that wait."""
@@ -184,6 +185,24 @@ async def tell_shim(shim: Waiting, config: dict[str, Any]) -> None:
     report: dict[str, Any] = msgspec.json.decode(answer)
     if "error" in report:
         raise InfrastructureError(f"the sandbox could not be set up: {report['error']}")
+
+
+async def await_end(shim: Waiting) -> None:
+    """Tell a shim that nobody needs it; return when it has ended, or has made a sandbox that it was told of before.
+
+    Only its own word tells when: a control group that is not there may be one that it is about to make.
+    """
+    loop = asyncio.get_running_loop()
+    with shim.connection:
+        try:
+            shim.connection.shutdown(socket.SHUT_WR)
+            async with asyncio.timeout(GONE_SECONDS_MAX):
+                while await loop.sock_recv(shim.connection, READ_BYTES):
+                    pass
+        except ConnectionError:
+            return  # it has ended, and had not read all that it was told
+        except TimeoutError:
+            log.warning("shim_not_gone", group=shim.group, seconds=GONE_SECONDS_MAX)
 
 
 def refill(python: str, ground: Ground) -> None:

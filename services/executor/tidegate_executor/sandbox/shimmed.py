@@ -6,7 +6,6 @@ import asyncio
 import os
 import secrets
 import tempfile
-import time
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,18 +28,27 @@ from tidegate_executor.sandbox.base import (
     SandboxSpec,
 )
 from tidegate_executor.sandbox.handle import ShimSandboxHandle
-from tidegate_executor.sandbox.launch import READY_PREFIX, Waiting, ground_of, refill, take_shim, tell_shim, zygotes
+from tidegate_executor.sandbox.launch import (
+    READY_PREFIX,
+    Waiting,
+    await_end,
+    ground_of,
+    refill,
+    take_shim,
+    tell_shim,
+    zygotes,
+)
 from tidegate_executor.sandbox.plan import PlanEntry, build_etc, late_plan
 from tidegate_executor.sandbox.ready import Ready, ReadySandboxes
 from tidegate_executor.sandbox.remains import clear_remains
 from tidegate_executor.sandbox.settings import SandboxSettings
 from tidegate_executor.sandbox.shim.layout import FILES_NAME
 from tidegate_executor.sandbox.state import ID_PATTERN, SandboxRecord, StateDirectory
+from tidegate_executor.turns import to_its_end
 
 PIDS_MAX_LEAST = 4
 READY_BACKENDS = ("bwrap", "gvisor")
 LATE_NETWORK = ("bwrap",)  # a guest's kernel looks at its interfaces as it boots
-GONE_SECONDS_MAX = 5.0
 BASE_NAME = ".base"  # beside the sandboxes: what they share; no sandbox id starts with a dot
 
 
@@ -141,12 +149,13 @@ class ShimmedBackend:
         ground = ground_of(self._backend, driver.describe() if driver is not None else None)
         shim = await take_shim(self.settings.shim_python, ground)
         with shim.connection:
-            record = self._record(spec, driver, shim.group)
-            extra = await asyncio.to_thread(_make, (state, record, driver), spec, prepare)
+            made: list[StateDirectory] = []
             try:
+                record = self._record(spec, driver, shim.group)
+                extra = await to_its_end(_make, (state, record, driver), spec, prepare, made)
                 await tell_shim(shim, self._config(spec, state, record) | extra)
             except BaseException:
-                await asyncio.shield(asyncio.to_thread(clear_remains, state))
+                await asyncio.shield(_undo(shim, *made))
                 raise
         refill(self.settings.shim_python, ground)
         return ShimSandboxHandle(state, spec.log_dir)
@@ -186,15 +195,15 @@ class ShimmedBackend:
         state = StateDirectory(str(self.ready.directory), name)
         ground = ground_of(self._backend, driver.describe())
         shim = await take_shim(self.settings.shim_python, ground)
+        made: list[StateDirectory] = []
         try:
             record = self._record(spec, driver, shim.group or name)
-            extra = await asyncio.to_thread(_make, (state, record, driver), spec, self._prepare)
+            extra = await to_its_end(_make, (state, record, driver), spec, self._prepare, made)
             plan = [entry for entry in extra["bwrap"]["plan"] if entry[2] != "/workspace"]
             extra["bwrap"] |= {"plan": plan, "ready": True}
             await tell_shim(shim, self._config(spec, state, record) | extra | {"ready": True, "plugged": plugged})
         except BaseException:
-            shim.connection.close()
-            await asyncio.shield(asyncio.to_thread(clear_remains, state))
+            await asyncio.shield(_undo(shim, *made))
             raise
         waiting = Waiting(shim.connection, record.group)
         self.ready.add(Ready(spec=spec, shim=waiting, state=state, plan=plan, plugged=plugged))
@@ -202,26 +211,27 @@ class ShimmedBackend:
     async def _adopt(self, spec: SandboxSpec, ready: Ready) -> Sandbox:
         """Make the sandbox of one that stands ready. Raises InfrastructureError; then nothing of either is left."""
         state = StateDirectory(self.settings.sandboxes_dir, spec.id)
+        made = [ready.state]
         with ready.shim.connection:
             try:
                 driver = await self._admit(spec)
                 record = self._record(spec, driver, ready.shim.group)
-                extra = await asyncio.to_thread(self._take_over, spec, (ready, state), record)
+                extra = await to_its_end(self._take_over, spec, (ready, state), record, made)
                 await tell_shim(ready.shim, self._config(spec, state, record) | extra)
             except BaseException:
-                for place in (ready.state, state):
-                    await asyncio.shield(asyncio.to_thread(clear_remains, place))
+                await asyncio.shield(_undo(ready.shim, *made))
                 raise
         return ShimSandboxHandle(state, spec.log_dir)
 
     def _take_over(
-        self, spec: SandboxSpec, places: tuple[Ready, StateDirectory], record: SandboxRecord
+        self, spec: SandboxSpec, places: tuple[Ready, StateDirectory], record: SandboxRecord, made: list[StateDirectory]
     ) -> dict[str, Any]:
         ready, state = places
         late = late_plan(spec, state.path, ready.plan)
         extra = self._describe(spec, ready.plan + late)
-        state.adopt(ready.state, record)
         try:
+            state.adopt(ready.state, record)
+            made.append(state)
             Path(spec.log_dir).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InfrastructureError(f"sandbox {state.id}: {error}") from error
@@ -328,42 +338,36 @@ class ShimmedBackend:
         await self.ready.discard()
         if self._detected is not None and self._detected.driver is not None:
             driver = self._detected.driver
-            waiting = zygotes.groups()
-            zygotes.dismiss(ground_of(self._backend, driver.describe()))
-            await asyncio.to_thread(_await_gone, driver, waiting - zygotes.groups())
+            await zygotes.dismiss(ground_of(self._backend, driver.describe()))
             await asyncio.to_thread(driver.release)
 
 
 def _make(
-    begun: tuple[StateDirectory, SandboxRecord, Driver | None], spec: SandboxSpec, prepare: Preparation
+    begun: tuple[StateDirectory, SandboxRecord, Driver | None],
+    spec: SandboxSpec,
+    prepare: Preparation,
+    made: list[StateDirectory],
 ) -> dict[str, Any]:
-    state = begun[0]
-    _begin(*begun)
+    """Add the directory to `made` once it is ours, for whoever undoes it."""
+    state, record, driver = begun
     try:
-        if spec.disk is not None:
-            disk.attach(state.path / FILES_NAME, state.path.parent / BASE_NAME, spec.disk)
-        return prepare(spec, state)
-    except BaseException:
-        clear_remains(state)
-        raise
-
-
-def _begin(state: StateDirectory, record: SandboxRecord, driver: Driver | None) -> None:
-    state.create(record)
-    try:
+        state.create(record)
+        made.append(state)
         Path(record.log_dir).mkdir(parents=True, exist_ok=True)
         if driver is not None:
             driver.prepare()
     except (CgroupError, OSError) as error:
-        state.remove()
         raise InfrastructureError(f"sandbox {state.id}: {error}") from error
+    if spec.disk is not None:
+        disk.attach(state.path / FILES_NAME, state.path.parent / BASE_NAME, spec.disk)
+    return prepare(spec, state)
 
 
-def _await_gone(driver: Driver, names: Set[str]) -> None:
-    """Groups of shims that were dismissed, which remove them as they end."""
-    deadline = time.monotonic() + GONE_SECONDS_MAX
-    while names & set(driver.names()) and time.monotonic() < deadline:
-        time.sleep(0.005)
+async def _undo(shim: Waiting, *places: StateDirectory) -> None:
+    """Have the shim end, then leave nothing of what it made for these."""
+    await await_end(shim)
+    for place in places:
+        await asyncio.to_thread(clear_remains, place)
 
 
 def _remove_strays(driver: Driver, known: Set[str]) -> list[str]:

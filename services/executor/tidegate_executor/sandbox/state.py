@@ -60,14 +60,22 @@ class StateDirectory:
             self.path.mkdir(mode=0o700, parents=True)
         except FileExistsError:
             raise RequestRefusedError(f"sandbox {self.id} exists already in {self.path}") from None
-        self._write(record)
+        try:
+            self._write(record)
+        except OSError:
+            self.remove()
+            raise
 
     def adopt(self, ready: StateDirectory, record: SandboxRecord) -> None:
         """Take over the directory of a sandbox that stood ready for nobody."""
         if self.path.exists():
             raise RequestRefusedError(f"sandbox {self.id} exists already in {self.path}")
         ready.path.rename(self.path)
-        self._write(record)
+        try:
+            self._write(record)
+        except OSError:
+            self.path.rename(ready.path)
+            raise
 
     def _write(self, record: SandboxRecord) -> None:
         temporary = self.path / f"{RECORD_NAME}.tmp"
