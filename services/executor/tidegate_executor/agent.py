@@ -250,7 +250,7 @@ class NodeAgent:
             log.info("placement_taken", sandbox=state.id, job=order.job, isolation=state.level)
             alone = not any(claim.job == order.job for claim in claims)  # else it shares a user with others of its job
             if image is not None and alone:
-                slot = self._context.warm.promise(state.level, image, state.id)
+                slot = self._context.warm.promise(state.level, image, state.id, devices=bool(order.gpu_indices))
                 state = memory.state = _replace(state, uid_slot=state.uid_slot if slot is None else slot)
             memory.change(transitions.on_order(state, order, at_seq))
             self._run(memory, None)

@@ -15,25 +15,30 @@ from tidegate_events.cancellation import honour_cancellation
 
 from tidegate_executor.images import Image
 from tidegate_executor.sandbox.base import Layer, SandboxBackend, SandboxError, SandboxSpec
+from tidegate_executor.sandbox.ready import Outfit, outfit_of
 from tidegate_executor.sandbox.shimmed import ShimmedBackend
 from tidegate_executor.settings import Settings
 from tidegate_executor.starts import Starts
 
-PAIRS_MAX = 8  # of an image and a level
+KINDS_MAX = 8
 UID_SLOTS_MAX = 512  # from the other end than members take theirs from, the last one left to probes
-MEMORY_MIB = {"trusted": 4, "guarded": 64}  # what one that stands ready is reckoned to take
-
-Pair = tuple[str, str]
-"""A level and the digest of an image."""
 
 log = structlog.get_logger()
 
 
+class Kind(NamedTuple):
+    """A level, the digest of an image, and whether members with devices ask for it: they may need more of it."""
+
+    level: str
+    digest: str
+    devices: bool
+
+
 class Asked(NamedTuple):
-    """What members asked for: an image's layers, and whether the last of them was plugged into a network."""
+    """What members of a kind asked for: an image's layers, and what the last of them needed beside."""
 
     layers: tuple[Layer, ...]
-    networked: bool
+    outfit: Outfit
 
 
 class WarmPool:
@@ -48,7 +53,7 @@ class WarmPool:
         self._each = settings.warm_sandboxes
         self._memory_mib = settings.warm_memory_mib
         self._starts = starts
-        self._asked: dict[Pair, Asked] = {}
+        self._asked: dict[Kind, Asked] = {}
         self._told = asyncio.Event()
         self._asked_times = 0
         self.claimed: Callable[[], Set[int]] = frozenset
@@ -58,10 +63,10 @@ class WarmPool:
         hits = sum(backend.ready.hits for backend in self._backends.values())
         return {"starts_warm": float(hits), "starts_cold": float(max(self._asked_times - hits, 0))}
 
-    def promise(self, level: str, image: Image, sandbox: str) -> int | None:
+    def promise(self, level: str, image: Image, sandbox: str, *, devices: bool) -> int | None:
         """Return the uid slot of a sandbox that is kept for this member, None where none stands ready for it."""
         backend = self._backends.get(level)
-        return backend.ready.promise(image.layers, sandbox) if backend is not None else None
+        return backend.ready.promise(image.layers, sandbox, devices=devices) if backend is not None else None
 
     def withdraw(self, level: str, sandbox: str) -> None:
         """Keep none for the member any more."""
@@ -73,18 +78,20 @@ class WarmPool:
         if level not in self._backends:
             return
         self._asked_times += 1
-        self._asked.pop((level, digest), None)
-        self._asked[level, digest] = Asked(spec.layers, networked=spec.network is not None)
-        while len(self._asked) > PAIRS_MAX:
+        kind = Kind(level, digest, bool(spec.devices))
+        self._asked.pop(kind, None)
+        self._asked[kind] = Asked(spec.layers, outfit_of(spec))
+        while len(self._asked) > KINDS_MAX:
             del self._asked[next(iter(self._asked))]
         self._told.set()
 
     async def leave(self, digest: str) -> None:
         """Have none of this image any more: it leaves the node."""
-        for level, backend in self._backends.items():
-            asked = self._asked.pop((level, digest), None)
+        leaving = [kind for kind in self._asked if kind.digest == digest]
+        for kind in leaving:
+            asked = self._asked.pop(kind, None)
             if asked is not None:
-                await backend.ready.discard(asked.layers)
+                await self._backends[kind.level].ready.discard(asked.layers)
 
     async def run(self) -> None:
         """Fill up what was taken, until cancelled; then let go of all."""
@@ -96,48 +103,51 @@ class WarmPool:
                 while (missing := self._missing()) is not None:
                     honour_cancellation()
                     await self._starts.over()
-                    await self._fill(*missing)
+                    await self._fill(missing)
         finally:
             for backend in self._backends.values():
                 backend.ready.let_go()
 
-    async def _fill(self, level: str, digest: str) -> None:
+    async def _fill(self, kind: Kind) -> None:
         slot = self._free_slot()
-        asked = self._asked.get((level, digest))
+        asked = self._asked.get(kind)
         if slot is None or asked is None:
-            self._asked.pop((level, digest), None)
+            self._asked.pop(kind, None)
             return
         try:
-            await self._backends[level].make_ready(asked.layers, slot, plugged=asked.networked)
+            await self._backends[kind.level].make_ready(asked.layers, slot, asked.outfit)
         except SandboxError as error:
-            log.warning("sandbox_not_kept_ready", isolation=level, digest=digest, why=str(error))
-            self._asked.pop((level, digest), None)  # until one like it is asked for again
+            log.warning("sandbox_not_kept_ready", isolation=kind.level, digest=kind.digest, why=str(error))
+            self._asked.pop(kind, None)  # until one like it is asked for again
             return
-        if (level, digest) not in self._asked:  # it left meanwhile
-            await self._backends[level].ready.discard(asked.layers)
+        if not any(left.digest == kind.digest for left in self._asked):  # it left meanwhile
+            await self._backends[kind.level].ready.discard(asked.layers)
 
     async def _trim(self) -> None:
         wanted = self._wanted()
         for level, backend in self._backends.items():
             await backend.ready.discard_ended()
-            counts = {self._asked[pair].layers: count for pair, count in wanted.items() if pair[0] == level}
-            for layers in set(backend.ready.layers()):
-                await backend.ready.discard(layers, keep=counts.get(layers, 0))
+            counts = {
+                (self._asked[kind].layers, kind.devices): count for kind, count in wanted.items() if kind.level == level
+            }
+            await backend.ready.trim(counts)
 
-    def _missing(self) -> Pair | None:
+    def _missing(self) -> Kind | None:
         """Return of what there are too few, what was asked for last first."""
-        for pair, count in self._wanted().items():
-            if self._backends[pair[0]].ready.layers().count(self._asked[pair].layers) < count:
-                return pair
+        for kind, count in self._wanted().items():
+            standing = self._backends[kind.level].ready.count(self._asked[kind].layers, devices=kind.devices)
+            if standing < count:
+                return kind
         return None
 
-    def _wanted(self) -> dict[Pair, int]:
+    def _wanted(self) -> dict[Kind, int]:
         """Return how many of each there shall be: as many as there is room for, what was asked for last first."""
         left_mib = self._memory_mib
-        wanted: dict[Pair, int] = {}
-        for pair in reversed(self._asked):
-            wanted[pair] = min(self._each, left_mib // MEMORY_MIB[pair[0]])
-            left_mib -= wanted[pair] * MEMORY_MIB[pair[0]]
+        wanted: dict[Kind, int] = {}
+        for kind in reversed(self._asked):
+            each_mib = self._backends[kind.level].ready_mib
+            wanted[kind] = min(self._each, left_mib // each_mib)
+            left_mib -= wanted[kind] * each_mib
         return wanted
 
     def _free_slot(self) -> int | None:

@@ -20,12 +20,13 @@ from tidegate_events.resources import Resources
 from tidegate_events.spec import Component, ResourceRange
 from tidegate_events.telemetry import NodeSample, SandboxSample
 from tidegate_executor.images import Image
-from tidegate_executor.sandbox.base import Layer, Network, SandboxSpec
+from tidegate_executor.sandbox.base import Device, Layer, Network, SandboxSpec
 from tidegate_executor.sandbox.bwrap import BwrapBackend
 from tidegate_executor.sandbox.settings import SandboxSettings
+from tidegate_executor.sandbox.shimmed import READY_MIB
 from tidegate_executor.settings import Settings
 from tidegate_executor.starts import Starts
-from tidegate_executor.warm_pool import MEMORY_MIB, PAIRS_MAX, WarmPool
+from tidegate_executor.warm_pool import KINDS_MAX, WarmPool
 
 from tests.executor.agent.conftest import NODE, Agent, Scheduler, component, job, until
 
@@ -130,19 +131,24 @@ class Kept:
         settings = msgspec.structs.replace(plain, **changes)
         self.pool = WarmPool({"trusted": self.backend}, settings, Starts())
         self.images = []
-        for number in range(PAIRS_MAX + 1):
+        for number in range(KINDS_MAX + 1):
             source = directory / f"layer{number}"
             source.mkdir()
             layers = (Layer(source="/usr", target="/usr"), Layer(source=str(source), target="/opt/own"))
             self.images.append(Image(name=f"i{number}", digest=f"b3:{number}", layers=layers, path=()))
 
-    def asked(self, number: int, network: Network | None = None) -> None:
-        spec = SandboxSpec(id="a.1.0", hostname="a", log_dir="", layers=self.images[number].layers, network=network)
+    def asked(self, number: int, network: Network | None = None, devices: tuple[Device, ...] = ()) -> None:
+        layers = self.images[number].layers
+        spec = SandboxSpec(id="a.1.0", hostname="a", log_dir="", layers=layers, network=network, devices=devices)
         self.pool.asked("trusted", self.images[number].digest, spec)
+
+    def promise(self, sandbox: str, *, devices: bool = False) -> int | None:
+        """The user of one of the first image that is kept for this member."""
+        return self.pool.promise("trusted", self.images[0], sandbox, devices=devices)
 
     def plugged(self) -> list[bool]:
         """Of each that stands, whether it was made with a cable."""
-        return [ready.plugged for ready in self.backend.ready.standing]
+        return [ready.outfit.plugged for ready in self.backend.ready.standing]
 
     def standing(self) -> dict[int, int]:
         layers = self.backend.ready.layers()
@@ -170,7 +176,7 @@ async def keep(tmp_path: Path) -> AsyncIterator[Callable[..., Kept]]:
 
 
 async def test_what_was_asked_for_last_is_kept_within_its_bounds(keep: Callable[..., Kept]) -> None:
-    kept = keep(warm_sandboxes=2, warm_memory_mib=3 * MEMORY_MIB["trusted"])
+    kept = keep(warm_sandboxes=2, warm_memory_mib=3 * READY_MIB["bwrap", "trusted"])
     kept.asked(0)
     await until(lambda: kept.standing() == {0: 2})
     kept.asked(1)
@@ -205,10 +211,10 @@ async def test_users_of_members_are_not_given_to_another(keep: Callable[..., Kep
     kept.pool.claimed = lambda: {highest, highest - 1}
     kept.asked(0)
     await until(lambda: kept.standing() == {0: 1})
-    assert kept.pool.promise("trusted", kept.images[0], "a.1.0") == highest - 2
-    assert kept.pool.promise("trusted", kept.images[0], "b.1.0") is None
+    assert kept.promise("a.1.0") == highest - 2
+    assert kept.promise("b.1.0") is None
     kept.pool.withdraw("trusted", "a.1.0")
-    assert kept.pool.promise("trusted", kept.images[0], "b.1.0") == highest - 2
+    assert kept.promise("b.1.0") == highest - 2
 
 
 async def test_one_that_ended_by_itself_is_replaced(keep: Callable[..., Kept]) -> None:
@@ -220,11 +226,11 @@ async def test_one_that_ended_by_itself_is_replaced(keep: Callable[..., Kept]) -
     assert shim is not None
     os.kill(shim.pid, signal.SIGKILL)
     await until(lambda: not ready.lives)
-    assert kept.pool.promise("trusted", kept.images[0], "a.1.0") is None
+    assert kept.promise("a.1.0") is None
     kept.asked(0)  # by a member that got a new one
     await until(lambda: [each.lives for each in kept.backend.ready.standing] == [True])
     assert not ready.state.path.exists()
-    assert kept.pool.promise("trusted", kept.images[0], "b.1.0") is not None
+    assert kept.promise("b.1.0") is not None
 
 
 async def test_none_is_kept_where_none_is_wanted(keep: Callable[..., Kept]) -> None:
@@ -233,3 +239,16 @@ async def test_none_is_kept_where_none_is_wanted(keep: Callable[..., Kept]) -> N
     await asyncio.sleep(0.2)
     assert kept.standing() == {}
     assert kept.pool.counters() == {"starts_warm": 0.0, "starts_cold": 0.0}
+
+
+async def test_what_members_with_devices_asked_for_is_kept_beside(keep: Callable[..., Kept]) -> None:
+    kept = keep(warm_sandboxes=1)
+    kept.asked(0, devices=(Device(source="/dev/null", target="/dev/own"),))
+    await until(lambda: kept.standing() == {0: 1})
+    assert kept.promise("a.1.0") is None
+    assert kept.promise("b.1.0", devices=True) is not None
+    kept.asked(0)
+    await until(lambda: kept.standing() == {0: 2})
+    assert kept.promise("c.1.0") is not None
+    await kept.pool.leave(kept.images[0].digest)
+    assert kept.standing() == {}

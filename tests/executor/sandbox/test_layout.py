@@ -8,8 +8,8 @@ from tidegate_executor.sandbox.shim.layout import Layout
 
 @pytest.mark.parametrize("prefix", ["/tmp/checkout/.venv", "/home/someone/.venv"])
 def test_a_layer_below_a_private_directory_is_mounted_over_it(prefix: str) -> None:
-    bwrap = {"plan": [["layer", prefix, prefix]], "binary": "/bwrap", "hostname": "h"}
-    layout = Layout({"state_dir": "/state", "uid": None, "bwrap": bwrap})
+    described = {"plan": [["layer", prefix, prefix]], "bwrap": {"binary": "/bwrap"}, "hostname": "h"}
+    layout = Layout({"state_dir": "/state", "uid": None, **described})
     arguments = layout.arguments(3, {"seccomp": 4, "hosts": 5, "hold": 6})
     layer = arguments.index("--tmp-overlay")
     assert arguments[layer + 1] == prefix

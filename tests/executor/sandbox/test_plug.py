@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tidegate_executor.sandbox import networks
 from tidegate_executor.sandbox.base import Network, Sandbox
+from tidegate_executor.sandbox.ready import Outfit
 from tidegate_executor.sandbox.shimmed import ShimmedBackend
 from tidegate_executor.sandbox.state import StateDirectory
 
@@ -20,11 +21,11 @@ from tests.executor.sandbox.test_network import CALL, SERVE
 INTERFACES = "print(sorted(line.split(':')[0].strip() for line in open('/proc/net/dev') if ':' in line))"
 
 
-@pytest.fixture
-async def plugged(tmp_path: Path) -> AsyncIterator[World]:
+@pytest.fixture(params=["bwrap", "gvisor"])
+async def plugged(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
     if os.geteuid() != 0:
         pytest.skip("only root makes networks")
-    opened = await open_world("bwrap", tmp_path)
+    opened = await open_world(request.param, tmp_path)
     yield opened
     await opened.backend.sweep(set())
     await opened.backend.release()
@@ -34,7 +35,7 @@ async def taken(world: World, name: str, slot: int, network: Network | None) -> 
     """One that stood ready with a cable."""
     backend = world.backend
     assert isinstance(backend, ShimmedBackend)
-    await backend.make_ready(image_layers(), slot, plugged=True)
+    await backend.make_ready(image_layers(), slot, Outfit(plugged=True))
     assert backend.ready.promise(image_layers(), name) == slot
     before = backend.ready.hits
     sandbox = await world.create(name, uid_slot=slot, network=network, hostname="rank")
@@ -97,7 +98,7 @@ async def test_nothing_is_kept_of_a_cable_that_was_used_or_that_nobody_took(plug
         assert sum(each.startswith("net:[") for each in held) == 1, "its own, and no switch's"
         assert switches_mounted(plugged) == 1
         await sandbox.destroy()
-        await backend.make_ready(image_layers(), 0, plugged=True)
+        await backend.make_ready(image_layers(), 0, Outfit(plugged=True))
         await backend.ready.discard()
     assert (switches_mounted(plugged), networks.names(plugged.settings.sandboxes_dir)) == (0, [])
     assert len(os.listdir("/proc/self/fd")) == descriptors

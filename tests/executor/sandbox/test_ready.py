@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 from tidegate_executor.sandbox.base import (
-    Device,
     InfrastructureError,
     Layer,
     Limits,
@@ -211,10 +210,11 @@ async def test_what_it_was_not_built_for_is_built_afresh(cell: World) -> None:
     if not backend.keeps_ready:
         pytest.skip("only root adds mounts to a sandbox that stands")
     await backend.make_ready(image_layers(), SLOT)
-    backend.ready.promise(image_layers(), "device.1.0")
-    made = await backend.create(spec_of(cell, "device.1.0", devices=(Device(source="/dev/null", target="/dev/own"),)))
-    exited, output = await cell.run(made, cell.process("/bin/sh", "-c", "echo x > /dev/own && echo there", cwd="/"))
-    assert (exited.exit_code, output, backend.ready.hits) == (0, "there\n", 0)
+    backend.ready.promise(image_layers(), "inner.1.0")
+    inner = Mount(source=str(cell.directory), target="/usr/share/inner")  # no place can be made in a layer later
+    made = await backend.create(spec_of(cell, "inner.1.0", mounts=(inner,)))
+    exited, output = await cell.run(made, cell.process("/bin/sh", "-c", "stat -c %F /usr/share/inner", cwd="/"))
+    assert (exited.exit_code, output, backend.ready.hits) == (0, "directory\n", 0)
     # It has the user of the one that was kept for it, so nobody else may have that one.
     assert backend.ready.promise(image_layers(), "next.1.0") is None
     assert os.listdir(backend.ready.directory) == []

@@ -17,7 +17,7 @@ from tidegate_executor.sandbox.base import (
     SandboxError,
     SandboxSpec,
 )
-from tidegate_executor.sandbox.plan import PlanEntry, mount_plan
+from tidegate_executor.sandbox.plan import PlanEntry
 from tidegate_executor.sandbox.probe import ProbeFailure, probe_sandbox, refuse_connections, refused_port
 from tidegate_executor.sandbox.settings import SandboxSettings
 from tidegate_executor.sandbox.shimmed import ShimmedBackend
@@ -68,14 +68,11 @@ class BwrapBackend(ShimmedBackend):
     def _unavailable(self, limits: str, remedy: str, notes: tuple[str, ...]) -> ProbeResult:
         return ProbeResult(level="trusted", backend="bwrap", available=False, limits=limits, remedy=remedy, notes=notes)
 
-    def _prepare(self, spec: SandboxSpec, state: StateDirectory) -> dict[str, Any]:
+    def _describe(self, spec: SandboxSpec, state: StateDirectory, plan: list[PlanEntry]) -> dict[str, Any]:
         if spec.engine_image:
             raise RequestRefusedError("only backend `docker` uses an engine's image; layers are accepted here")
-        return self._describe(spec, mount_plan(spec, state.path, self.etc()))
-
-    def _describe(self, spec: SandboxSpec, plan: list[PlanEntry]) -> dict[str, Any]:
         binary, site = find_bwrap()
-        return {"bwrap": {"binary": binary, "site": site, "hostname": spec.hostname, "plan": plan}}
+        return {"bwrap": {"binary": binary, "site": site}, "plan": plan}
 
 
 def find_bwrap() -> tuple[str, list[str]]:

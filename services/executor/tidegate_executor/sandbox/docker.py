@@ -7,6 +7,7 @@ probe tells whether a guest really stands by it.
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import platform
 from collections.abc import AsyncIterator
@@ -25,13 +26,13 @@ from tidegate_executor.sandbox.base import (
     Level,
     ProbeResult,
     RequestRefusedError,
-    Sandbox,
     SandboxError,
     SandboxSpec,
 )
 from tidegate_executor.sandbox.cdi import as_docker, known_alike
-from tidegate_executor.sandbox.plan import CPU_TOPOLOGY, PlanEntry, checked_devices, mount_plan, unrooted
+from tidegate_executor.sandbox.plan import CPU_TOPOLOGY, PlanEntry, checked_devices, unrooted
 from tidegate_executor.sandbox.probe import ProbeFailure, answers_of, probe_sandbox, refuse_connections, refused_port
+from tidegate_executor.sandbox.ready import Describe
 from tidegate_executor.sandbox.settings import SandboxSettings
 from tidegate_executor.sandbox.shim.engine import LABEL, Engine, EngineError
 from tidegate_executor.sandbox.shim.replicas import HOLDER_GROUP
@@ -146,11 +147,9 @@ class DockerBackend(ShimmedBackend):
 
     # --- sandboxes ------------------------------------------------------------------------------------------
 
-    async def create(self, spec: SandboxSpec) -> Sandbox:
+    async def _describing(self, spec: SandboxSpec, group: str) -> Describe:
         from tidegate_executor.sandbox.engine_images import base_image  # noqa: PLC0415 - as in `engine`
 
-        if spec.devices and self._level in OWN_KERNEL:
-            raise RequestRefusedError(f"level {self._level} passes no device of the host; accepted: level trusted")
         links = await asyncio.to_thread(self._links, spec)
         try:
             async with self.engine() as docker:
@@ -158,16 +157,22 @@ class DockerBackend(ShimmedBackend):
         except OSError as error:
             raise InfrastructureError(f"the engine does not answer: {error}") from error
         detected = await self.limits()
-        if detected.driver is None:
-            raise BackendUnavailableError(f"no control groups: {'; '.join(detected.tried)}")
-        place = f"{engine_path(detected.driver)}/{spec.id}"
+        assert detected.driver is not None, "limits are required, so who has none was refused"
+        return functools.partial(self._described, image, f"{engine_path(detected.driver)}/{group}")
 
-        names = await asyncio.to_thread(self._requested, spec)
-
-        def prepare(spec: SandboxSpec, state: StateDirectory) -> dict[str, Any]:
-            return self._config_of(spec, state, image, place, names)
-
-        return await self._create(spec, prepare)
+    def _described(
+        self, image: str, place: str, spec: SandboxSpec, state: StateDirectory, plan: list[PlanEntry]
+    ) -> dict[str, Any]:
+        """See `Describe`; `place` is the path of its control group. Asks the engine only where there are devices."""
+        described = self._describe(spec, state, plan)
+        devices = as_docker(checked_devices(spec.devices), self._requested(spec))
+        described["docker"] |= {
+            "image": image,
+            "group": place,
+            "holder_group": f"{place}/{HOLDER_GROUP}",
+            "devices": devices,
+        }
+        return described
 
     def _requested(self, spec: SandboxSpec) -> tuple[str, ...]:
         """The names by which the engine can be asked for the sandbox's devices; none where it must be given nodes."""
@@ -181,34 +186,31 @@ class DockerBackend(ShimmedBackend):
 
     def _links(self, spec: SandboxSpec) -> list[tuple[str, str]]:
         state = StateDirectory(self.settings.sandboxes_dir, spec.id)
-        return [(source, target) for kind, source, target in self._plan(spec, state.path) if kind == "link"]
+        mounted = self._mounted(spec, self._plan(spec, state))
+        return [(source, target) for kind, source, target in mounted if kind == "link"]
 
-    def _plan(self, spec: SandboxSpec, state: Path) -> list[PlanEntry]:
-        plan = unrooted(mount_plan(spec, state, self.etc()))
+    def _mounted(self, spec: SandboxSpec, plan: list[PlanEntry]) -> list[PlanEntry]:
+        """What of the plan an engine is told to mount."""
+        plan = unrooted(plan)
         own = {"/workspace", CPU_TOPOLOGY}
         if spec.engine_image:
             own |= {target for _, _, target in plan if target == "/etc" or target.startswith("/etc/")}
         return [entry for entry in plan if entry[2] not in own and entry[0] != "device"]
 
-    def _config_of(
-        self, spec: SandboxSpec, state: StateDirectory, image: str, place: str, names: tuple[str, ...]
-    ) -> dict[str, Any]:
+    def _describe(self, spec: SandboxSpec, state: StateDirectory, plan: list[PlanEntry]) -> dict[str, Any]:
+        if spec.devices and self._level in OWN_KERNEL:
+            raise RequestRefusedError(f"level {self._level} passes no device of the host; accepted: level trusted")
         return {
             "docker": {
                 "socket": self.settings.docker_socket,
-                "image": image,
                 "runtime": self._runtime,
-                "hostname": spec.hostname,
                 "workdir": spec.workdir,
-                "plan": self._plan(spec, state.path),
-                "group": place,
-                "holder_group": f"{place}/{HOLDER_GROUP}",
                 "python": self.settings.shim_python,
                 "own_kernel": self._level in OWN_KERNEL,
                 "threads": THREADS_OF_GUEST if self._level in OWN_KERNEL else THREADS,
                 "overhead_each_mib": OVERHEAD_EACH_MIB[self._level],
-                "devices": as_docker(checked_devices(spec.devices), names),
             },
+            "plan": self._mounted(spec, plan),
             "overhead_mib": OVERHEAD_MIB,
             "overhead_each_mib": 64 + OVERHEAD_EACH_MIB[self._level],
             **({"pids_max": PIDS_OF_GUESTS_MAX} if self._level in OWN_KERNEL else {}),

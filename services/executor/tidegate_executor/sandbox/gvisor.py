@@ -16,7 +16,7 @@ from tidegate_executor.sandbox.base import (
     SandboxError,
     SandboxSpec,
 )
-from tidegate_executor.sandbox.plan import PlanEntry, mount_plan
+from tidegate_executor.sandbox.plan import PlanEntry
 from tidegate_executor.sandbox.probe import ProbeFailure, answers_of, probe_sandbox, refuse_connections, refused_port
 from tidegate_executor.sandbox.settings import SandboxSettings
 from tidegate_executor.sandbox.shimmed import ShimmedBackend
@@ -72,19 +72,17 @@ class GvisorBackend(ShimmedBackend):
             level="guarded", backend="gvisor", available=not remedy, limits=limits, remedy=remedy, notes=notes
         )
 
-    def _prepare(self, spec: SandboxSpec, state: StateDirectory) -> dict[str, Any]:
+    def _describe(self, spec: SandboxSpec, state: StateDirectory, plan: list[PlanEntry]) -> dict[str, Any]:
         if spec.devices or spec.engine_image:
             raise RequestRefusedError(
                 "gVisor passes no device of the host and uses no engine's image; neither is accepted"
             )
-        return self._describe(spec, mount_plan(spec, state.path, self.etc()))
-
-    def _describe(self, spec: SandboxSpec, plan: list[PlanEntry]) -> dict[str, Any]:
         binary = find_runsc(self.settings)
         if binary is None or os.geteuid() != 0:
             raise BackendUnavailableError(REMEDY)
         return {
-            "bwrap": {"binary": "", "site": [], "hostname": spec.hostname, "plan": plan},
+            "bwrap": {"binary": "", "site": []},
+            "plan": plan,
             "guarded": {"binary": binary},
             "pids_max": THREADS_PER_PROCESS * spec.pids_max + THREADS_MORE,
             "overhead_mib": OVERHEAD_MIB,

@@ -76,14 +76,24 @@ def mount_plan(spec: SandboxSpec, state_dir: Path, etc: Path) -> list[PlanEntry]
     """Mounts in order. Refuses sources that do not exist and targets that would hide the sandbox's own."""
     plan = _image_plan(spec.layers, etc) + _own_plan(spec, state_dir)
     check_plan(plan, state_dir)
-    return plan + [("device", device.source, device.target) for device in checked_devices(spec.devices)]
+    return plan + _device_plan(spec)
 
 
 def late_plan(spec: SandboxSpec, state_dir: Path, built: list[PlanEntry]) -> list[PlanEntry]:
     """What comes, of the same plan, after what a sandbox of this image was `built` with. Refuses as that does."""
     own = _own_plan(spec, state_dir)
     check_plan(own, state_dir, built)
-    return own
+    return own + _device_plan(spec)
+
+
+def points(spec: SandboxSpec) -> frozenset[tuple[str, bool]]:
+    """Where its mounts lie inside layers, and whether each is a directory: places that must be made with these.
+
+    None in an image's root, in which there can be places later.
+    """
+    bases = [f"{layer.target}/" for layer in spec.layers if layer.target != "/"]
+    inside = [mount for mount in spec.mounts if any(mount.target.startswith(base) for base in bases)]
+    return frozenset((mount.target, os.path.isdir(mount.source)) for mount in inside)
 
 
 def _image_plan(layers: tuple[Layer, ...], etc: Path) -> list[PlanEntry]:
@@ -111,6 +121,10 @@ def _own_plan(spec: SandboxSpec, state_dir: Path) -> list[PlanEntry]:
         kind = "read" if not mount.writable else "take" if mount.take_ownership else "write"
         plan.append((kind, mount.source, mount.target))
     return plan
+
+
+def _device_plan(spec: SandboxSpec) -> list[PlanEntry]:
+    return [("device", device.source, device.target) for device in checked_devices(spec.devices)]
 
 
 def checked_devices(devices: tuple[Device, ...]) -> tuple[Device, ...]:

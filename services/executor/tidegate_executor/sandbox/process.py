@@ -16,6 +16,7 @@ from tidegate_executor.sandbox.base import (
     SandboxError,
     SandboxSpec,
 )
+from tidegate_executor.sandbox.plan import PlanEntry
 from tidegate_executor.sandbox.probe import ProbeFailure, probe_sandbox
 from tidegate_executor.sandbox.settings import SandboxSettings
 from tidegate_executor.sandbox.shimmed import ShimmedBackend
@@ -51,7 +52,10 @@ class ProcessBackend(ShimmedBackend):
             level="unisolated", backend="process", available=available, limits=limits, remedy=remedy, notes=notes
         )
 
-    def _prepare(self, spec: SandboxSpec, state: StateDirectory) -> dict[str, Any]:
+    def _plan(self, spec: SandboxSpec, state: StateDirectory) -> list[PlanEntry]:
+        return []  # nothing is mounted
+
+    def _describe(self, spec: SandboxSpec, state: StateDirectory, plan: list[PlanEntry]) -> dict[str, Any]:
         if spec.engine_image:
             raise RequestRefusedError("only backend `docker` uses an engine's image; layers are accepted here")
         for name in OWN_DIRECTORIES.values():

@@ -7,13 +7,17 @@ this process, its processes and groups with it; its directory, below `.ready`, i
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, Protocol
 
 import msgspec
 import structlog
 
-from tidegate_executor.sandbox.base import Layer, SandboxSpec
+from tidegate_executor.sandbox import plan
+from tidegate_executor.sandbox.base import DiskLimits, Layer, SandboxSpec
 from tidegate_executor.sandbox.launch import READY_PREFIX, Waiting, is_quiet
+from tidegate_executor.sandbox.plan import PlanEntry
 from tidegate_executor.sandbox.remains import clear_remains
 from tidegate_executor.sandbox.state import StateDirectory
 
@@ -22,18 +26,49 @@ DIRECTORY = ".ready"  # beside the sandboxes; no sandbox id starts with a dot
 log = structlog.get_logger()
 
 
-LATE = ("id", "hostname", "log_dir", "workdir", "mounts", "network", "pids_max", "log_bytes_max", "redact")
-"""What of a specification a sandbox that stands can be given. All else it was built with."""
+LATE = ("id", "hostname", "log_dir", "workdir", "mounts", "pids_max", "log_bytes_max", "redact", "network", "devices")
+"""What of a specification a sandbox that stands can be given. All else, its disk too, it was built with."""
+
+
+class Describe(Protocol):
+    """In a thread: what of a shim's configuration is a backend's own, for a sandbox with these mounts."""
+
+    def __call__(self, spec: SandboxSpec, state: StateDirectory, plan: list[PlanEntry]) -> dict[str, Any]: ...
+
+
+class Outfit(msgspec.Struct, frozen=True, kw_only=True):
+    """What one that stands ready has beside its image, after members like the one that shall have it.
+
+    `plugged`: a cable. `devices`: it is for members with devices, and others get none of these. `points`: see
+    `plan.points`.
+    """
+
+    plugged: bool = False
+    devices: bool = False
+    disk: DiskLimits | None = None
+    points: frozenset[tuple[str, bool]] = frozenset()
+
+
+def outfit_of(spec: SandboxSpec) -> Outfit:
+    """What another one like it needs."""
+    return Outfit(
+        plugged=spec.network is not None, devices=bool(spec.devices), disk=spec.disk, points=plan.points(spec)
+    )
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True):
-    """One that stands, built by `spec`. `plan` are the mounts that it has; `plugged`: it has a cable."""
+    """One that stands, built by `spec`. `mounts` are what it has mounted; `describe` goes on for its backend.
+
+    `pointed`: that backend cannot make places inside layers later.
+    """
 
     spec: SandboxSpec
     shim: Waiting
     state: StateDirectory
-    plan: list[tuple[str, str, str]]
-    plugged: bool = False
+    mounts: list[PlanEntry]
+    outfit: Outfit
+    describe: Describe
+    pointed: bool
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -41,6 +76,8 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
 
     def becomes(self, spec: SandboxSpec) -> bool:
         """Whether a sandbox of that specification can be made of it."""
+        if self.pointed and plan.points(spec) != self.outfit.points:
+            return False
         return msgspec.structs.replace(self.spec, **{name: getattr(spec, name) for name in LATE}) == spec
 
     @property
@@ -68,6 +105,10 @@ class ReadySandboxes:
         """Return the layers of each that stands."""
         return [ready.layers for ready in self._standing]
 
+    def count(self, layers: tuple[Layer, ...], *, devices: bool) -> int:
+        """Return how many of this image stand for members with devices, or for those without."""
+        return sum(ready.layers == layers and ready.outfit.devices == devices for ready in self._standing)
+
     def uid_slots(self) -> set[int]:
         return {ready.spec.uid_slot for ready in self._standing}
 
@@ -80,11 +121,12 @@ class ReadySandboxes:
         names = sorted(path.name for path in self.directory.iterdir()) if self.directory.is_dir() else []
         return [StateDirectory(str(self.directory), name) for name in names if name.startswith(READY_PREFIX)]
 
-    def promise(self, layers: tuple[Layer, ...], sandbox: str) -> int | None:
-        """Return the uid slot of one that is kept for this sandbox; None where none stands ready for the image."""
+    def promise(self, layers: tuple[Layer, ...], sandbox: str, *, devices: bool = False) -> int | None:
+        """Return the uid slot of one that is kept for this sandbox; None where none stands ready for its like."""
         promised = set(map(id, self._promised.values()))
         for ready in self._standing:
-            if ready.layers == layers and id(ready) not in promised and ready.lives:
+            fits = ready.layers == layers and ready.outfit.devices == devices
+            if fits and id(ready) not in promised and ready.lives:
                 self._promised[sandbox] = ready
                 return ready.spec.uid_slot
         return None
@@ -101,9 +143,19 @@ class ReadySandboxes:
         self._standing.remove(ready)
         return ready
 
-    async def discard(self, layers: tuple[Layer, ...] | None = None, *, keep: int = 0) -> None:
-        """End those of an image, or of all, but so many of the ones that were made first."""
-        leaving = [ready for ready in self._standing if layers is None or ready.layers == layers][keep:]
+    async def discard(self, layers: tuple[Layer, ...] | None = None) -> None:
+        """End those of an image, or of all."""
+        await self._discard([ready for ready in self._standing if layers is None or ready.layers == layers])
+
+    async def trim(self, wanted: Mapping[tuple[tuple[Layer, ...], bool], int]) -> None:
+        """Keep so many of each image, for members with devices or for those without, those that were made first."""
+        left = dict(wanted)
+        leaving = []
+        for ready in self._standing:
+            kind = ready.layers, ready.outfit.devices
+            left[kind] = left.get(kind, 0) - 1
+            if left[kind] < 0:
+                leaving.append(ready)
         await self._discard(leaving)
 
     async def discard_ended(self) -> None:

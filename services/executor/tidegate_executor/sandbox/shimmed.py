@@ -6,10 +6,11 @@ import asyncio
 import os
 import secrets
 import tempfile
-from collections.abc import Iterator, Sequence, Set
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
@@ -38,8 +39,8 @@ from tidegate_executor.sandbox.launch import (
     tell_shim,
     zygotes,
 )
-from tidegate_executor.sandbox.plan import PlanEntry, build_etc, late_plan
-from tidegate_executor.sandbox.ready import Ready, ReadySandboxes
+from tidegate_executor.sandbox.plan import PlanEntry, build_etc, late_plan, mount_plan
+from tidegate_executor.sandbox.ready import Describe, Outfit, Ready, ReadySandboxes
 from tidegate_executor.sandbox.remains import clear_remains
 from tidegate_executor.sandbox.settings import SandboxSettings
 from tidegate_executor.sandbox.shim.layout import FILES_NAME
@@ -47,22 +48,20 @@ from tidegate_executor.sandbox.state import ID_PATTERN, SandboxRecord, StateDire
 from tidegate_executor.turns import to_its_end
 
 PIDS_MAX_LEAST = 4
-READY_BACKENDS = ("bwrap", "gvisor")
-LATE_NETWORK = ("bwrap",)  # a guest's kernel looks at its interfaces as it boots
+READY_MIB = {("bwrap", "trusted"): 4, ("gvisor", "guarded"): 64}
+"""Backends of which sandboxes can stand ready, and what memory one is reckoned to take."""
+POINTED = ("bwrap",)  # a sandbox may make no place in layers, whatever it is given later
 BASE_NAME = ".base"  # beside the sandboxes: what they share; no sandbox id starts with a dot
 
 
 log = structlog.get_logger()
 
 
-class Preparation(Protocol):
-    """A backend's own part of creation, in a thread: extra keys of the shim's configuration."""
+class ShimmedBackend(ABC):
+    """The sandboxes of one level below `sandboxes_dir`. A backend adds `probe` and `_describe`.
 
-    def __call__(self, spec: SandboxSpec, state: StateDirectory) -> dict[str, Any]: ...
-
-
-class ShimmedBackend:
-    """The sandboxes of one level below `sandboxes_dir`. A backend adds `probe` and `_prepare`; see `SandboxBackend`."""
+    See `SandboxBackend`.
+    """
 
     def __init__(
         self, settings: SandboxSettings, kind: tuple[str, Level], *, limits_required: bool, engine: str = ""
@@ -85,7 +84,12 @@ class ShimmedBackend:
     @property
     def makes_ahead(self) -> bool:
         """Whether groups of this backend may be there before it is known for which sandbox."""
-        return self._backend in READY_BACKENDS
+        return (self._backend, self._level) in READY_MIB
+
+    @property
+    def ready_mib(self) -> int:
+        """What memory a sandbox that stands ready is reckoned to take."""
+        return READY_MIB[self._backend, self._level]
 
     def use_limits(self, detected: Detected) -> None:
         """Take this instead of finding out (control groups that someone else handed over)."""
@@ -113,15 +117,14 @@ class ShimmedBackend:
     async def create(self, spec: SandboxSpec) -> Sandbox:
         ready = self.ready.take(spec.id)
         if ready is None:
-            return await self._create(spec, self._prepare)
-        comes_late = spec.disk is None and (spec.network is None or self._backend in LATE_NETWORK)
-        if not comes_late or not ready.becomes(spec):
+            return await self._create(spec)
+        if not ready.becomes(spec):
             return await self._create_beside(spec, ready)
         try:
             adopted = await self._adopt(spec, ready)
         except InfrastructureError as error:
             log.warning("ready_sandbox_not_used", sandbox=spec.id, why=str(error))
-            return await self._create(spec, self._prepare)
+            return await self._create(spec)
         self.ready.hits += 1
         return adopted
 
@@ -129,22 +132,37 @@ class ShimmedBackend:
         """Create it afresh, although one was kept for it, which stays only if it has another user: each has its own."""
         if ready.spec.uid_slot != spec.uid_slot:
             self.ready.add(ready)
-            return await self._create(spec, self._prepare)
+            return await self._create(spec)
         try:
-            return await self._create(spec, self._prepare)
+            return await self._create(spec)
         finally:
             await self.ready.end(ready)
 
-    def _prepare(self, spec: SandboxSpec, state: StateDirectory) -> dict[str, Any]:
-        """See `Preparation`; one that needs no more than all do has nothing to add."""
-        return {}
+    def _plan(self, spec: SandboxSpec, state: StateDirectory) -> list[PlanEntry]:
+        """What is mounted, in a thread. Raises RequestRefusedError."""
+        return mount_plan(spec, state.path, self.etc())
 
-    def _describe(self, spec: SandboxSpec, plan: list[PlanEntry]) -> dict[str, Any]:
-        """See `Preparation`, for these mounts; only for backends of which sandboxes can stand ready."""
-        raise InfrastructureError(f"sandboxes of backend {self._backend} are built when they are needed")
+    def _laid(self, spec: SandboxSpec, state: StateDirectory) -> list[PlanEntry]:
+        """Have its disk, if it has one of its own, and return what is mounted."""
+        if spec.disk is not None:
+            disk.attach(state.path / FILES_NAME, Path(self.settings.sandboxes_dir, BASE_NAME), spec.disk)
+        return self._plan(spec, state)
 
-    async def _create(self, spec: SandboxSpec, prepare: Preparation) -> ShimSandboxHandle:
+    @abstractmethod
+    def _describe(self, spec: SandboxSpec, state: StateDirectory, plan: list[PlanEntry]) -> dict[str, Any]:
+        """See `Describe`."""
+
+    async def _describing(self, spec: SandboxSpec, group: str) -> Describe:
+        """Return who describes such sandboxes in the control group of this name, once all is asked for that needs."""
+        return self._describe
+
+    async def _create(self, spec: SandboxSpec) -> ShimSandboxHandle:
         driver = await self._admit(spec)
+        describe = await self._describing(spec, spec.id)
+
+        def prepare(state: StateDirectory) -> dict[str, Any]:
+            return describe(spec, state, self._laid(spec, state))
+
         state = StateDirectory(self.settings.sandboxes_dir, spec.id)
         ground = ground_of(self._backend, driver.describe() if driver is not None else None)
         shim = await take_shim(self.settings.shim_python, ground)
@@ -152,7 +170,7 @@ class ShimmedBackend:
             made: list[StateDirectory] = []
             try:
                 record = self._record(spec, driver, shim.group)
-                extra = await to_its_end(_make, (state, record, driver), spec, prepare, made)
+                extra = await to_its_end(_make, (state, record, driver), prepare, made)
                 await tell_shim(shim, self._config(spec, state, record) | extra)
             except BaseException:
                 await asyncio.shield(_undo(shim, *made))
@@ -183,14 +201,22 @@ class ShimmedBackend:
 
     # --- sandboxes that stand ready ---------------------------------------------------------------------------
 
-    async def make_ready(self, layers: tuple[Layer, ...], uid_slot: int, *, plugged: bool = False) -> None:
-        """Have one more sandbox of this image stand ready, with a cable if it shall be `plugged` into a network.
+    async def make_ready(self, layers: tuple[Layer, ...], uid_slot: int, outfit: Outfit | None = None) -> None:
+        """Have one more sandbox of this image stand ready, for members that need this outfit.
 
         Raises InfrastructureError.
         """
+        outfit = outfit or Outfit()
         name = f"{READY_PREFIX}{secrets.token_hex(6)}"
-        spec = SandboxSpec(id=name, hostname="ready", log_dir="", uid_slot=uid_slot, layers=layers)
+        spec = SandboxSpec(id=name, hostname="ready", log_dir="", uid_slot=uid_slot, layers=layers, disk=outfit.disk)
         driver = await self._admit(spec)
+        describe = await self._describing(spec, name)
+        plan: list[PlanEntry] = []
+
+        def prepare(state: StateDirectory) -> dict[str, Any]:
+            plan.extend(entry for entry in self._laid(spec, state) if entry[2] != "/workspace")
+            return describe(spec, state, plan)
+
         assert driver is not None, "limits are required where sandboxes are kept ready"
         state = StateDirectory(str(self.ready.directory), name)
         ground = ground_of(self._backend, driver.describe())
@@ -198,15 +224,18 @@ class ShimmedBackend:
         made: list[StateDirectory] = []
         try:
             record = self._record(spec, driver, shim.group or name)
-            extra = await to_its_end(_make, (state, record, driver), spec, self._prepare, made)
-            plan = [entry for entry in extra["bwrap"]["plan"] if entry[2] != "/workspace"]
-            extra["bwrap"] |= {"plan": plan, "ready": True}
-            await tell_shim(shim, self._config(spec, state, record) | extra | {"ready": True, "plugged": plugged})
+            extra = await to_its_end(_make, (state, record, driver), prepare, made)
+            waiting_for = {"ready": True, "plugged": outfit.plugged, "devices": outfit.devices}
+            extra |= {**waiting_for, "points": sorted(outfit.points)}
+            await tell_shim(shim, self._config(spec, state, record) | extra)
         except BaseException:
             await asyncio.shield(_undo(shim, *made))
             raise
         waiting = Waiting(shim.connection, record.group)
-        self.ready.add(Ready(spec=spec, shim=waiting, state=state, plan=plan, plugged=plugged))
+        pointed = self._backend in POINTED
+        self.ready.add(
+            Ready(spec=spec, shim=waiting, state=state, mounts=plan, outfit=outfit, describe=describe, pointed=pointed)
+        )
 
     async def _adopt(self, spec: SandboxSpec, ready: Ready) -> Sandbox:
         """Make the sandbox of one that stands ready. Raises InfrastructureError; then nothing of either is left."""
@@ -227,8 +256,8 @@ class ShimmedBackend:
         self, spec: SandboxSpec, places: tuple[Ready, StateDirectory], record: SandboxRecord, made: list[StateDirectory]
     ) -> dict[str, Any]:
         ready, state = places
-        late = late_plan(spec, state.path, ready.plan)
-        extra = self._describe(spec, ready.plan + late)
+        late = late_plan(spec, state.path, ready.mounts)
+        extra = ready.describe(spec, state, ready.mounts + late)
         try:
             state.adopt(ready.state, record)
             made.append(state)
@@ -240,6 +269,7 @@ class ShimmedBackend:
     def _config(self, spec: SandboxSpec, state: StateDirectory, record: SandboxRecord) -> dict[str, Any]:
         return {
             "id": spec.id,
+            "hostname": spec.hostname,
             "level": self._level,
             "backend": self._backend,
             "state_dir": str(state.path),
@@ -344,8 +374,7 @@ class ShimmedBackend:
 
 def _make(
     begun: tuple[StateDirectory, SandboxRecord, Driver | None],
-    spec: SandboxSpec,
-    prepare: Preparation,
+    prepare: Callable[[StateDirectory], dict[str, Any]],
     made: list[StateDirectory],
 ) -> dict[str, Any]:
     """Add the directory to `made` once it is ours, for whoever undoes it."""
@@ -358,9 +387,7 @@ def _make(
             driver.prepare()
     except (CgroupError, OSError) as error:
         raise InfrastructureError(f"sandbox {state.id}: {error}") from error
-    if spec.disk is not None:
-        disk.attach(state.path / FILES_NAME, state.path.parent / BASE_NAME, spec.disk)
-    return prepare(spec, state)
+    return prepare(state)
 
 
 async def _undo(shim: Waiting, *places: StateDirectory) -> None:

@@ -22,6 +22,7 @@ SETUP_SECONDS_MAX = 20.0
 INFO_BYTES_MAX = 65536
 COMPLAINT_BYTES_MAX = 2000
 LENGTH = "<I"
+NEEDED = ("state_dir", "uid", "bwrap", "plan", "hostname", "ready")  # of the configuration, by who becomes bubblewrap
 
 
 class SetupError(Exception):
@@ -52,9 +53,9 @@ class Bubblewrap:
     def prepare(self, config: dict[str, Any]) -> None:
         """Have it prepare to build this sandbox."""
         Layout(config).prepare()
-        hosts = hosts_text(config["bwrap"]["hostname"], config["network"])
+        hosts = hosts_text(config["hostname"], config["network"])
         os.pwrite(self._files["hosts"], hosts, 0)
-        text = json.dumps({name: config[name] for name in ("state_dir", "uid", "bwrap")}).encode()
+        text = json.dumps({name: config[name] for name in NEEDED if name in config}).encode()
         data = struct.pack(LENGTH, len(text)) + text
         try:
             while data:

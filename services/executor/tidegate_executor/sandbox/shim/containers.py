@@ -81,7 +81,7 @@ class ContainerLauncher(Launching):
         contents = {
             "hold": executable(os.uname().machine),
             "signal": send_signal(os.uname().machine),
-            "hosts": hosts_text(self._docker["hostname"], self._config["network"]),
+            "hosts": hosts_text(self._config["hostname"], self._config["network"]),
             "passwd": account.encode(),
             "group": group.encode(),
         }
@@ -90,14 +90,14 @@ class ContainerLauncher(Launching):
             with open(path, "wb") as writing:
                 writing.write(content)
             os.chmod(path, 0o555)
-        for kind, source, _ in self._docker["plan"]:
+        for kind, source, _ in self._config["plan"]:
             if kind == "take":
                 staging.take_ownership(source, self._uid)
 
     def _make_binds(self) -> None:
         files = self._files
         lowers: list[str] = []
-        for index, (kind, source, target) in enumerate(self._docker["plan"]):
+        for index, (kind, source, target) in enumerate(self._config["plan"]):
             if kind in ("lower", "layer"):
                 lowers.insert(0, source)
             if kind == "layer":
@@ -152,7 +152,7 @@ class ContainerLauncher(Launching):
             },
         }
         if "NetworkMode" not in host or host["NetworkMode"] == "none":
-            body["Hostname"] = self._docker["hostname"]
+            body["Hostname"] = self._config["hostname"]
         made: str = self._engine.call("POST", "/containers/create", body)["Id"]
         try:
             self._engine.call("POST", f"/containers/{made}/start")

@@ -85,6 +85,8 @@ class GuardedLauncher(Launching):
         self._traces = Traces(self._keeper.state, TRACE_NAME)
         self._write(SESSION_NAME, session(os.uname().machine, f"{STATE}/{TRACE_NAME}"))
         meanwhile()
+        if self._config.get("ready") and self._config["plugged"]:
+            self._keeper.plug()  # a guest looks at its interfaces whenever it is asked for them
         return None
 
     def join(self, holder: int) -> None:
@@ -118,7 +120,7 @@ class GuardedLauncher(Launching):
         if self._ready is None or not self._ready.lives:
             raise NotReadyError("the guest that stood ready has ended")
         self._keeper.adopt(self._config, late, meanwhile)
-        hostname = self._config["bwrap"]["hostname"]
+        hostname = self._config["hostname"]
         told = instructions(os.uname().machine, hostname, self._keeper.late, keeper.LATE_PATH)
         with open(self._tell, "wb", buffering=0) as telling:
             self._tell = -1
@@ -150,7 +152,7 @@ class GuardedLauncher(Launching):
 
     def _boot(self, group: Group, pids: int) -> Guest:
         ids = (self._config["uid"], pids)
-        hostname = self._config["bwrap"]["hostname"]
+        hostname = self._config["hostname"]
         spec = runtime.specification(keeper.ROOTFS, hostname, self._keeper.mounts, ids)
         return self._boot_as(spec, group, (-1, -1))
 

@@ -20,7 +20,7 @@ from tidegate_executor.sandbox.shim.joining import join
 from tidegate_executor.sandbox.shim.late import Carrier, Gathered, make_place
 from tidegate_executor.sandbox.shim.launching import Launching, NotReadyError
 from tidegate_executor.sandbox.shim.layout import INSIDE_ID
-from tidegate_executor.sandbox.shim.plug import Plug
+from tidegate_executor.sandbox.shim.plug import Plug, join_over
 from tidegate_executor.sandbox.shim.processes import stat_fields
 
 # Joined from inside the sandbox's outer user namespace, in this order; the mount namespace last of these.
@@ -84,32 +84,22 @@ class BwrapLauncher(Launching):
         if self.collapsing():
             raise NotReadyError("process 1 of the sandbox that stood ready has ended")
         meanwhile()
-        self._join()
+        plug, self._plug = self._plug, None
+        join_over(plug, self._config["network"], self._namespaces["net"])
         self._carrier.end()
-
-    def _join(self) -> None:
-        """The network that the sandbox has, if it has one, over the plug that it has, if it has one."""
-        plug, network = self._plug, self._config["network"]
-        self._plug = None
-        if plug is None:
-            join(network, self._namespaces["net"])
-        elif network is None:
-            plug.remove()
-        else:
-            plug.join(network)
 
     def _attach(self, config: dict[str, Any], gathered: list[Gathered]) -> None:
         """In a child: mount all of it inside, where the root is read-only unless it is an image's."""
         for kind in ("uts", "mnt"):
             syscalls.setns(self._namespaces[kind], NAMESPACES[kind])
-        syscalls.set_hostname(config["bwrap"]["hostname"])
+        syscalls.set_hostname(config["hostname"])
         flags = syscalls.MS_BIND | syscalls.MS_REMOUNT | syscalls.MS_NOSUID | syscalls.MS_NODEV
         syscalls.mount("none", "/", None, flags)
         syscalls.create_as(config["uid"])
         for each in gathered:
             make_place(each.target, is_directory=each.is_directory)
             syscalls.attach_mounts(each.tree, each.target)
-        if not any(target == "/" for _, _, target in self._config["bwrap"]["plan"]):
+        if not any(target == "/" for _, _, target in self._config["plan"]):
             syscalls.mount("none", "/", None, flags | syscalls.MS_RDONLY)
 
     def _open_namespaces(self) -> None:

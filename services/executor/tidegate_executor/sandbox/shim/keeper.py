@@ -21,6 +21,7 @@ from tidegate_executor.sandbox.shim.joining import join
 from tidegate_executor.sandbox.shim.late import HOSTS_PATH, Carrier, Gathered, make_place
 from tidegate_executor.sandbox.shim.layout import DIRECTORIES, HOLD_PATH, Layout, hosts_text
 from tidegate_executor.sandbox.shim.own_programs import set_process_limit
+from tidegate_executor.sandbox.shim.plug import Plug, join_over
 from tidegate_executor.sandbox.shim.told import carry_out_and_hold
 
 ROOTFS = f"{staging.STAGE}/rootfs"
@@ -56,6 +57,7 @@ class Keeper:
         self.mounts: Mounts = []
         self.late: list[tuple[str, str]] = []
         self._carrier: Carrier | None = None
+        self._plug: Plug | None = None
 
     def open(self) -> None:
         """Make them. Raises KeeperError; then nothing is left."""
@@ -89,11 +91,17 @@ class Keeper:
         if self._config.get("ready"):
             self._carrier = Carrier(self._attach, self._config["state_dir"])
 
+    def plug(self) -> None:
+        """Have a cable, for a network that may come. Raises JoiningError."""
+        self._plug = Plug(self._network)
+
     def adopt(self, config: dict[str, Any], entries: list[list[str]], meanwhile: Callable[[], None]) -> None:
         """Add these entries of the mount plan. Raises LateError."""
         assert self._carrier is not None, "it stands ready"
         self._carrier.begin(config, entries)
         meanwhile()
+        plug, self._plug = self._plug, None
+        join_over(plug, config["network"], self._network)
         self._carrier.end()
         # /etc/hosts, which comes last, is mounted in every guest already.
         targets = [*((target, kind != "read") for kind, _, target in entries), (HOSTS_PATH, False)]
@@ -120,6 +128,8 @@ class Keeper:
     def close(self) -> None:
         if self._carrier is not None:
             self._carrier.close()
+        if self._plug is not None:
+            self._plug.close()
         for descriptor in (self._mount_namespace, self._network, self.state):
             if descriptor >= 0:
                 os.close(descriptor)
@@ -184,7 +194,7 @@ def lay_out(layout: Layout, config: dict[str, Any]) -> Mounts:
     for target, source in {**SHARED, **layout.private()}.items():
         mounts.append(bind(source, target))
     machine = os.uname().machine
-    hostname = config["bwrap"]["hostname"]
+    hostname = config["hostname"]
     own = {
         HOLD_PATH: executable(machine),
         LIMITER_PATH: set_process_limit(machine),

@@ -24,7 +24,7 @@ COMPLAINT_BYTES_MAX = 2000
 READY, DONE = b"\1", b"\2"
 LINGER_SECONDS = 0.1  # what is started now has the processors until then
 LENGTH = "<I"
-KINDS = ("read", "write", "take", "workspace")  # of plan entries that can come late
+KINDS = ("read", "write", "take", "workspace", "device")  # of plan entries that can come late
 HOSTS_PATH = "/etc/hosts"
 PLACE_NAME = "late"  # below the state directory
 
@@ -63,9 +63,8 @@ class Carrier:
 
     def begin(self, config: dict[str, Any], late: list[list[str]]) -> None:
         """Tell it to have the mounts of these plan entries, and /etc/hosts, attached."""
-        named = {name: config[name] for name in ("state_dir", "uid", "network")}
-        named["bwrap"] = {"hostname": config["bwrap"]["hostname"], "plan": late}
-        text = json.dumps(named).encode()
+        named = {name: config[name] for name in ("state_dir", "uid", "network", "hostname")}
+        text = json.dumps({**named, "late": late}).encode()
         left = struct.pack(LENGTH, len(text)) + text
         with suppress(BrokenPipeError):  # it says why it ended, if it did
             while left:
@@ -141,14 +140,14 @@ class Gathering:
 
     def _rehearse(self) -> None:
         """Go the way once where nothing comes of it: it copies memory that is the zygote's too until then."""
-        json.loads(json.dumps({"bwrap": {"hostname": "ready", "plan": [["read", "hosts", HOSTS_PATH]]}}))
+        json.loads(json.dumps({"hostname": "ready", "late": [["read", "hosts", HOSTS_PATH]]}))
         hosts_text("ready", None)
         os.close(_gathered(HOSTS_PATH, "hosts", writable=False).tree)
 
     def all_of(self, config: dict[str, Any]) -> list[Gathered]:
         """The mounts of the plan, then /etc/hosts."""
-        found = [self._copied(config, entry) for entry in config["bwrap"]["plan"]]
-        os.write(self._hosts, hosts_text(config["bwrap"]["hostname"], config["network"]))
+        found = [self._copied(config, entry) for entry in config["late"]]
+        os.write(self._hosts, hosts_text(config["hostname"], config["network"]))
         found.append(_gathered(HOSTS_PATH, "hosts", writable=False))
         return found
 
@@ -159,6 +158,8 @@ class Gathering:
         if kind == "workspace":
             self._lay_workspace(source, os.path.join(config["state_dir"], FILES_NAME), config["uid"])
             return _gathered(target, "merged", writable=True)
+        if kind == "device":
+            return _gathered(target, source, writable=True, device=True)
         opened = staging.open_without_links(source)  # jobs may write where it lies
         try:
             return _gathered(target, opened, writable=kind != "read")
@@ -180,8 +181,8 @@ class Gathering:
         syscalls.mount("overlay", "merged", "overlay", 0, options)
 
 
-def _gathered(target: str, source: int | str, *, writable: bool) -> Gathered:
-    attributes = syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV
+def _gathered(target: str, source: int | str, *, writable: bool, device: bool = False) -> Gathered:
+    attributes = syscalls.MOUNT_ATTR_NOSUID | (0 if device else syscalls.MOUNT_ATTR_NODEV)
     attributes |= 0 if writable else syscalls.MOUNT_ATTR_RDONLY
     tree = syscalls.copy_mounts(source, attributes)
     return Gathered(target, tree, stat.S_ISDIR(os.fstat(tree).st_mode), writable)

@@ -12,11 +12,14 @@ HOLD_PATH = "/run/tidegate/hold"
 DIRECTORIES = ("/run", "/run/tidegate", "/home", "/var", "/var/cache", "/workspace")
 FILES_NAME = "files"  # below the state directory, which only the agent's user may search
 POINTS = "points"
+MOUNTED = ("read", "write", "take")
 OWNED = ("home", "cache", "upper", "work")
 
 
 class Layout:
-    """Plan entries are [kind, source, target]:
+    """`points` are places inside layers, and whether each is a directory, that mounts to come need.
+
+    Plan entries are [kind, source, target]:
 
     lower      image layer, below the next entry
     layer      image layer, throw-away upper       workspace  overlay with its upper in the state directory
@@ -29,7 +32,10 @@ class Layout:
         self._files = os.path.join(config["state_dir"], FILES_NAME)
         self._uid: int | None = config["uid"]
         self._bwrap = config["bwrap"]
-        self._plan: list[list[str]] = self._bwrap["plan"]
+        self._hostname = config["hostname"]
+        self._plan: list[list[str]] = config["plan"]
+        self._ready = bool(config.get("ready"))
+        self._points = [(str(target), bool(is_directory)) for target, is_directory in config.get("points", ())]
         self._seen: dict[int, str] = {}
         self._binary = self._bwrap["binary"]
         self._files_seen = self._files
@@ -55,14 +61,15 @@ class Layout:
 
     def _make_points(self) -> None:
         """Places for what is mounted inside a layer, as one more layer: the sandbox may create none in the others."""
+        wanted = [(target, os.path.isdir(source)) for kind, source, target in self._plan if kind in MOUNTED]
         for index, (kind, _, base) in enumerate(self._plan):
             if kind != "layer" or base == "/":
                 continue
-            for inner, source, target in self._plan:
-                if inner in ("read", "write", "take") and target.startswith(f"{base}/"):
+            for target, is_directory in (*wanted, *self._points):
+                if target.startswith(f"{base}/"):
                     point = f"{self._files}/{POINTS}.{index}{target[len(base) :]}"
-                    os.makedirs(point if os.path.isdir(source) else os.path.dirname(point), mode=0o755, exist_ok=True)
-                    if not os.path.isdir(source):
+                    os.makedirs(point if is_directory else os.path.dirname(point), mode=0o755, exist_ok=True)
+                    if not is_directory:
                         os.close(os.open(point, os.O_CREAT | os.O_CLOEXEC, 0o644))
 
     def stage(self) -> None:
@@ -75,7 +82,7 @@ class Layout:
         staging.enter_private_namespace()
         site = self._bwrap["site"]
         sources = [source for kind, source, _ in self._plan if kind != "link"] + site + [self._files]
-        mounts = {source for kind, source, _ in self._plan if kind in ("read", "write", "take")}
+        mounts = {source for kind, source, _ in self._plan if kind in MOUNTED}
         stage = staging.Stage(list(dict.fromkeys(sources)), mounts)
         for directory in site:
             stage.bind(directory, f"site/{os.path.basename(directory)}")
@@ -141,7 +148,7 @@ class Layout:
         inside = str(INSIDE_ID)
         head = [
             self._binary, "--unshare-all", "--unshare-user", "--disable-userns", "--uid", inside, "--gid", inside,
-            "--hostname", self._bwrap["hostname"], "--as-pid-1", "--die-with-parent", "--new-session",
+            "--hostname", self._hostname, "--as-pid-1", "--die-with-parent", "--new-session",
             "--cap-drop", "ALL", "--clearenv", "--info-fd", str(info), "--seccomp", str(contents["seccomp"]),
         ]  # fmt: skip
         rooted = [index for index, (_, _, target) in enumerate(self._plan) if target == "/"]
@@ -157,7 +164,7 @@ class Layout:
         for index, (kind, source, target) in enumerate(self._plan):
             body += ["--dev-bind", self._seen.get(index, source), target] if kind == "device" else []
         body += ["--bind", f"{files}/home", "/home/job", "--bind", f"{files}/cache", "/var/cache/job"]
-        if not self._bwrap.get("ready"):  # else it comes later, and nothing is mounted on a file that has no name
+        if not self._ready:  # else it comes later, and nothing is mounted on a file that has no name
             body += ["--perms", "0444", "--ro-bind-data", str(contents["hosts"]), "/etc/hosts"]
         body += ["--perms", "0555", "--ro-bind-data", str(contents["hold"]), HOLD_PATH]
         # A root of the image's own is a throw-away overlay, as its other layers are.

@@ -15,10 +15,32 @@ from typing import Any
 
 from tidegate_executor.sandbox.shim import netlink, syscalls
 from tidegate_executor.sandbox.shim.descriptors import receive
-from tidegate_executor.sandbox.shim.joining import BRIDGE, INTERFACE, PREFIX_BITS, in_child, keep_switch, locked, stands
+from tidegate_executor.sandbox.shim.joining import (
+    BRIDGE,
+    INTERFACE,
+    PREFIX_BITS,
+    in_child,
+    join,
+    keep_switch,
+    locked,
+    stands,
+)
 
 PORT = "spare"  # until it is known whose
 INDICES = "<ii"
+
+
+def join_over(plug: Plug | None, network: dict[str, Any] | None, inside: int) -> None:
+    """Have the network namespace `inside` in its network, if it has one, over its plug, if it has one.
+
+    Raises JoiningError, OSError.
+    """
+    if plug is None:
+        join(network, inside)
+    elif network is None:
+        plug.remove()
+    else:
+        plug.join(network)
 
 
 class Plug:

@@ -65,7 +65,7 @@ class ShimSandbox:
     def stand_ready(self) -> None:
         """Build it for nobody yet: all that depends on its image alone."""
         self._build()
-        self._built = self._config["bwrap"]["plan"]
+        self._built = self._config["plan"]
         self.replicas.await_ahead()
         self.replicas.rehearse()
         json.loads(json.dumps(self._config))
@@ -80,7 +80,7 @@ class ShimSandbox:
         else:
             if not self.replicas.waits_ahead():
                 raise NotReadyError("what waited for the first command in the sandbox that stood ready has ended")
-            late = [entry for entry in config["bwrap"]["plan"] if entry not in self._built]
+            late = [entry for entry in config["plan"] if entry not in self._built]
             self._launcher.adopt(late, self.replicas.bound_anew)
         self._history = History(config["state_dir"])
         self._record("ready", {})
