@@ -218,11 +218,13 @@ async def test_resize_shows_in_the_kernel_and_in_behaviour(world: World) -> None
     await sandbox.start(world.python(grower, limits=start))
     await wait_output(sandbox, "grown")
     with pytest.raises(ResizeRefusedError, match="in use"):
-        await sandbox.resize("main", 0, Limits(cpu_millis=100, memory_mib=32, pids=32))
+        await sandbox.resize("main", 0, Limits(cpu_millis=50, memory_mib=32, pids=32))
     assert (await sandbox.stats()).replicas[0].limits == start
     wanted = Limits(cpu_millis=1500, memory_mib=512, pids=32 if world.name == "docker-guarded" else 48)
     assert await sandbox.resize("main", 0, wanted) == wanted
     assert (await sandbox.stats()).replicas[0].limits == wanted
+    less = Limits(cpu_millis=400, memory_mib=256, pids=wanted.pids)
+    assert await sandbox.resize("main", 0, less) == less
 
 
 async def test_more_processes_are_let_in_by_a_resize(world: World) -> None:

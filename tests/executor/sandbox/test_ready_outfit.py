@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tidegate_executor.sandbox import disk
 from tidegate_executor.sandbox.base import Device, DiskLimits, Limits, Mount, SandboxSpec
+from tidegate_executor.sandbox.docker import DockerBackend
 from tidegate_executor.sandbox.ready import outfit_of
 from tidegate_executor.sandbox.shim.guarded import PIDS_AHEAD
 from tidegate_executor.sandbox.shimmed import ShimmedBackend
@@ -28,6 +29,7 @@ head -c 4 /dev/accelerators/one | od -An -tx1
 cat {LIBRARY} 2>/dev/null || echo "no library"
 (echo x > {LIBRARY}) 2>/dev/null || echo "read-only, or not there"
 grep -c -E '(nodev|nosuid).* /dev/accelerators/one|/dev/accelerators/one.*(nodev|nosuid)' /proc/self/mountinfo
+true
 """
 ROOM = """
 df -P /home/job /workspace /var/cache/job | awk 'NR > 1 {print $2}'
@@ -46,11 +48,11 @@ async def warm(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
     await opened.backend.release()
 
 
-@pytest.fixture
-async def cell(tmp_path: Path) -> AsyncIterator[World]:
+@pytest.fixture(params=["bwrap", "docker"])
+async def cell(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
     if os.geteuid() != 0:
         pytest.skip("only root makes device nodes")
-    opened = await open_world("bwrap", tmp_path)
+    opened = await open_world(request.param, tmp_path)
     yield opened
     await opened.backend.sweep(set())
     await opened.backend.release()
@@ -113,6 +115,22 @@ async def test_what_stands_for_members_with_devices_is_for_no_others(cell: World
     assert backend.ready.promise(image_layers(), "plain.1.0") == SLOT + 1
     seen = await look(cell, cell.spec("plain.1.0", uid_slot=SLOT + 1), f"ls -d {LIBRARY} /dev/accelerators")
     assert (seen.count("No such file"), backend.ready.hits) == (2, 1)
+
+
+async def test_an_engines_container_that_was_made_without_the_devices_is_replaced(cell: World) -> None:
+    if not isinstance(cell.backend, DockerBackend):
+        pytest.skip("a sandbox of bubblewrap is given its devices late")
+    backend = backend_of(cell)
+    devices, mounts = accelerator(cell)
+    await backend.make_ready(image_layers(), SLOT)
+    backend.ready.promise(image_layers(), "late.1.0")
+    spec = cell.spec("late.1.0", uid_slot=SLOT, devices=devices, mounts=mounts)
+    made = await backend.create(spec)
+    for number in range(2):
+        process = cell.process("/bin/sh", "-c", LOOK, replica=number, limits=LIMITS, cwd="/")
+        exited, output = await cell.run(made, process)
+        assert (exited.exit_code, "00 00 00 00" in output, "driver's library" in output) == (0, True, True)
+    assert backend.ready.hits == 1
 
 
 async def test_a_device_that_is_gone_by_then_is_refused_and_nothing_is_left(cell: World) -> None:

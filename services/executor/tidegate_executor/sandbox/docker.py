@@ -10,15 +10,17 @@ import asyncio
 import functools
 import os
 import platform
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence, Set
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tidegate_executor.cgroups.base import CgroupError
+import structlog
+
+from tidegate_executor.cgroups.base import CgroupError, Driver
 from tidegate_executor.cgroups.detect import REMEDY as LIMITS_REMEDY
 from tidegate_executor.cgroups.detect import Detected
-from tidegate_executor.cgroups.engine import engine_driver, engine_path, release_elsewhere
+from tidegate_executor.cgroups.engine import engine_driver, engine_path, release_elsewhere, remove_elsewhere
 from tidegate_executor.sandbox.base import (
     BackendUnavailableError,
     InfrastructureError,
@@ -34,7 +36,7 @@ from tidegate_executor.sandbox.plan import CPU_TOPOLOGY, PlanEntry, checked_devi
 from tidegate_executor.sandbox.probe import ProbeFailure, answers_of, probe_sandbox, refuse_connections, refused_port
 from tidegate_executor.sandbox.ready import Describe
 from tidegate_executor.sandbox.settings import SandboxSettings
-from tidegate_executor.sandbox.shim.engine import LABEL, Engine, EngineError
+from tidegate_executor.sandbox.shim.engine import Engine, EngineError
 from tidegate_executor.sandbox.shim.replicas import HOLDER_GROUP
 from tidegate_executor.sandbox.shimmed import ShimmedBackend
 from tidegate_executor.sandbox.state import StateDirectory
@@ -56,6 +58,8 @@ REMEDY = (
     "Backend `docker` needs a Docker engine (API 1.41 or newer) whose socket TIDEGATE_DOCKER_SOCKET names, with the "
     "control group driver `cgroupfs` and the level's runtime, and an agent that runs as root on the engine's machine."
 )
+
+log = structlog.get_logger()
 
 INSIDE_SCRIPT = """
 grep -E '^(Uid|CapEff|NoNewPrivs):' /proc/self/status
@@ -218,15 +222,34 @@ class DockerBackend(ShimmedBackend):
         }
 
     async def strays(self) -> tuple[str, ...]:
-        """Ids of this agent's sandboxes of which the engine has containers."""
+        """Control groups of this agent's sandboxes of which the engine has containers or volumes."""
         detected = await self.limits()
         if detected.driver is None:
             return ()
-        own = f"{engine_path(detected.driver)}/".removeprefix("/")
-        async with self.engine() as docker:
-            found = await docker.containers.list(all=True, filters={"label": [LABEL]})
-        groups = {container["Labels"][LABEL] for container in found}
-        return tuple(sorted(group.removeprefix(own) for group in groups if group.startswith(own)))
+        return tuple(await asyncio.to_thread(self._in_engine, detected.driver))
+
+    def _in_engine(self, driver: Driver) -> list[str]:
+        own = f"{engine_path(driver)}/".removeprefix("/")
+        try:
+            groups = Engine(self.settings.docker_socket).groups()
+        except EngineError as error:
+            raise InfrastructureError(f"the engine does not say what it has of ours: {error}") from error
+        return sorted(group.removeprefix(own) for group in groups if group.startswith(own))
+
+    def _remove_strays(self, driver: Driver, known: Set[str]) -> Sequence[str]:
+        """Of the engine too: it keeps what it has through a power cut that took our directories. Blocks."""
+        found = []
+        if Path(self.settings.docker_socket).is_socket():
+            try:
+                found = [group for group in self._in_engine(driver) if group not in known]
+                for group in found:
+                    Engine(self.settings.docker_socket).remove_all(f"{engine_path(driver)}/{group}")
+            except (InfrastructureError, EngineError) as error:  # a node whose engine is down gives its other levels
+                log.warning("engine_not_cleared", why=str(error))
+        removed = super()._remove_strays(driver, known)
+        for group in found:
+            remove_elsewhere(engine_path(driver), group)
+        return sorted({*removed, *found})
 
     async def release(self) -> None:
         detected = await self.limits()

@@ -16,7 +16,7 @@ import structlog
 
 from tidegate_executor.sandbox import plan
 from tidegate_executor.sandbox.base import DiskLimits, Layer, SandboxSpec
-from tidegate_executor.sandbox.launch import READY_PREFIX, Waiting, is_quiet
+from tidegate_executor.sandbox.launch import READY_PREFIX, Waiting, await_end, is_quiet
 from tidegate_executor.sandbox.plan import PlanEntry
 from tidegate_executor.sandbox.remains import clear_remains
 from tidegate_executor.sandbox.state import StateDirectory
@@ -170,7 +170,7 @@ class ReadySandboxes:
 
     async def end(self, ready: Ready) -> None:
         """End one that does not stand for anybody any more."""
-        ready.shim.connection.close()
+        await await_end(ready.shim)
         await asyncio.to_thread(clear_remains, ready.state)
 
     def let_go(self) -> None:

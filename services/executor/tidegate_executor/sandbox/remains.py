@@ -51,19 +51,19 @@ def end_remains(state: StateDirectory) -> None:
         except CgroupError as error:
             raise InfrastructureError(f"sandbox {state.id}: {error}") from error
     if record is not None and record.engine and record.cgroup is not None:
-        _end_in_engine(state.id, record.engine, record.cgroup)
+        _end_in_engine(record.group_name, record.engine, record.cgroup)
     for pid, start_ticks in state.unfinished():
         if processes.start_ticks(pid) == start_ticks:
             processes.kill_tree(pid)
 
 
-def _end_in_engine(sandbox: str, engine: str, cgroup: dict[str, str]) -> None:
+def _end_in_engine(group: str, engine: str, cgroup: dict[str, str]) -> None:
     try:
         place = engine_path(driver_from(cgroup))
-        Engine(engine).remove_all(f"{place}/{sandbox}")
-        remove_elsewhere(place, sandbox)
+        Engine(engine).remove_all(f"{place}/{group}")
+        remove_elsewhere(place, group)
     except (CgroupError, EngineError) as error:
-        raise InfrastructureError(f"sandbox {sandbox}: {error}") from error
+        raise InfrastructureError(f"control group {group}: {error}") from error
 
 
 def end_shim(state: StateDirectory) -> None:

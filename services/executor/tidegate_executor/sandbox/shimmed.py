@@ -48,7 +48,7 @@ from tidegate_executor.sandbox.state import ID_PATTERN, SandboxRecord, StateDire
 from tidegate_executor.turns import to_its_end
 
 PIDS_MAX_LEAST = 4
-READY_MIB = {("bwrap", "trusted"): 4, ("gvisor", "guarded"): 64}
+READY_MIB = {("bwrap", "trusted"): 4, ("gvisor", "guarded"): 64, ("docker", "trusted"): 16}
 """Backends of which sandboxes can stand ready, and what memory one is reckoned to take."""
 POINTED = ("bwrap",)  # a sandbox may make no place in layers, whatever it is given later
 BASE_NAME = ".base"  # beside the sandboxes: what they share; no sandbox id starts with a dot
@@ -362,7 +362,17 @@ class ShimmedBackend(ABC):
             return ()
         known = keep | {record.group_name for record in records}
         known |= zygotes.groups() | await asyncio.to_thread(self.ready.groups)
-        return tuple(await asyncio.to_thread(_remove_strays, detected.driver, known))
+        return tuple(await asyncio.to_thread(self._remove_strays, detected.driver, known))
+
+    def _remove_strays(self, driver: Driver, known: Set[str]) -> Sequence[str]:
+        """Remove groups whose state directory is gone, and return their names. Blocks."""
+        strays = [name for name in driver.names() if name not in known]
+        for name in strays:
+            try:
+                driver.group(name).remove()
+            except CgroupError as error:
+                raise InfrastructureError(f"stray control group {name}: {error}") from error
+        return strays
 
     async def release(self) -> None:
         await self.ready.discard()
@@ -395,14 +405,3 @@ async def _undo(shim: Waiting, *places: StateDirectory) -> None:
     await await_end(shim)
     for place in places:
         await asyncio.to_thread(clear_remains, place)
-
-
-def _remove_strays(driver: Driver, known: Set[str]) -> list[str]:
-    """Groups whose state directory is gone."""
-    strays = [name for name in driver.names() if name not in known]
-    for name in strays:
-        try:
-            driver.group(name).remove()
-        except CgroupError as error:
-            raise InfrastructureError(f"stray control group {name}: {error}") from error
-    return strays

@@ -14,21 +14,23 @@ from collections.abc import Callable
 from typing import Any
 
 from tidegate_executor.cgroups.base import CPU_PERIOD_USEC, MIB, Group, Quota
-from tidegate_executor.sandbox.shim import engine_exec, runtime, staging, syscalls
+from tidegate_executor.sandbox.shim import engine_exec, runtime, syscalls
+from tidegate_executor.sandbox.shim.container_files import SIGNAL_PATH, ContainerFiles
 from tidegate_executor.sandbox.shim.engine import LABEL, Engine, EngineError
-from tidegate_executor.sandbox.shim.hold import executable
-from tidegate_executor.sandbox.shim.joining import join
-from tidegate_executor.sandbox.shim.launching import Launching
-from tidegate_executor.sandbox.shim.layout import FILES_NAME, HOLD_PATH, hosts_text
+from tidegate_executor.sandbox.shim.entered import Container, Entered
+from tidegate_executor.sandbox.shim.joining import JoiningError, join
+from tidegate_executor.sandbox.shim.late import Carrier
+from tidegate_executor.sandbox.shim.launching import Launching, NotReadyError
+from tidegate_executor.sandbox.shim.layout import HOLD_PATH
 from tidegate_executor.sandbox.shim.memory import memory_file
-from tidegate_executor.sandbox.shim.own_programs import send_signal
 from tidegate_executor.sandbox.shim.padded import PaddedGroup
+from tidegate_executor.sandbox.shim.plug import Plug, join_over
+from tidegate_executor.sandbox.shim.processes import start_ticks
+from tidegate_executor.sandbox.shim.replicas import FIRST_GROUP
 from tidegate_executor.sandbox.shim.spawn import Process, SpawnError
 
 START_SECONDS_MAX = 60.0
-SIGNAL_PATH = f"{os.path.dirname(HOLD_PATH)}/signal"
 POLL_SECONDS = 0.005
-OWN = ("home", "cache", "workspace")  # directories that belong to the sandbox
 
 
 class ContainerLauncher(Launching):
@@ -41,93 +43,62 @@ class ContainerLauncher(Launching):
         self._engine = Engine(self._docker["socket"])
         self._group: str = self._docker["group"].strip("/")
         self._uid: int = config["uid"]
-        self._files = os.path.join(config["state_dir"], FILES_NAME)
-        self._binds: list[str] = []
-        self._holder = ""
+        self._files = ContainerFiles(config, self._engine)
+        self._holder = Container("", 0, None)
+        self._hostname_path = ""  # the engine's file, which is /etc/hostname in each container
+        self._network = self._notes = -1
         self._containers: dict[str, str] = {}
         self._started = 0
         self._entering = ""
+        # Of one that is built ahead:
+        self._first: Container | None = None
+        self._used_first = False
+        self._untold: Quota | None = None
+        self._entered: Entered | None = None
+        self._carrier: Carrier | None = None
+        self._plug: Plug | None = None
+        self._adopted = False
 
     def open(self, meanwhile: Callable[[], None]) -> int | None:
         syscalls.become_subreaper()
-        self._make_files()
-        self._make_binds()
-        meanwhile()
+        flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+        self._notes = os.open(self._config["state_dir"], flags)  # which gets another name when it is adopted
+        self._files.make()
         holding = {"NetworkMode": "none", "IpcMode": "shareable", "CgroupParent": self._docker["holder_group"]}
-        self._holder = self._start("holder", holding)
-        if self._config["network"] is not None:
-            self._join_network()
+        self._know_holder(self._start("holder", holding))
+        if not self._config.get("ready"):
+            join(self._config["network"], self._network)
+        meanwhile()
+        if self._config.get("ready"):
+            self._plug = Plug(self._network) if self._config["plugged"] else None
+            if self._entered is not None:
+                self._carrier = Carrier(self._entered.attach, self._config["state_dir"])
         return None
 
-    def _join_network(self) -> None:
-        found = self._engine.call("GET", f"/containers/{self._holder}/json")
-        inside = os.open(f"/proc/{found['State']['Pid']}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            join(self._config["network"], inside)
-        finally:
-            os.close(inside)
+    def _know_holder(self, container: str) -> None:
+        found = self._engine.call("GET", f"/containers/{container}/json")
+        self._holder = _running(found)
+        self._hostname_path = found["HostnamePath"]
+        self._network = os.open(f"/proc/{self._holder.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
 
-    def _make_files(self) -> None:
-        os.makedirs(self._files, mode=0o755)
-        for name in OWN:
-            path = os.path.join(self._files, name)
-            if name == "workspace" and self._docker["workdir"] is not None:
-                staging.copy_owned(self._docker["workdir"], path, self._uid)
-            else:
-                os.mkdir(path, 0o755)
-                staging.own(path, self._uid)
-        account = f"job:x:{self._uid}:{self._uid}:job:/home/job:/bin/sh\nroot:x:0:0:root:/root:/usr/sbin/nologin\n"
-        group = f"job:x:{self._uid}:\nroot:x:0:\n"
-        contents = {
-            "hold": executable(os.uname().machine),
-            "signal": send_signal(os.uname().machine),
-            "hosts": hosts_text(self._config["hostname"], self._config["network"]),
-            "passwd": account.encode(),
-            "group": group.encode(),
-        }
-        for name, content in contents.items():
-            path = os.path.join(self._files, name)
-            with open(path, "wb") as writing:
-                writing.write(content)
-            os.chmod(path, 0o555)
-        for kind, source, _ in self._config["plan"]:
-            if kind == "take":
-                staging.take_ownership(source, self._uid)
-
-    def _make_binds(self) -> None:
-        files = self._files
-        lowers: list[str] = []
-        for index, (kind, source, target) in enumerate(self._config["plan"]):
-            if kind in ("lower", "layer"):
-                lowers.insert(0, source)
-            if kind == "layer":
-                self._binds.append(f"{self._overlay(index, lowers)}:{target}:nocopy")
-                lowers = []
-            elif kind not in ("lower", "link"):
-                self._binds.append(f"{source}:{target}" + ("" if kind in ("write", "take") else ":ro"))
-        self._binds += [f"{self._memory('tmp', '1777')}:/tmp:nocopy", f"{files}/workspace:/workspace"]
-        self._binds += [f"{files}/home:/home/job", f"{files}/cache:/var/cache/job", f"{files}/hold:{HOLD_PATH}:ro"]
-        self._binds.append(f"{files}/signal:{SIGNAL_PATH}:ro")
-        self._binds += [f"{files}/{name}:/etc/{name}:ro" for name in ("hosts", "passwd", "group")]
-
-    def _overlay(self, index: int, lowers: list[str]) -> str:
-        """A volume that shows stacked layers, the topmost first, below a throw-away upper."""
-        upper, work = (os.path.join(self._files, f"{name}.{index}") for name in ("upper", "work"))
-        os.mkdir(upper, 0o755)
-        os.mkdir(work, 0o755)
-        options = f"lowerdir={':'.join(lowers)},upperdir={upper},workdir={work}"
-        return self._volume(f"layer{index}", {"type": "overlay", "device": "overlay", "o": options})
-
-    def _memory(self, name: str, mode: str) -> str:
-        return self._volume(name, {"type": "tmpfs", "device": "tmpfs", "o": f"mode={mode},nosuid,nodev"})
-
-    def _volume(self, name: str, options: dict[str, str]) -> str:
-        full = f"{self._group.replace('/', '-')}-{name}"
-        labels = {LABEL: self._group}
-        self._engine.call(
-            "POST", "/volumes/create", {"Name": full, "Driver": "local", "DriverOpts": options, "Labels": labels}
-        )
-        return full
+    def adopt(self, late: list[list[str]], meanwhile: Callable[[], None]) -> None:
+        first = self._first
+        if not self._holder.lives or (first is not None and not first.lives):
+            raise NotReadyError("a container that stood ready has ended")
+        self._adopted = True
+        self._docker = self._config["docker"]
+        if self._carrier is not None:
+            self._carrier.begin(self._config, late)
+        else:
+            self._files.give()
+        self._files.know(self._hostname_path)
+        meanwhile()
+        plug, self._plug = self._plug, None
+        join_over(plug, self._config["network"], self._network)
+        if self._carrier is not None:
+            self._carrier.end()
+        if self._entered is not None:
+            self._entered.close()
 
     def _start(self, name: str, host: dict[str, Any]) -> str:
         """Make and start a container whose process 1 holds; return its id. Raises EngineError."""
@@ -140,7 +111,7 @@ class ContainerLauncher(Launching):
             "NetworkDisabled": False,
             "StopTimeout": 0,
             "HostConfig": {
-                "Binds": self._binds,
+                "Binds": self._files.binds(),
                 "ReadonlyRootfs": True,
                 "CapDrop": ["ALL"],
                 "SecurityOpt": ["no-new-privileges"],
@@ -167,33 +138,74 @@ class ContainerLauncher(Launching):
         each, more = self._docker["threads"]
         return PaddedGroup(group, self._docker["overhead_each_mib"], (each, more))
 
+    def prepare(self, group: Group) -> bool:
+        """Have the first replica's container stand before that is known: its devices and a guest's limits are not."""
+        if not self._config.get("ready") or self._config["devices"] or self._docker["own_kernel"]:
+            return False
+        group.create()
+        made = self._start("first", self._sharing(FIRST_GROUP))
+        self._first = _running(self._engine.call("GET", f"/containers/{made}/json"))
+        self._entered = Entered(self._first.pid)
+        return True
+
+    def prepared_for(self, name: str) -> bool:
+        return self._used_first
+
     def begin(self, name: str, group: Group | None, quota: Quota) -> None:
+        """Have the replica's container, in its group: the one that stands ready, or a new one."""
         assert group is not None
-        host = {
-            "NetworkMode": f"container:{self._holder}",
-            "IpcMode": f"container:{self._holder}",
-            "CgroupParent": f"{self._docker['group']}/{name}",
-            "Ulimits": [{"Name": "nproc", "Soft": quota.pids, "Hard": quota.pids}]
-            if self._docker["own_kernel"]
-            else [],
-            **self._docker["devices"],
-            **self._limits(quota),
-        }
-        self._started += 1
+        first, self._first = self._first, None
+        self._used_first = first is not None and first.lives and not any(self._docker["devices"].values())
         try:
-            self._containers[name] = self._start(name, host)
-        except EngineError as error:
+            if first is not None and self._used_first:
+                self._containers[name] = first.id
+                self._untold = quota
+            else:
+                if first is not None:
+                    self._engine.remove_container(first.id)
+                self._containers[name] = self._start_replica(name, FIRST_GROUP if first is not None else name, quota)
+        except (EngineError, JoiningError) as error:
             raise SpawnError(f"no container: {error}", job=False) from error
         self._entering = name
+
+    def _start_replica(self, name: str, place: str, quota: Quota) -> str:
+        """A new container for it, in the group `place` of the sandbox."""
+        nproc = [{"Name": "nproc", "Soft": quota.pids, "Hard": quota.pids}] if self._docker["own_kernel"] else []
+        more = {"Ulimits": nproc, **self._docker["devices"], **self._limits(quota)}
+        self._started += 1
+        made = self._start(name, self._sharing(place) | more)
+        if self._adopted:  # the engine has given it the name that the holder had when it was made
+            entered = Entered(self._engine.call("GET", f"/containers/{made}/json")["State"]["Pid"])
+            try:
+                entered.rename(self._config["hostname"])
+            finally:
+                entered.close()
+        return made
+
+    def _sharing(self, place: str) -> dict[str, Any]:
+        """What a container of the sandbox's shares with the one that holds, and its group."""
+        return {
+            "NetworkMode": f"container:{self._holder.id}",
+            "IpcMode": f"container:{self._holder.id}",
+            "CgroupParent": f"{self._docker['group']}/{place}",
+        }
+
+    def complete(self, process: Process) -> Process:
+        """With the name that a command finds in its environment, which is the container's unless we say another."""
+        return process._replace(env={"HOSTNAME": self._config["hostname"], **process.env})
 
     def translate(self, process: Process) -> Process:
         """Our program that asks the engine for it. In the child that becomes it, whose memory holds the secrets."""
         environment = [f"{name}={value}" for name, value in process.env.items()]
+        # One that was forked before the first replica was known knows the container that stood ready by then.
+        container = self._containers[self._entering] if self._entering or self._first is None else self._first.id
+        os.set_inheritable(self._notes, True)
+        notes = f"/proc/self/fd/{self._notes}"
         order = {
             "engine": self._engine.path,
-            "container": self._containers[self._entering],
-            "started": self._note("started"),
-            "refused": self._note("refused"),
+            "container": container,
+            "started": f"{notes}/{self._note('started')}",
+            "refused": f"{notes}/{self._note('refused')}",
             "exec": {
                 "AttachStdout": True,
                 "AttachStderr": True,
@@ -210,18 +222,24 @@ class ContainerLauncher(Launching):
         )
 
     def _note(self, what: str) -> str:
-        """Where our program leaves what came of the newest command."""
-        return os.path.join(self._config["state_dir"], f"{what}.{self._started}")
+        """The file in the state directory where our program leaves what came of the newest command."""
+        return f"{what}.{self._started}"
 
     def confirm(self, name: str, pid: int) -> None:
+        untold, self._untold = self._untold, None
+        if untold is not None:  # its group has these limits; the engine is told while our program begins
+            self._update(name, untold)
+        started, refused = (
+            os.path.join(self._config["state_dir"], self._note(each)) for each in ("started", "refused")
+        )
         deadline = time.monotonic() + START_SECONDS_MAX
         while time.monotonic() < deadline:
             ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if os.path.exists(self._note("started")):
-                os.rename(self._note("started"), self._pid_file(name))
+            if os.path.exists(started):
+                os.rename(started, self._pid_file(name))
                 return
-            if os.path.exists(self._note("refused")):
-                with open(self._note("refused"), encoding="utf-8") as reading:
+            if os.path.exists(refused):
+                with open(refused, encoding="utf-8") as reading:
                     text = reading.read()
                 raise SpawnError(text, job=runtime.is_the_jobs(text))
             if ended is not None:
@@ -259,6 +277,12 @@ class ContainerLauncher(Launching):
 
     def resized(self, name: str, quota: Quota) -> None:
         """Its group has the new limits; the engine shall know them too, where it set them."""
+        self._update(name, quota)
+
+    def resizing(self, name: str, quota: Quota) -> None:
+        self._update(name, quota)
+
+    def _update(self, name: str, quota: Quota) -> None:
         if self._docker["own_kernel"]:
             return
         try:
@@ -298,6 +322,13 @@ class ContainerLauncher(Launching):
             self._remove(lambda: self._engine.remove_container(container))
 
     def close(self) -> None:
+        for each in (self._carrier, self._plug, self._entered):
+            if each is not None:
+                each.close()
+        for descriptor in (self._network, self._notes):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._network = self._notes = -1
         self._containers.clear()
         self._remove(lambda: self._engine.remove_all(self._group))
 
@@ -307,3 +338,9 @@ class ContainerLauncher(Launching):
             removing()
         except EngineError as error:
             print(f"left to be removed: {error}", file=sys.stderr, flush=True)
+
+
+def _running(found: dict[str, Any]) -> Container:
+    """From what the engine says of a container that runs."""
+    pid = int(found["State"]["Pid"])
+    return Container(found["Id"], pid, start_ticks(pid))

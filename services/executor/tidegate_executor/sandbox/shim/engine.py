@@ -8,11 +8,13 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import time
 from typing import Any
 from urllib.parse import quote, urlencode
 
 API = "/v1.41"
 CALL_SECONDS_MAX = 60.0
+REMOVAL_SECONDS_MAX, REMOVAL_POLL_SECONDS = 30.0, 0.005
 # Of every container and volume: the sandbox by its control group, which names the agent too, for some share an engine.
 LABEL = "tidegate.sandbox"
 
@@ -61,12 +63,31 @@ class Engine:
         return json.loads(data) if data.strip() else None
 
     def remove_all(self, group: str) -> None:
-        """Remove every container and volume of the sandbox with that control group. Idempotent."""
+        """Remove every container and volume of the sandbox with that control group. Idempotent. Raises EngineError.
+
+        What somebody else is removing just now is waited for: a volume cannot go before the last container with it.
+        """
         filters = json.dumps({"label": [f"{LABEL}={group.strip('/')}"]})
-        for container in self.call("GET", "/containers/json", all="true", filters=filters):
-            self.remove_container(container["Id"])
-        for volume in self.call("GET", "/volumes", filters=filters)["Volumes"] or []:
-            self._forgiving("DELETE", f"/volumes/{quote(volume['Name'])}", force="true")
+        deadline = time.monotonic() + REMOVAL_SECONDS_MAX
+        while True:
+            containers = self.call("GET", "/containers/json", all="true", filters=filters)
+            volumes = self.call("GET", "/volumes", filters=filters)["Volumes"] or []
+            if not containers and not volumes:
+                return
+            if time.monotonic() > deadline:
+                raise EngineError(f"{len(containers)} containers and {len(volumes)} volumes of {group} are not removed")
+            for container in containers:
+                self.remove_container(container["Id"])
+            for volume in volumes:
+                self._forgiving("DELETE", f"/volumes/{quote(volume['Name'])}", force="true")
+            time.sleep(REMOVAL_POLL_SECONDS)
+
+    def groups(self) -> set[str]:
+        """Return the control groups of all sandboxes, of any agent, that it has containers or volumes of."""
+        filters = json.dumps({"label": [LABEL]})
+        found = self.call("GET", "/containers/json", all="true", filters=filters)
+        found += self.call("GET", "/volumes", filters=filters)["Volumes"] or []
+        return {str(each["Labels"][LABEL]) for each in found}
 
     def remove_container(self, container: str) -> None:
         self._forgiving("DELETE", f"/containers/{container}", force="true", v="true")

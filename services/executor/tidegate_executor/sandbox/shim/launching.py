@@ -68,6 +68,10 @@ class Launching:
     def begin(self, name: str, group: Group | None, quota: Quota) -> None:
         """Make ready for a replica, whose group stands. Raises SpawnError."""
 
+    def complete(self, process: Process) -> Process:
+        """In the shim: the process with what its place would say wrongly of itself."""
+        return process
+
     def translate(self, process: Process) -> Process:
         """What is really executed, in the child that becomes it."""
         return process
@@ -85,6 +89,9 @@ class Launching:
     def unchangeable(self, before: Quota, after: Quota) -> str:
         """Why limits cannot change so; empty where they can."""
         return ""
+
+    def resizing(self, name: str, quota: Quota) -> None:
+        """Its control group will have less CPU: what lies below it there may not have more by then."""
 
     def resized(self, name: str, quota: Quota) -> None:
         """Its control group has new limits."""

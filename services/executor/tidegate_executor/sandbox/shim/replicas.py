@@ -221,7 +221,8 @@ class Replicas:
         secrets = [value.encode() for value in request["secret_env"].values()]
         redact = [value.encode() for value in self._config["redact"]]
         replica.redactor = Redactor(redact + secrets)
-        process = Process(request["argv"], {**request["env"], **request["secret_env"]}, request["cwd"])
+        env = {**request["env"], **request["secret_env"]}
+        process = launcher.complete(Process(request["argv"], env, request["cwd"]))
         try:
             early = ahead is not None and launcher.clones
             if ahead is not None and early:
@@ -265,10 +266,13 @@ class Replicas:
             raise Refused(why)
         self._bound(max(quota.memory_mib - before.memory_mib, 0))
         try:
+            if quota.cpu_millis < before.cpu_millis:
+                launcher.resizing(replica.name, before._replace(cpu_millis=quota.cpu_millis))
             seen = replica.group.apply(quota)
             replica.quota = quota
             launcher.resized(replica.name, quota)
         except CgroupRefusedError as error:
+            launcher.resizing(replica.name, before)
             raise Refused(str(error)) from error
         finally:
             self._bound_to_sum()

@@ -172,6 +172,11 @@ def copy_owned(source: str, target: str, uid: int) -> None:
     """Copy a tree for the sandbox, where the file system cannot translate owners in place."""
     os.mkdir(target)
     os.chown(target, uid, uid)
+    fill_owned(source, target, uid)
+
+
+def fill_owned(source: str, target: str, uid: int) -> None:
+    """Copy what a tree holds into a directory of the sandbox's that is there."""
     for entry in os.scandir(source):
         path = os.path.join(target, entry.name)
         if entry.is_symlink():
