@@ -30,8 +30,9 @@ from tidegate_executor.cgroups.base import Driver
 from tidegate_executor.oci import mounting
 from tidegate_executor.sandbox.base import ComponentProcess, Layer, Limits, Sandbox, SandboxSpec
 from tidegate_executor.sandbox.bwrap import BwrapBackend
+from tidegate_executor.sandbox.docker import DockerBackend
 from tidegate_executor.sandbox.gvisor import GvisorBackend
-from tidegate_executor.sandbox.settings import RUNSC_DEFAULT, SandboxSettings
+from tidegate_executor.sandbox.settings import DOCKER_SOCKET_DEFAULT, RUNSC_DEFAULT, SandboxSettings
 from tidegate_executor.sandbox.shimmed import ShimmedBackend
 
 CYCLES_DEFAULT = 30
@@ -258,6 +259,7 @@ async def measure(arguments: argparse.Namespace, directory: Path, with_docker: b
         sandboxes_dir=str(directory / "sandboxes"),
         cgroup_name=f"tidegate-bench-{os.getpid()}",
         runsc=os.environ.get("TIDEGATE_RUNSC", RUNSC_DEFAULT),
+        docker_socket=os.environ.get("DOCKER_HOST", DOCKER_SOCKET_DEFAULT).removeprefix("unix://"),
     )
     (directory / "lower").mkdir()
     bwrap = BwrapBackend(settings)
@@ -290,7 +292,10 @@ async def measure(arguments: argparse.Namespace, directory: Path, with_docker: b
             "docker_over_trusted": round(p50["docker"] / p50["trusted"], 1),
             "docker_over_trusted_warm": round(p50["docker"] / p50["trusted_warm"], 1),
         }
-    result |= await guarded(settings, directory)
+    result |= await cold_and_warm(GvisorBackend(settings), directory, "guarded")
+    if with_docker:
+        result |= await cold_and_warm(DockerBackend(settings), directory, "trusted_by_docker")
+        result |= await cold_and_warm(DockerBackend(settings, "guarded"), directory, "guarded_by_docker")
     result |= await asyncio.to_thread(image_ms, directory)
     result |= burst
     result |= await idle(bench, arguments.idle)
@@ -298,21 +303,20 @@ async def measure(arguments: argparse.Namespace, directory: Path, with_docker: b
     return result
 
 
-async def guarded(settings: SandboxSettings, directory: Path) -> dict[str, float]:
-    """Return what a start takes in gVisor, cold and in a sandbox that stood ready; nothing where it does not work."""
-    backend = GvisorBackend(settings)
+async def cold_and_warm(backend: GvisorBackend | DockerBackend, directory: Path, name: str) -> dict[str, float]:
+    """Return what a start takes there, cold and in a sandbox that stood ready; nothing where it does not work."""
     probe = await backend.probe()
     if not probe.available:
-        print(f"guarded: {probe.remedy} ({'; '.join(probe.notes)})", file=sys.stderr)
+        print(f"{name}: {probe.remedy} ({'; '.join(probe.notes)})", file=sys.stderr)
         return {}
-    bench = Bench(backend, directory / "guarded")
-    (directory / "guarded" / "lower").mkdir(parents=True)
+    bench = Bench(backend, directory / name)
+    (directory / name / "lower").mkdir(parents=True)
     taken = [(await bench.cold_ms(), await bench.warm_ms()) for _ in range(SLOW_CYCLES + WARMUP_CYCLES)][WARMUP_CYCLES:]
     await backend.release()
-    return {
-        "guarded_cold_p50_ms": percentile([cold for cold, _ in taken], 50),
-        "guarded_warm_p50_ms": percentile([warm for _, warm in taken], 50),
-    }
+    found: dict[str, float] = {}
+    for how, values in zip(("cold", "warm"), zip(*taken, strict=True), strict=True):
+        found |= {f"{name}_{how}_p{rank}_ms": percentile(list(values), rank) for rank in (50, 99)}
+    return found
 
 
 def main() -> None:

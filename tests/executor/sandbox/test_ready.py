@@ -62,7 +62,7 @@ asyncio.run(main())
 """
 
 
-@pytest.fixture(params=["bwrap", "gvisor", "docker"])
+@pytest.fixture(params=["bwrap", "gvisor", "docker", "docker-guarded"])
 async def warm(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
     """Those backends of which sandboxes can stand ready."""
     opened = await open_world(request.param, tmp_path)

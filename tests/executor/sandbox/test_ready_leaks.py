@@ -22,7 +22,7 @@ CYCLES = 15
 SLOT = 7
 
 
-@pytest.fixture(params=["bwrap", "gvisor", "docker"])
+@pytest.fixture(params=["bwrap", "gvisor", "docker", "docker-guarded"])
 async def warm(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
     if os.geteuid() != 0:
         pytest.skip("only root adds mounts to a sandbox that stands")

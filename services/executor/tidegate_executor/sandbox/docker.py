@@ -73,6 +73,9 @@ class DockerBackend(ShimmedBackend):
     def __init__(self, settings: SandboxSettings, level: Level = "trusted") -> None:
         super().__init__(settings, ("docker", level), limits_required=True, engine=settings.docker_socket)
         self._runtime = RUNTIMES[level]
+        # Nothing of a job is ever in the container that holds the network, so that one needs no guest of its own: the
+        # engine's default. Where guests are machines, their network is made for machines.
+        self._holder_runtime = "" if level == "guarded" else self._runtime
 
     @asynccontextmanager
     async def engine(self) -> AsyncIterator[aiodocker.Docker]:
@@ -208,6 +211,7 @@ class DockerBackend(ShimmedBackend):
             "docker": {
                 "socket": self.settings.docker_socket,
                 "runtime": self._runtime,
+                "holder_runtime": self._holder_runtime,
                 "workdir": spec.workdir,
                 "python": self.settings.shim_python,
                 "own_kernel": self._level in OWN_KERNEL,

@@ -48,7 +48,7 @@ from tidegate_executor.sandbox.state import ID_PATTERN, SandboxRecord, StateDire
 from tidegate_executor.turns import to_its_end
 
 PIDS_MAX_LEAST = 4
-READY_MIB = {("bwrap", "trusted"): 4, ("gvisor", "guarded"): 64, ("docker", "trusted"): 16}
+READY_MIB = {("bwrap", "trusted"): 4, ("gvisor", "guarded"): 64, ("docker", "trusted"): 16, ("docker", "guarded"): 16}
 """Backends of which sandboxes can stand ready, and what memory one is reckoned to take."""
 POINTED = ("bwrap",)  # a sandbox may make no place in layers, whatever it is given later
 BASE_NAME = ".base"  # beside the sandboxes: what they share; no sandbox id starts with a dot

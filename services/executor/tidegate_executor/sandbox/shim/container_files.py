@@ -13,9 +13,10 @@ from tidegate_executor.sandbox.shim import staging
 from tidegate_executor.sandbox.shim.engine import LABEL, Engine
 from tidegate_executor.sandbox.shim.hold import executable
 from tidegate_executor.sandbox.shim.layout import FILES_NAME, HOLD_PATH, hosts_text
-from tidegate_executor.sandbox.shim.own_programs import send_signal
+from tidegate_executor.sandbox.shim.own_programs import send_signal, set_name
 
 SIGNAL_PATH = f"{os.path.dirname(HOLD_PATH)}/signal"
+NAME_PATH = f"{os.path.dirname(HOLD_PATH)}/name"
 OWN = ("home", "cache", "workspace")  # directories that belong to the sandbox
 
 
@@ -65,6 +66,7 @@ class ContainerFiles:
         contents = {
             "hold": executable(os.uname().machine),
             "signal": send_signal(os.uname().machine),
+            "name": set_name(os.uname().machine),
             "hosts": self._hosts(),
             "passwd": account.encode(),
             "group": group.encode(),
@@ -101,7 +103,7 @@ class ContainerFiles:
             if kind not in ("lower", "layer", "link"):
                 binds.append(f"{source}:{target}" + ("" if kind in ("write", "take") else ":ro"))
         binds += [f"{files}/home:/home/job", f"{files}/cache:/var/cache/job", f"{files}/hold:{HOLD_PATH}:ro"]
-        binds.append(f"{files}/signal:{SIGNAL_PATH}:ro")
+        binds += [f"{files}/signal:{SIGNAL_PATH}:ro", f"{files}/name:{NAME_PATH}:ro"]
         return binds + [f"{files}/{name}:/etc/{name}:ro" for name in ("hosts", "passwd", "group")]
 
     def _overlay(self, index: int, lowers: list[str]) -> str:
