@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
+import signal
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,6 +15,7 @@ from tidegate_executor.sandbox.base import Network
 from tidegate_executor.sandbox.docker import DockerBackend
 from tidegate_executor.sandbox.ready import Outfit
 from tidegate_executor.sandbox.shim.engine import LABEL, Engine
+from tidegate_executor.sandbox.shim.processes import start_ticks
 from tidegate_executor.sandbox.shimmed import ShimmedBackend
 from tidegate_executor.sandbox.state import StateDirectory
 
@@ -107,7 +111,7 @@ async def test_what_an_engine_has_of_a_sandbox_that_nobody_knows_is_removed(tmp_
     kept = await world.create("kept.1.0", uid_slot=1)
     shim = state.shim()
     assert shim is not None
-    os.kill(shim.pid, 9)
+    os.kill(shim.pid, signal.SIGKILL)
     shutil.rmtree(state.path, ignore_errors=True)  # as a power cut may
     engine = Engine(world.settings.docker_socket)
     volumes = engine.call("GET", "/volumes")["Volumes"]
@@ -118,3 +122,32 @@ async def test_what_an_engine_has_of_a_sandbox_that_nobody_knows_is_removed(tmp_
     await kept.destroy()
     await world.backend.release()
     assert not any(f"/{world.settings.cgroup_name}" in where for where, _, _ in os.walk("/sys/fs/cgroup"))
+
+
+def end_container(engine: Engine, group: str, part: str) -> None:
+    """SIGKILL process 1 of that container of a sandbox, as the kernel does for want of memory."""
+    for each in engine.call("GET", "/containers/json"):
+        labels = each["Labels"]
+        if labels.get("tidegate.part") == part and labels[LABEL].endswith(f"/{group}"):
+            pid = engine.call("GET", f"/containers/{each['Id']}/json")["State"]["Pid"]
+            os.kill(pid, signal.SIGKILL)
+            while start_ticks(pid) is not None:
+                time.sleep(0.01)
+            return
+    raise AssertionError(f"{group} has no container {part}")
+
+
+@pytest.mark.parametrize("part", ["holder", "first"])
+async def test_one_of_which_a_container_has_ended_is_passed_over(tmp_path: Path, part: str) -> None:
+    world = await open_world("docker", tmp_path)
+    backend = backend_of(world)
+    await backend.make_ready(image_layers(), SLOT)
+    assert backend.ready.promise(image_layers(), "dead.1.0") == SLOT
+    await asyncio.to_thread(
+        end_container, Engine(world.settings.docker_socket), backend.ready.standing[0].state.id, part
+    )
+    made = await world.create("dead.1.0", uid_slot=SLOT)
+    exited, output = await world.run(made, world.process("/bin/sh", "-c", "echo up", cwd="/"))
+    assert (exited.exit_code, output, backend.ready.hits) == (0, "up\n", 0)
+    await made.destroy()
+    await nothing_is_left(world)
