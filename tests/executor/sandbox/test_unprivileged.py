@@ -80,6 +80,8 @@ def test_a_user_without_root_gets_the_same_sandbox(delegated: V1Driver) -> None:
     finally:
         subprocess.run(["rm", "-rf", str(home)], check=True)
     assert report["available"], report
-    assert report["exit_code"] == 3
-    assert report["output"] == ["1000", "written", "0000000000000000", "2"]
-    assert report["left"] == []
+    assert report["fresh"]["exit_code"] == 3
+    assert report["fresh"]["output"][:4] == ["1000", "written", "0000000000000000", "2"]
+    assert report["fresh"]["output"].count("read-only") == 2
+    assert report["ready"] == report["fresh"]
+    assert (report["hits"], report["left"]) == (1, [])

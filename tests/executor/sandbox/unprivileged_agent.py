@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from pathlib import Path
 
 from tidegate_executor.cgroups.detect import Detected, driver_from
-from tidegate_executor.sandbox.base import ComponentProcess, Layer, Limits, ReplicaExited, SandboxSpec
+from tidegate_executor.sandbox.base import ComponentProcess, Layer, Limits, Mount, ReplicaExited, SandboxSpec
 from tidegate_executor.sandbox.bwrap import BwrapBackend
 from tidegate_executor.sandbox.settings import SandboxSettings
 
 SCRIPT = (
     "id -u; echo written >package/new && cat package/new; "
-    "grep CapEff /proc/self/status | cut -f2; grep ^Seccomp: /proc/self/status | cut -f2; exit 3"
+    "grep CapEff /proc/self/status | cut -f2; grep ^Seccomp: /proc/self/status | cut -f2; "
+    "hostname; cat /etc/hosts given /inputs/x/given; echo out >/outputs/y/out && cat /outputs/y/out; "
+    "(echo no >/inputs/x/no) 2>/dev/null || echo read-only; mkdir /new 2>/dev/null || echo read-only; ls / /workspace; "
+    "exit 3"
 )
 
 
@@ -26,13 +30,36 @@ async def main() -> None:
     backend = BwrapBackend(SandboxSettings(sandboxes_dir=str(directory / "sandboxes")))
     backend.use_limits(Detected(driver_from(request["cgroup"]), ()))
     probe = await backend.probe()
-    spec = SandboxSpec(
-        id="job.1.0",
-        hostname="h",
-        log_dir=str(directory / "logs"),
-        workdir=str(upload),
-        layers=(Layer(source="/usr", target="/usr"),),
-    )
+    layers = (Layer(source="/usr", target="/usr"),)
+    written = directory / "written"
+    written.mkdir()
+    (upload / "given").write_text("given\n")
+    reports = []
+    for name, stands_ready in (("fresh.1.0", False), ("ready.1.0", True)):
+        spec = SandboxSpec(
+            id=name,
+            hostname="h",
+            log_dir=str(directory / "logs" / name),
+            workdir=str(upload),
+            mounts=(
+                Mount(source=str(upload), target="/inputs/x"),
+                Mount(source=str(written), target="/outputs/y", writable=True, take_ownership=True),
+            ),
+            layers=layers,
+        )
+        if stands_ready:
+            await backend.make_ready(layers, 0)
+            backend.ready.promise(layers, name)
+        reports.append(await run(backend, spec))
+    await backend.make_ready(layers, 0)
+    await backend.ready.discard()
+    left = [found.sandbox.id for found in await backend.list()] + os.listdir(backend.ready.directory)
+    told = {"available": probe.available, "left": left, "hits": backend.ready.hits, "fresh": reports[0]}
+    print(json.dumps({**told, "ready": reports[1]}))
+
+
+async def run(backend: BwrapBackend, spec: SandboxSpec) -> dict[str, object]:
+    """What comes of the script in a sandbox like this, to its end."""
     sandbox = await backend.create(spec)
     process = ComponentProcess(
         component="main",
@@ -49,8 +76,7 @@ async def main() -> None:
             break
     output = (await sandbox.logs("main", 0)).data.decode().split()
     await sandbox.destroy()
-    left = [found.sandbox.id for found in await backend.list()]
-    print(json.dumps({"available": probe.available, "exit_code": exit_code, "output": output, "left": left}))
+    return {"exit_code": exit_code, "output": output}
 
 
 asyncio.run(main())

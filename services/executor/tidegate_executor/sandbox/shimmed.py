@@ -50,6 +50,7 @@ from tidegate_executor.turns import to_its_end
 PIDS_MAX_LEAST = 4
 READY_MIB = {("bwrap", "trusted"): 4, ("gvisor", "guarded"): 64, ("docker", "trusted"): 16, ("docker", "guarded"): 16}
 """Backends of which sandboxes can stand ready, and what memory one is reckoned to take."""
+ENTERED_BY_USERS = ("bwrap",)
 POINTED = ("bwrap",)  # a sandbox may make no place in layers, whatever it is given later
 BASE_NAME = ".base"  # beside the sandboxes: what they share; no sandbox id starts with a dot
 
@@ -78,8 +79,8 @@ class ShimmedBackend(ABC):
 
     @property
     def keeps_ready(self) -> bool:
-        """Whether sandboxes of this backend can stand ready here: mounts are added to one by root alone."""
-        return self.makes_ahead and os.geteuid() == 0
+        """Whether sandboxes of this backend can stand ready here: without root, those that a user can enter."""
+        return self.makes_ahead and (os.geteuid() == 0 or self._backend in ENTERED_BY_USERS)
 
     @property
     def makes_ahead(self) -> bool:

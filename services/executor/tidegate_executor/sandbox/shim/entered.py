@@ -10,8 +10,9 @@ import os
 from typing import Any, NamedTuple
 
 from tidegate_executor.sandbox.shim import syscalls
+from tidegate_executor.sandbox.shim.hands import Gathered
 from tidegate_executor.sandbox.shim.joining import in_child
-from tidegate_executor.sandbox.shim.late import HOSTS_PATH, Gathered, make_place
+from tidegate_executor.sandbox.shim.late import HOSTS_PATH, make_place
 from tidegate_executor.sandbox.shim.processes import start_ticks
 
 # Of statvfs(3), with the same bits as mount(2): what stays as it is when the root is made writable for a moment.

@@ -16,8 +16,9 @@ from typing import Any
 from tidegate_executor.sandbox import seccomp
 from tidegate_executor.sandbox.shim import starter, syscalls
 from tidegate_executor.sandbox.shim.bubblewrap import Bubblewrap
+from tidegate_executor.sandbox.shim.hands import Gathered
 from tidegate_executor.sandbox.shim.joining import join
-from tidegate_executor.sandbox.shim.late import Carrier, Gathered, make_place
+from tidegate_executor.sandbox.shim.late import Carrier, make_place
 from tidegate_executor.sandbox.shim.launching import Launching, NotReadyError
 from tidegate_executor.sandbox.shim.layout import INSIDE_ID
 from tidegate_executor.sandbox.shim.plug import Plug, join_over
@@ -90,12 +91,15 @@ class BwrapLauncher(Launching):
 
     def _attach(self, config: dict[str, Any], gathered: list[Gathered]) -> None:
         """In a child: mount all of it inside, where the root is read-only unless it is an image's."""
+        if config["uid"] is None:  # who is not root may enter by the namespace that is its own
+            syscalls.setns(self._outer_user, syscalls.CLONE_NEWUSER)
         for kind in ("uts", "mnt"):
             syscalls.setns(self._namespaces[kind], NAMESPACES[kind])
         syscalls.set_hostname(config["hostname"])
         flags = syscalls.MS_BIND | syscalls.MS_REMOUNT | syscalls.MS_NOSUID | syscalls.MS_NODEV
         syscalls.mount("none", "/", None, flags)
-        syscalls.create_as(config["uid"])
+        if config["uid"] is not None:
+            syscalls.create_as(config["uid"])
         for each in gathered:
             make_place(each.target, is_directory=each.is_directory)
             syscalls.attach_mounts(each.tree, each.target)

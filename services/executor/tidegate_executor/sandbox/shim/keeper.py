@@ -16,9 +16,10 @@ from collections.abc import Callable
 from typing import Any
 
 from tidegate_executor.sandbox.shim import staging, syscalls
+from tidegate_executor.sandbox.shim.hands import Gathered
 from tidegate_executor.sandbox.shim.hold import executable
 from tidegate_executor.sandbox.shim.joining import join
-from tidegate_executor.sandbox.shim.late import HOSTS_PATH, Carrier, Gathered, make_place
+from tidegate_executor.sandbox.shim.late import HOSTS_PATH, Carrier, make_place
 from tidegate_executor.sandbox.shim.layout import DIRECTORIES, HOLD_PATH, Layout, hosts_text
 from tidegate_executor.sandbox.shim.own_programs import set_process_limit
 from tidegate_executor.sandbox.shim.plug import Plug, join_over

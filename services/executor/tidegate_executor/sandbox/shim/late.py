@@ -14,9 +14,10 @@ import stat
 import struct
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from tidegate_executor.sandbox.shim import staging, syscalls
+from tidegate_executor.sandbox.shim.hands import Gathered, Hands
 from tidegate_executor.sandbox.shim.layout import FILES_NAME, hosts_text
 from tidegate_executor.sandbox.shim.processes import end_child
 
@@ -31,15 +32,6 @@ PLACE_NAME = "late"  # below the state directory
 
 class LateError(Exception):
     """What a sandbox needs could not be mounted in it; the text says why."""
-
-
-class Gathered(NamedTuple):
-    """One mount that is attached nowhere yet."""
-
-    target: str
-    tree: int
-    is_directory: bool
-    writable: bool
 
 
 class Carrier:
@@ -70,7 +62,7 @@ class Carrier:
             while left:
                 left = left[os.write(self._tell, left) :]
         for kind, source, _ in late:
-            if kind == "take":
+            if kind == "take" and config["uid"] is not None:
                 staging.take_ownership(source, config["uid"])
 
     def end(self) -> None:
@@ -101,6 +93,8 @@ def _be_carrier(
     tell, report = pipes
     attach, state_dir = work
     try:
+        if os.geteuid() != 0:
+            attach = Hands(attach).attach
         gathering = Gathering(mapping, state_dir)
         os.write(report, READY)
         with open(tell, "rb", buffering=0) as hearing:
@@ -127,6 +121,8 @@ class Gathering:
     def __init__(self, mapping: staging.Mapping, state_dir: str) -> None:
         """Make ready, below the state directory of the sandbox that waits."""
         self._mapping = mapping
+        if os.geteuid() != 0:
+            staging.enter_own_user_namespace()
         staging.enter_private_namespace()
         os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)  # else it would end as we leave it, not when we do
         place = os.path.join(state_dir, PLACE_NAME)
@@ -166,9 +162,14 @@ class Gathering:
         finally:
             os.close(opened)
 
-    def _lay_workspace(self, source: str, files: str, uid: int) -> None:
+    def _lay_workspace(self, source: str, files: str, uid: int | None) -> None:
         lower = "lower"
         opened = os.open(source, os.O_PATH | os.O_CLOEXEC)
+        if uid is None:  # its files are the job's user's, as everything is
+            options = f"lowerdir=/proc/self/fd/{opened},upperdir={files}/upper,workdir={files}/work,userxattr"
+            syscalls.mount("overlay", "merged", "overlay", 0, options)
+            os.close(opened)
+            return
         try:
             staging.bind_as(opened, lower, (self._mapping, uid))
         except OSError:

@@ -130,6 +130,11 @@ def make_undumpable() -> None:
     _checked(_libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl(PR_SET_DUMPABLE)")
 
 
+def make_dumpable() -> None:
+    """Let this process's owner have its files in /proc again; only for one whose memory holds no secret."""
+    _checked(_libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0), "prctl(PR_SET_DUMPABLE)")
+
+
 def drop_capabilities() -> None:
     """Empty every capability set, the bounding set included."""
     for capability in range(CAPABILITIES_MAX):
