@@ -104,7 +104,7 @@ def _be_carrier(
     try:
         gathering = Gathering(mapping, state_dir)
         os.write(report, READY)
-        with open(tell, "rb", buffering=0) as hearing:
+        with open(tell, "rb", buffering=0, closefd=False) as hearing:
             length = hearing.read(struct.calcsize(LENGTH))
             if not length:
                 os._exit(0)  # nobody needs us

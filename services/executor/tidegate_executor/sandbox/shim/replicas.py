@@ -125,6 +125,7 @@ class Ahead:
     def __init__(self, launcher: Launcher, group: Group) -> None:
         group.create()
         self.group = group
+        self.oom_watch = group.watch_oom()
         self.output, write = os.pipe()
         try:
             self.child = Child(launcher, write, launcher.program)
@@ -139,7 +140,10 @@ class Ahead:
 
     def close(self) -> None:
         self.child.close()
-        os.close(self.output)
+        for descriptor in (self.output, self.oom_watch):
+            if descriptor is not None and descriptor >= 0:
+                os.close(descriptor)
+        self.output, self.oom_watch = -1, None
 
 
 class Replicas:
@@ -227,7 +231,7 @@ class Replicas:
             if ahead is not None and early:
                 ahead.prepare(process)  # it gets ready beside what is done here
             replica.log = LogFile(self._config["log_dir"], replica.name, self._config["log_bytes_max"])
-            self._make_group(replica)
+            self._limit(replica, ahead)
             launcher.begin(replica.name, replica.group, quota)
             if ahead is not None and not launcher.prepared_for(replica.name):
                 ahead.close()
@@ -240,6 +244,8 @@ class Replicas:
             replica.refusals = Refusals(listener) if listener >= 0 else launcher.refusals(replica.name)
             launcher.confirm(replica.name, replica.pid)
         except BaseException:
+            if ahead is not None:
+                ahead.close()
             replica.close()
             self._drop_group(replica)
             launcher.ended(replica.name)
@@ -265,7 +271,8 @@ class Replicas:
             raise Refused(why)
         self._bound(max(quota.memory_mib - before.memory_mib, 0))
         try:
-            seen = replica.group.apply(quota)
+            replica.group.apply(quota)
+            seen = replica.group.quota()
             replica.quota = quota
             launcher.resized(replica.name, quota)
         except CgroupRefusedError as error:
@@ -304,13 +311,17 @@ class Replicas:
         if self._group is not None:
             self._group.remove()
 
-    def _make_group(self, replica: Replica) -> None:
+    def _limit(self, replica: Replica, ahead: Ahead | None) -> None:
+        """Have its group, which is there already if somebody waits in it, and in the group its limits."""
         if replica.group is None:
             return
         self._bound(replica.quota.memory_mib)
-        replica.group.create()
+        if ahead is None:
+            replica.group.create()
+            replica.oom_watch = replica.group.watch_oom()
+        else:
+            replica.oom_watch, ahead.oom_watch = ahead.oom_watch, None
         replica.group.apply(replica.quota)
-        replica.oom_watch = replica.group.watch_oom()
 
     def _drop_group(self, replica: Replica) -> None:
         if replica.group is not None:
@@ -337,14 +348,10 @@ class Replicas:
 
 
 def _run_ahead(replica: Replica, ahead: Ahead) -> Child:
-    replica.output = ahead.output
+    replica.output, ahead.output = ahead.output, -1
     os.set_blocking(replica.output, False)
-    try:
-        ahead.child.run()
-        return ahead.child
-    except SpawnError:
-        ahead.child.close()
-        raise
+    ahead.child.run()
+    return ahead.child
 
 
 def _nowhere(pid: int) -> None:
