@@ -14,7 +14,7 @@ from tidegate_executor.sandbox.shim.guest_trace import GuestRefusals
 from tidegate_executor.sandbox.shim.output import LogFile, Redactor, segment_name
 from tidegate_executor.sandbox.shim.processes import kill_tree
 from tidegate_executor.sandbox.shim.refusals import Refusals
-from tidegate_executor.sandbox.shim.spawn import Child, Launcher, Process, SpawnError, spawn
+from tidegate_executor.sandbox.shim.spawn import Child, Launcher, Process, spawn
 
 OUTPUT_CHUNK_BYTES = 65536
 DRAIN_SECONDS_MAX = 2.0
