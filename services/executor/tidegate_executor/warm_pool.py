@@ -1,7 +1,9 @@
 """Keeps sandboxes ready for the images and levels that members here asked for last, and fills up what they take.
 
-Which of them is whose is settled when a member is taken: its user on the host is that of the sandbox it will get. What
-stands ready leaves with its image, when others are asked for, and when the agent ends. It must never hold up a start.
+At levels whose sandboxes can be given their image late some more stand without one, for the first of an image and for
+those that come faster than such are made. Which of them is whose is settled when a member is taken: its user on the
+host is that of the sandbox it will get. What stands ready leaves with its image, when others are asked for, and when
+the agent ends. It must never hold up a start.
 """
 
 from __future__ import annotations
@@ -23,8 +25,10 @@ PAIRS_MAX = 8  # of an image and a level
 UID_SLOTS_MAX = 512  # from the other end than members take theirs from, the last one left to probes
 MEMORY_MIB = {"trusted": 4, "guarded": 64}  # what one that stands ready is reckoned to take
 
+NO_IMAGE = ""
+
 Pair = tuple[str, str]
-"""A level and the digest of an image."""
+"""A level and the digest of an image, or `NO_IMAGE`."""
 
 log = structlog.get_logger()
 
@@ -46,17 +50,27 @@ class WarmPool:
             if isinstance(backend, ShimmedBackend) and backend.keeps_ready and settings.warm_sandboxes
         }
         self._each = settings.warm_sandboxes
+        self._without_image = {
+            (level, NO_IMAGE): Asked((), networked=False)
+            for level, backend in self._backends.items()
+            if backend.images_come_late and settings.warm_without_image
+        }
+        self._without_image_each = settings.warm_without_image
         self._memory_mib = settings.warm_memory_mib
         self._starts = starts
         self._asked: dict[Pair, Asked] = {}
+        self._barred: set[Pair] = set()  # could not be made; tried again when the next member comes
         self._told = asyncio.Event()
+        self._told.set()
         self._asked_times = 0
         self.claimed: Callable[[], Set[int]] = frozenset
 
     def counters(self) -> dict[str, float]:
         """Return how many members got a sandbox that stood ready and how many did not, by names of NODE_COUNTERS."""
-        hits = sum(backend.ready.hits for backend in self._backends.values())
-        return {"starts_warm": float(hits), "starts_cold": float(max(self._asked_times - hits, 0))}
+        warm = sum(backend.ready.hits for backend in self._backends.values())
+        late = sum(backend.ready.hits_without_image for backend in self._backends.values())
+        cold = max(self._asked_times - warm - late, 0)
+        return {"starts_warm": float(warm), "starts_image_late": float(late), "starts_cold": float(cold)}
 
     def promise(self, level: str, image: Image, sandbox: str) -> int | None:
         """Return the uid slot of a sandbox that is kept for this member, None where none stands ready for it."""
@@ -75,6 +89,9 @@ class WarmPool:
         self._asked_times += 1
         self._asked.pop((level, digest), None)
         self._asked[level, digest] = Asked(spec.layers, networked=spec.network is not None)
+        if (level, NO_IMAGE) in self._without_image:
+            self._without_image[level, NO_IMAGE] = Asked((), networked=spec.network is not None)
+        self._barred.discard((level, NO_IMAGE))
         while len(self._asked) > PAIRS_MAX:
             del self._asked[next(iter(self._asked))]
         self._told.set()
@@ -103,40 +120,53 @@ class WarmPool:
 
     async def _fill(self, level: str, digest: str) -> None:
         slot = self._free_slot()
-        asked = self._asked.get((level, digest))
+        asked = self._known().get((level, digest))
         if slot is None or asked is None:
-            self._asked.pop((level, digest), None)
+            self._bar((level, digest))
             return
         try:
             await self._backends[level].make_ready(asked.layers, slot, plugged=asked.networked)
         except SandboxError as error:
             log.warning("sandbox_not_kept_ready", isolation=level, digest=digest, why=str(error))
-            self._asked.pop((level, digest), None)  # until one like it is asked for again
+            self._bar((level, digest))
             return
-        if (level, digest) not in self._asked:  # it left meanwhile
+        if (level, digest) not in self._known():  # it left meanwhile
             await self._backends[level].ready.discard(asked.layers)
 
+    def _known(self) -> dict[Pair, Asked]:
+        """What may stand ready, what comes first last."""
+        without = {pair: asked for pair, asked in self._without_image.items() if pair not in self._barred}
+        return {**self._asked, **without}
+
+    def _bar(self, pair: Pair) -> None:
+        """Make none of it until one like it is asked for again."""
+        self._asked.pop(pair, None)
+        if pair in self._without_image:
+            self._barred.add(pair)
+
     async def _trim(self) -> None:
-        wanted = self._wanted()
+        wanted, known = self._wanted(), self._known()
         for level, backend in self._backends.items():
             await backend.ready.discard_ended()
-            counts = {self._asked[pair].layers: count for pair, count in wanted.items() if pair[0] == level}
+            counts = {known[pair].layers: count for pair, count in wanted.items() if pair[0] == level}
             for layers in set(backend.ready.layers()):
                 await backend.ready.discard(layers, keep=counts.get(layers, 0))
 
     def _missing(self) -> Pair | None:
         """Return of what there are too few, what was asked for last first."""
+        known = self._known()
         for pair, count in self._wanted().items():
-            if self._backends[pair[0]].ready.layers().count(self._asked[pair].layers) < count:
+            if self._backends[pair[0]].ready.layers().count(known[pair].layers) < count:
                 return pair
         return None
 
     def _wanted(self) -> dict[Pair, int]:
-        """Return how many of each there shall be: as many as there is room for, what was asked for last first."""
+        """Return how many of each there shall be: as many as there is room for, what comes first first."""
         left_mib = self._memory_mib
         wanted: dict[Pair, int] = {}
-        for pair in reversed(self._asked):
-            wanted[pair] = min(self._each, left_mib // MEMORY_MIB[pair[0]])
+        for pair in reversed(self._known()):
+            each = self._without_image_each if pair in self._without_image else self._each
+            wanted[pair] = min(each, left_mib // MEMORY_MIB[pair[0]])
             left_mib -= wanted[pair] * MEMORY_MIB[pair[0]]
         return wanted
 

@@ -35,7 +35,8 @@ POLL_SECONDS = 0.05
 LIMITS = Limits(cpu_millis=1000, memory_mib=128, pids=PIDS_AHEAD)
 LOOK = """
 id -u; id -g; hostname; cat /etc/hosts /workspace/code.py /inputs/x/data; pwd
-ls -1 / /run/tidegate/agent /workspace /inputs /outputs /home /var/cache
+ls -1 / /run/tidegate/agent /workspace /inputs /outputs /home /var/cache /etc /dev /usr
+stat -c '%n %A %u %g' / /* /etc/* /usr/* /opt/* /home/job /proc/1/root 2>/dev/null
 echo new > /workspace/new && echo more >> /workspace/code.py && cat /workspace/new /workspace/code.py
 echo out > /outputs/y/file && cat /outputs/y/file
 (echo no > /inputs/x/data) 2>/dev/null || echo "inputs are read-only"
@@ -44,6 +45,10 @@ mkdir /new 2>/dev/null || echo "the root is read-only"
 touch /home/job/a /var/cache/job/b /tmp/c && echo "its own are writable"
 stat -c %U /workspace/code.py /outputs/y/file
 grep -E '^(CapEff|NoNewPrivs)' /proc/self/status
+"""
+
+MOUNTS = """
+cut -d" " -f5,6 /proc/self/mountinfo | cut -d, -f1 | sort
 """
 
 HOLDS = """
@@ -98,12 +103,55 @@ def groups_below(world: World) -> list[str]:
     return [where for where, _, _ in os.walk("/sys/fs/cgroup") if f"/{world.settings.cgroup_name}/" in where]
 
 
-async def look(world: World, sandbox: str, **changes: object) -> str:
+async def look(world: World, sandbox: str, script: str = LOOK, **changes: object) -> list[str]:
     made = await world.backend.create(spec_of(world, sandbox, **changes))
-    exited, output = await world.run(made, world.process("/bin/sh", "-c", LOOK, limits=LIMITS, cwd="/workspace"))
+    exited, output = await world.run(made, world.process("/bin/sh", "-c", script, limits=LIMITS, cwd="/workspace"))
     assert exited.exit_code == 0, output
     await made.destroy()
-    return output
+    return output.splitlines()
+
+
+def rooted(directory: Path) -> tuple[Layer, ...]:
+    """An image with a root of its own, and more on it."""
+    root, more = directory / "root", directory / "more"
+    (root / "etc").mkdir(parents=True)
+    (root / "srv").mkdir(mode=0o700)
+    (root / "etc" / "release").write_text("own\n")
+    for name in ("bin", "lib", "lib64"):
+        (root / name).symlink_to(f"usr/{name}")
+    (root / "usr").mkdir()
+    more.mkdir()
+    (more / "tool").write_text("tool\n")
+    return (Layer(source=str(root), target="/"), *image_layers(), Layer(source=str(more), target="/opt/more"))
+
+
+@pytest.mark.parametrize("image", ["usr", "root"])
+async def test_any_image_comes_late_to_one_that_stood_without(cell: World, image: str) -> None:
+    backend = backend_of(cell)
+    if not backend.keeps_ready:
+        pytest.skip("only root adds mounts to a sandbox that stands")
+    layers = rooted(cell.directory) if image == "root" else image_layers()
+    fresh = await look(cell, "fresh.1.0", MOUNTS + LOOK, layers=layers)
+    for name in ("late.1.0", "late.2.0"):
+        await backend.make_ready((), SLOT)
+        assert backend.ready.promise(layers, name) == SLOT
+        assert await look(cell, name, MOUNTS + LOOK, layers=layers) == fresh
+    assert (backend.ready.hits, backend.ready.hits_without_image) == (0, 2)
+    assert "release" in fresh or image == "usr"
+    await backend.release()
+    assert kin(Path(cell.settings.sandboxes_dir)) == []
+    assert groups_below(cell) == []
+
+
+async def test_one_for_an_image_is_taken_before_one_for_any(cell: World) -> None:
+    backend = backend_of(cell)
+    if not backend.keeps_ready:
+        pytest.skip("only root adds mounts to a sandbox that stands")
+    await backend.make_ready((), SLOT)
+    await backend.make_ready(image_layers(), SLOT + 1)
+    assert backend.ready.promise(image_layers(), "a.1.0") == SLOT + 1
+    assert backend.ready.promise(image_layers(), "b.1.0") == SLOT
+    assert backend.ready.promise(image_layers(), "c.1.0") is None
 
 
 async def test_one_that_stood_ready_is_as_a_fresh_one(warm: World) -> None:

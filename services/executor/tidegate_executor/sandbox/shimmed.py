@@ -38,7 +38,7 @@ from tidegate_executor.sandbox.launch import (
     tell_shim,
     zygotes,
 )
-from tidegate_executor.sandbox.plan import PlanEntry, build_etc, late_plan
+from tidegate_executor.sandbox.plan import PlanEntry, build_etc, late_plan, mount_plan
 from tidegate_executor.sandbox.ready import Ready, ReadySandboxes
 from tidegate_executor.sandbox.remains import clear_remains
 from tidegate_executor.sandbox.settings import SandboxSettings
@@ -48,6 +48,7 @@ from tidegate_executor.turns import to_its_end
 
 PIDS_MAX_LEAST = 4
 READY_BACKENDS = ("bwrap", "gvisor")
+LATE_IMAGE = ("bwrap",)
 LATE_NETWORK = ("bwrap",)  # a guest's kernel looks at its interfaces as it boots
 BASE_NAME = ".base"  # beside the sandboxes: what they share; no sandbox id starts with a dot
 
@@ -81,6 +82,11 @@ class ShimmedBackend:
     def keeps_ready(self) -> bool:
         """Whether sandboxes of this backend can stand ready here: mounts are added to one by root alone."""
         return self.makes_ahead and os.geteuid() == 0
+
+    @property
+    def images_come_late(self) -> bool:
+        """Whether one that stands ready without an image can be given one."""
+        return self.keeps_ready and self._backend in LATE_IMAGE
 
     @property
     def makes_ahead(self) -> bool:
@@ -122,7 +128,10 @@ class ShimmedBackend:
         except InfrastructureError as error:
             log.warning("ready_sandbox_not_used", sandbox=spec.id, why=str(error))
             return await self._create(spec, self._prepare)
-        self.ready.hits += 1
+        if ready.layers == spec.layers:
+            self.ready.hits += 1
+        else:
+            self.ready.hits_without_image += 1
         return adopted
 
     async def _create_beside(self, spec: SandboxSpec, ready: Ready) -> Sandbox:
@@ -186,8 +195,10 @@ class ShimmedBackend:
     async def make_ready(self, layers: tuple[Layer, ...], uid_slot: int, *, plugged: bool = False) -> None:
         """Have one more sandbox of this image stand ready, with a cable if it shall be `plugged` into a network.
 
-        Raises InfrastructureError.
+        Without layers it is one for any image. Raises InfrastructureError.
         """
+        if not layers and not self.images_come_late:
+            raise InfrastructureError(f"sandboxes of backend {self._backend} need their image from the start")
         name = f"{READY_PREFIX}{secrets.token_hex(6)}"
         spec = SandboxSpec(id=name, hostname="ready", log_dir="", uid_slot=uid_slot, layers=layers)
         driver = await self._admit(spec)
@@ -227,8 +238,11 @@ class ShimmedBackend:
         self, spec: SandboxSpec, places: tuple[Ready, StateDirectory], record: SandboxRecord, made: list[StateDirectory]
     ) -> dict[str, Any]:
         ready, state = places
-        late = late_plan(spec, state.path, ready.plan)
-        extra = self._describe(spec, ready.plan + late)
+        if ready.layers == spec.layers:
+            plan = ready.plan + late_plan(spec, state.path, ready.plan)
+        else:
+            plan = mount_plan(spec, state.path, self.etc())
+        extra = self._describe(spec, plan)
         try:
             state.adopt(ready.state, record)
             made.append(state)

@@ -9,6 +9,7 @@ from tidegate_executor.sandbox.shim import staging
 
 INSIDE_ID = 1000  # uid and gid of the job inside
 HOLD_PATH = "/run/tidegate/hold"
+MOUNTED = ("/proc", "/dev", "/tmp", "/home/job", "/var/cache/job")  # in a sandbox, whatever its image is
 DIRECTORIES = ("/run", "/run/tidegate", "/home", "/var", "/var/cache", "/workspace")
 FILES_NAME = "files"  # below the state directory, which only the agent's user may search
 POINTS = "points"
@@ -42,7 +43,7 @@ class Layout:
             os.makedirs(path, mode=0o755)
             if self._uid is not None:
                 staging.own(path, self._uid)
-        self._make_points()
+        make_points(self._files, self._plan)
         self.give()
 
     def give(self) -> None:
@@ -52,18 +53,6 @@ class Layout:
         for kind, source, _ in self._plan:
             if kind == "take":
                 staging.take_ownership(source, self._uid)
-
-    def _make_points(self) -> None:
-        """Places for what is mounted inside a layer, as one more layer: the sandbox may create none in the others."""
-        for index, (kind, _, base) in enumerate(self._plan):
-            if kind != "layer" or base == "/":
-                continue
-            for inner, source, target in self._plan:
-                if inner in ("read", "write", "take") and target.startswith(f"{base}/"):
-                    point = f"{self._files}/{POINTS}.{index}{target[len(base) :]}"
-                    os.makedirs(point if os.path.isdir(source) else os.path.dirname(point), mode=0o755, exist_ok=True)
-                    if not os.path.isdir(source):
-                        os.close(os.open(point, os.O_CREAT | os.O_CLOEXEC, 0o644))
 
     def stage(self) -> None:
         """In the forked child that becomes bubblewrap: as root, lay the sources out for the uid it will have.
@@ -170,8 +159,8 @@ class Layout:
         if kind == "lower":
             return ["--overlay-src", seen]
         if kind == "layer":
-            points = f"{POINTS}.{index}"
-            extra = ["--overlay-src", f"{files}/{points}"] if os.path.isdir(f"{files}/{points}") else []
+            points = points_of(files, index)
+            extra = ["--overlay-src", points] if points else []
             return ["--overlay-src", seen, *extra, "--tmp-overlay", target]
         if kind == "workspace":
             return ["--overlay-src", seen, "--overlay", f"{files}/upper", f"{files}/work", target]
@@ -186,6 +175,25 @@ class Layout:
             parts = target.strip("/").split("/")[:-1]
             found.update(dict.fromkeys("/" + "/".join(parts[: depth + 1]) for depth in range(len(parts))))
         return sorted(found)
+
+
+def make_points(files: str, plan: list[list[str]]) -> None:
+    """Places for what is mounted inside a layer, as one more layer: the sandbox may create none in the others."""
+    for index, (kind, _, base) in enumerate(plan):
+        if kind != "layer" or base == "/":
+            continue
+        for inner, source, target in plan:
+            if inner in ("read", "write", "take") and target.startswith(f"{base}/"):
+                point = f"{files}/{POINTS}.{index}{target[len(base) :]}"
+                os.makedirs(point if os.path.isdir(source) else os.path.dirname(point), mode=0o755, exist_ok=True)
+                if not os.path.isdir(source):
+                    os.close(os.open(point, os.O_CREAT | os.O_CLOEXEC, 0o644))
+
+
+def points_of(files: str, index: int) -> str:
+    """Return where those of this entry are; empty where it has none."""
+    path = f"{files}/{POINTS}.{index}"
+    return path if os.path.isdir(path) else ""
 
 
 def hosts_text(hostname: str, network: dict[str, Any] | None) -> bytes:
