@@ -21,7 +21,7 @@ from tidegate_executor.sandbox.base import (
     RequestRefusedError,
     SandboxSpec,
 )
-from tidegate_executor.sandbox.shim import processes
+from tidegate_executor.sandbox.shim import processes, syscalls
 from tidegate_executor.sandbox.shim.guarded import PIDS_AHEAD
 from tidegate_executor.sandbox.shimmed import ShimmedBackend
 from tidegate_executor.sandbox.state import StateDirectory
@@ -320,3 +320,25 @@ async def test_they_end_with_the_process_that_made_them(warm: World) -> None:
     assert await backend_of(warm).clear_strays() == ("ready-stray",)
     assert os.listdir(directory) == []
     assert (await warm.run(kept, warm.process("/bin/sh", "-c", "echo up", limits=LIMITS)))[1] == "up\n"
+
+
+@pytest.mark.parametrize("stands", ["an image", "none"])
+async def test_what_is_mounted_after_it_stood_ready_is_seen_in_it(cell: World, stands: str) -> None:
+    backend = backend_of(cell)
+    if not backend.keeps_ready:
+        pytest.skip("only root adds mounts to a sandbox that stands")
+    place = cell.directory / "mounted"
+    place.mkdir()
+    more = Layer(source=str(place), target="/opt/more")
+    layers = (*image_layers(), more) if stands == "none" else image_layers()
+    await backend.make_ready(() if stands == "none" else layers, SLOT)
+    syscalls.mount("tmpfs", str(place), "tmpfs", 0, "mode=755")
+    try:
+        (place / "file").write_text("there\n")
+        assert backend.ready.promise(layers, "late.1.0") == SLOT
+        mounts = (Mount(source=str(place), target="/inputs/more"),)
+        script = "cat /inputs/more/file" + (" /opt/more/file" if stands == "none" else "")
+        output = await look(cell, "late.1.0", script, layers=layers, mounts=mounts)
+        assert output == ["there"] * (2 if stands == "none" else 1)
+    finally:
+        syscalls.unmount(str(place), syscalls.MNT_DETACH)

@@ -74,7 +74,9 @@ class Carrier:
         """Tell it to have the mounts of these plan entries, and /etc/hosts, attached."""
         named = {name: config[name] for name in ("state_dir", "uid", "network")}
         kept = [target for kind, source, target in config["bwrap"]["plan"] if [kind, source, target] not in late]
-        named["bwrap"] = {"hostname": config["bwrap"]["hostname"], "plan": late, "kept": kept}
+        # Of mounts made since it was forked it may know nothing, and see the empty directory below one.
+        seen = {source: _identity(os.stat(source)) for kind, source, _ in late if kind != "link"}
+        named["bwrap"] = {"hostname": config["bwrap"]["hostname"], "plan": late, "kept": kept, "seen": seen}
         text = json.dumps(named).encode()
         left = struct.pack(LENGTH, len(text)) + text
         with suppress(BrokenPipeError):  # it says why it ended, if it did
@@ -160,6 +162,9 @@ class Gathering:
     def all_of(self, config: dict[str, Any]) -> list[Gathered]:
         """The mounts of the plan, stacked layers as one, then /etc/hosts."""
         plan: list[list[str]] = config["bwrap"]["plan"]
+        for source, identity in config["bwrap"]["seen"].items():
+            if _identity(os.stat(source)) != identity:
+                raise LateError(f"{source} is something else here, as something was mounted there since")
         make_points(os.path.join(config["state_dir"], FILES_NAME), plan)
         copied = [self._copied(config, index, entry) for index, entry in enumerate(plan)]
         found = [each for each in copied if each is not None]
@@ -235,6 +240,10 @@ class Gathering:
         options = f"lowerdir={lower},upperdir={files}/upper,workdir={files}/work"
         syscalls.mount("overlay", merged, "overlay", 0, options)
         return merged
+
+
+def _identity(status: os.stat_result) -> list[int]:
+    return [status.st_dev, status.st_ino]
 
 
 def _gathered(target: str, source: int | str, *, writable: bool) -> Gathered:
