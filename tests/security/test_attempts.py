@@ -96,19 +96,19 @@ async def past(sandbox: Sandbox) -> AsyncIterator[Recorded]:
             return
 
 
-async def stands_ready(world: World, layers: tuple[Layer, ...]) -> bool:
-    """Have one of this image stand ready for the sandbox that will be made, where the backend can."""
+async def stands_ready(world: World, layers: tuple[Layer, ...], *, image_late: bool) -> bool:
+    """Have one of this image, or without one, stand ready for the sandbox that will be made, where the backend can."""
     backend = world.backend
     assert isinstance(backend, ShimmedBackend)
-    if not backend.keeps_ready:
+    if not (backend.images_come_late if image_late else backend.keeps_ready):
         return False
-    await backend.make_ready(layers, 0)
+    await backend.make_ready(() if image_late else layers, 0)
     assert backend.ready.promise(layers, world.spec().id) == 0
     return True
 
 
-@pytest.mark.parametrize("stood_ready", [False, True])
-async def test_every_attempt_fails_and_is_logged(world: World, stood_ready: bool) -> None:
+@pytest.mark.parametrize("stood_ready", ["", "image", "no image"])
+async def test_every_attempt_fails_and_is_logged(world: World, stood_ready: str) -> None:
     secret, inputs, outputs = world.directory / "secret", world.directory / "in", world.directory / "out"
     secret.write_text("of the executor")
     secret.chmod(0o600)
@@ -116,7 +116,7 @@ async def test_every_attempt_fails_and_is_logged(world: World, stood_ready: bool
         place.mkdir()
     (inputs / "data").write_text("given")
     layers = image(world.directory)
-    if stood_ready and not await stands_ready(world, layers):
+    if stood_ready and not await stands_ready(world, layers, image_late=stood_ready == "no image"):
         pytest.skip("sandboxes of this backend are built when they are needed")
     neighbour = await world.create("other.1.0", uid_slot=1)
     waiting = "open('/workspace/private', 'w').write('x')\nprint('up')\nimport time\ntime.sleep(600)"

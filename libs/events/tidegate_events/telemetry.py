@@ -44,6 +44,7 @@ NODE_COUNTERS = {
     "starts_prepared": "sandboxes that found their process waiting ready since the agent began",
     "starts_unprepared": "sandboxes that found none, in a burst perhaps, since the agent began",
     "starts_warm": "members whose sandbox stood ready for their image and level, since the agent began",
+    "starts_image_late": "members whose image came to a sandbox that stood ready without one, since the agent began",
     "starts_cold": "members for which none did, at levels at which sandboxes can stand ready, since the agent began",
 }
 GPU_GAUGES = {

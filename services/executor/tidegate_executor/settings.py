@@ -61,6 +61,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     `pinned_images` never leave. Where the disk is fuller than `images_high_percent`, others that nobody needs do, the
     one that was not used for longest first, until `images_low_percent`.
     `warm_sandboxes` stand ready for each image and level that members asked for last, in `warm_memory_mib` at most.
+    `warm_without_image` more, which can be given any image, stand ready at each level at which that is possible.
     A hot directory slower than `hot_mib_per_second_min` ends a member; 0 asks nothing of it.
     `rack` and `switch` say where the node stands in the network; `address` is where the other nodes of a gang reach it
     (left out: this is the only machine).
@@ -108,6 +109,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     images_low_percent: int = 80
     hot_mib_per_second_min: int = 0
     warm_sandboxes: int = 1
+    warm_without_image: int = 2
     warm_memory_mib: int = 256
     uid_base: int | None = None
     trusted_backend: Literal["bwrap", "docker"] = "bwrap"
@@ -211,6 +213,7 @@ _NUMBERS = {
     "TIDEGATE_SANDBOX_DISK_MIB": "sandbox_disk_mib",
     "TIDEGATE_SANDBOX_INODES": "sandbox_inodes",
     "TIDEGATE_WARM_SANDBOXES": "warm_sandboxes",
+    "TIDEGATE_WARM_WITHOUT_IMAGE": "warm_without_image",
     "TIDEGATE_WARM_MEMORY_MIB": "warm_memory_mib",
 }
 _ROOTS = {
@@ -333,7 +336,7 @@ def _check_images(settings: Settings) -> None:
         raise SettingsError(f"images_low_percent {low}, images_high_percent {high} refused; 0 < low <= high <= 100")
     if settings.hot_mib_per_second_min < 0:
         raise SettingsError(f"hot_mib_per_second_min: {settings.hot_mib_per_second_min} refused; 0 or more is accepted")
-    for name in ("warm_sandboxes", "warm_memory_mib"):
+    for name in ("warm_sandboxes", "warm_without_image", "warm_memory_mib"):
         if getattr(settings, name) < 0:
             raise SettingsError(f"{name}: {getattr(settings, name)} refused; 0 or more is accepted")
     if settings.fetched_images_mib < 0:

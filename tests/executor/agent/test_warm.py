@@ -66,30 +66,31 @@ async def test_the_second_member_of_an_image_gets_one_that_stood_ready(
     async def on_message(message: Msg) -> None:
         heard.extend(sample for sample in telemetry.decode(message.data) if isinstance(sample, NodeSample))
 
-    def counted() -> tuple[float, float]:
-        return (heard[-1].counters["starts_warm"], heard[-1].counters["starts_cold"]) if heard else (-1, -1)
+    def counted() -> tuple[float, ...]:
+        names = ("starts_warm", "starts_image_late", "starts_cold")
+        return tuple(heard[-1].counters[name] for name in names) if heard else ()
 
     await client.subscribe(subjects.telemetry(NODE), cb=on_message)
     agent = make_agent(offer_trusted=True, cgroup_name=f"tidegate-warm-{os.getpid()}")
     await scheduler.joined()
+    await until(lambda: len(ready(agent)) == 2)
     first = job("first", SHELL, level="trusted")
     scheduler.want(first)
     await scheduler.first(SandboxStarted, "first")
-    await until(lambda: counted() == (0, 1))
-    standing = await until(lambda: ready(agent))
-    assert len(standing) == 1
+    await until(lambda: counted() == (0, 1, 0))
+    await until(lambda: len(ready(agent)) == 3)
+    standing = ready(agent)
 
     scheduler.want(job("second", SHELL, level="trusted"))
     await scheduler.first(SandboxStarted, "second")
-    await until(lambda: counted() == (1, 1))
+    await until(lambda: counted() == (1, 1, 0))
     assert set(os.listdir(agent.data_dir / "sandboxes")) >= {"first.1.0", "second.1.0"}
-    again = await until(lambda: ready(agent))
-    assert again != standing, "another one stands in its place"
+    await until(lambda: len(ready(agent)) == 3 and ready(agent) != standing)  # another one stands in its place
 
     agent.end()  # SIGKILL: what was adopted runs on, what stands ready for nobody does not
     agent.start()
     await scheduler.joined(2)
-    await until(lambda: ready(agent) == [])
+    await until(lambda: not set(ready(agent)) & set(standing))
     scheduler.change(first, desired="stop", deadline_ns=0)
     assert (await scheduler.exit_of("first")).outcome != "lost"
     scheduler.wanted.clear()
@@ -128,7 +129,7 @@ class Kept:
             SandboxSettings(sandboxes_dir=str(directory / "sandboxes"), cgroup_name=f"tidegate-kept-{os.getpid()}")
         )
         plain = Settings(node="n", data_dir=str(directory), hot_dir=str(directory), secrets_dir=str(directory))
-        settings = msgspec.structs.replace(plain, **changes)
+        settings = msgspec.structs.replace(plain, **{"warm_without_image": 0} | changes)
         self.pool = WarmPool({"trusted": self.backend}, settings, Starts())
         self.images = []
         for number in range(KINDS_MAX + 1):
@@ -142,9 +143,9 @@ class Kept:
         spec = SandboxSpec(id="a.1.0", hostname="a", log_dir="", layers=layers, network=network, devices=devices)
         self.pool.asked("trusted", self.images[number].digest, spec)
 
-    def promise(self, sandbox: str, *, devices: bool = False) -> int | None:
-        """The user of one of the first image that is kept for this member."""
-        return self.pool.promise("trusted", self.images[0], sandbox, devices=devices)
+    def promise(self, sandbox: str, number: int = 0, *, devices: bool = False) -> int | None:
+        """The user of one of that image that is kept for this member."""
+        return self.pool.promise("trusted", self.images[number], sandbox, devices=devices)
 
     def plugged(self) -> list[bool]:
         """Of each that stands, whether it was made with a cable."""
@@ -238,7 +239,7 @@ async def test_none_is_kept_where_none_is_wanted(keep: Callable[..., Kept]) -> N
     kept.asked(0)
     await asyncio.sleep(0.2)
     assert kept.standing() == {}
-    assert kept.pool.counters() == {"starts_warm": 0.0, "starts_cold": 0.0}
+    assert kept.pool.counters() == {"starts_warm": 0.0, "starts_image_late": 0.0, "starts_cold": 0.0}
 
 
 async def test_what_members_with_devices_asked_for_is_kept_beside(keep: Callable[..., Kept]) -> None:
@@ -252,3 +253,14 @@ async def test_what_members_with_devices_asked_for_is_kept_beside(keep: Callable
     assert kept.promise("c.1.0") is not None
     await kept.pool.leave(kept.images[0].digest)
     assert kept.standing() == {}
+
+
+async def test_some_without_an_image_stand_from_the_start_and_serve_any(keep: Callable[..., Kept]) -> None:
+    kept = keep(warm_sandboxes=1, warm_without_image=2, warm_memory_mib=3 * READY_MIB["bwrap", "trusted"])
+    await until(lambda: kept.backend.ready.layers() == [(), ()])
+    promised = [kept.promise(f"a.{number}.0", number) for number in range(3)]
+    assert None not in promised[:2]
+    assert (len(set(promised[:2])), promised[2]) == (2, None)
+    kept.asked(0, Network(name="a.1", member=0))
+    await until(lambda: sorted(map(len, kept.backend.ready.layers())) == [0, 0, 2])
+    assert kept.plugged().count(True) == 1, "the two were there before"

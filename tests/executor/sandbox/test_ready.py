@@ -22,7 +22,7 @@ from tidegate_executor.sandbox.base import (
     SandboxSpec,
 )
 from tidegate_executor.sandbox.docker import DockerBackend
-from tidegate_executor.sandbox.shim import processes
+from tidegate_executor.sandbox.shim import processes, syscalls
 from tidegate_executor.sandbox.shim.guarded import PIDS_AHEAD
 from tidegate_executor.sandbox.shimmed import ShimmedBackend
 from tidegate_executor.sandbox.state import StateDirectory
@@ -36,7 +36,8 @@ POLL_SECONDS = 0.05
 LIMITS = Limits(cpu_millis=1000, memory_mib=128, pids=PIDS_AHEAD)
 LOOK = """
 id -u; id -g; hostname; cat /etc/hostname; echo "$HOSTNAME"; cat /etc/hosts /workspace/code.py /inputs/x/data; pwd
-ls -1 / /run/tidegate/agent /workspace /inputs /outputs /home /var/cache
+ls -1 / /run/tidegate/agent /workspace /inputs /outputs /home /var/cache /etc /dev /usr
+stat -c '%n %A %u %g' / /* /etc/* /usr/* /opt/* /home/job /proc/1/root 2>/dev/null
 echo new > /workspace/new && echo more >> /workspace/code.py && cat /workspace/new /workspace/code.py
 echo out > /outputs/y/file && cat /outputs/y/file
 (echo no > /inputs/x/data) 2>/dev/null || echo "inputs are read-only"
@@ -45,6 +46,10 @@ mkdir /new 2>/dev/null || echo "the root is read-only"
 touch /home/job/a /var/cache/job/b /tmp/c && echo "its own are writable"
 stat -c %U /workspace/code.py /outputs/y/file
 grep -E '^(CapEff|NoNewPrivs)' /proc/self/status
+"""
+
+MOUNTS = """
+cut -d" " -f5,6 /proc/self/mountinfo | cut -d, -f1 | sort
 """
 
 HOLDS = """
@@ -106,12 +111,55 @@ def processes_in(group: str) -> str:
         return ""
 
 
-async def look(world: World, sandbox: str, **changes: object) -> str:
+async def look(world: World, sandbox: str, script: str = LOOK, **changes: object) -> list[str]:
     made = await world.backend.create(spec_of(world, sandbox, **changes))
-    exited, output = await world.run(made, world.process("/bin/sh", "-c", LOOK, limits=LIMITS, cwd="/workspace"))
+    exited, output = await world.run(made, world.process("/bin/sh", "-c", script, limits=LIMITS, cwd="/workspace"))
     assert exited.exit_code == 0, output
     await made.destroy()
-    return output
+    return output.splitlines()
+
+
+def rooted(directory: Path) -> tuple[Layer, ...]:
+    """An image with a root of its own, and more on it."""
+    root, more = directory / "root", directory / "more"
+    (root / "etc").mkdir(parents=True)
+    (root / "srv").mkdir(mode=0o700)
+    (root / "etc" / "release").write_text("own\n")
+    for name in ("bin", "lib", "lib64"):
+        (root / name).symlink_to(f"usr/{name}")
+    (root / "usr").mkdir()
+    more.mkdir()
+    (more / "tool").write_text("tool\n")
+    return (Layer(source=str(root), target="/"), *image_layers(), Layer(source=str(more), target="/opt/more"))
+
+
+@pytest.mark.parametrize("image", ["usr", "root"])
+async def test_any_image_comes_late_to_one_that_stood_without(cell: World, image: str) -> None:
+    backend = backend_of(cell)
+    if not backend.keeps_ready:
+        pytest.skip("only root adds mounts to a sandbox that stands")
+    layers = rooted(cell.directory) if image == "root" else image_layers()
+    fresh = await look(cell, "fresh.1.0", MOUNTS + LOOK, layers=layers)
+    for name in ("late.1.0", "late.2.0"):
+        await backend.make_ready((), SLOT)
+        assert backend.ready.promise(layers, name) == SLOT
+        assert await look(cell, name, MOUNTS + LOOK, layers=layers) == fresh
+    assert (backend.ready.hits, backend.ready.hits_without_image) == (0, 2)
+    assert "release" in fresh or image == "usr"
+    await backend.release()
+    assert kin(Path(cell.settings.sandboxes_dir)) == []
+    assert groups_below(cell) == []
+
+
+async def test_one_for_an_image_is_taken_before_one_for_any(cell: World) -> None:
+    backend = backend_of(cell)
+    if not backend.keeps_ready:
+        pytest.skip("only root adds mounts to a sandbox that stands")
+    await backend.make_ready((), SLOT)
+    await backend.make_ready(image_layers(), SLOT + 1)
+    assert backend.ready.promise(image_layers(), "a.1.0") == SLOT + 1
+    assert backend.ready.promise(image_layers(), "b.1.0") == SLOT
+    assert backend.ready.promise(image_layers(), "c.1.0") is None
 
 
 async def test_one_that_stood_ready_is_as_a_fresh_one(warm: World) -> None:
@@ -284,3 +332,25 @@ async def test_they_end_with_the_process_that_made_them(warm: World) -> None:
     assert os.listdir(directory) == []
     assert not any(left in where for where in groups_below(warm))
     assert (await warm.run(kept, warm.process("/bin/sh", "-c", "echo up", limits=LIMITS)))[1] == "up\n"
+
+
+@pytest.mark.parametrize("stands", ["an image", "none"])
+async def test_what_is_mounted_after_it_stood_ready_is_seen_in_it(cell: World, stands: str) -> None:
+    backend = backend_of(cell)
+    if not backend.keeps_ready:
+        pytest.skip("only root adds mounts to a sandbox that stands")
+    place = cell.directory / "mounted"
+    place.mkdir()
+    more = Layer(source=str(place), target="/opt/more")
+    layers = (*image_layers(), more) if stands == "none" else image_layers()
+    await backend.make_ready(() if stands == "none" else layers, SLOT)
+    syscalls.mount("tmpfs", str(place), "tmpfs", 0, "mode=755")
+    try:
+        (place / "file").write_text("there\n")
+        assert backend.ready.promise(layers, "late.1.0") == SLOT
+        mounts = (Mount(source=str(place), target="/inputs/more"),)
+        script = "cat /inputs/more/file" + (" /opt/more/file" if stands == "none" else "")
+        output = await look(cell, "late.1.0", script, layers=layers, mounts=mounts)
+        assert output == ["there"] * (2 if stands == "none" else 1)
+    finally:
+        syscalls.unmount(str(place), syscalls.MNT_DETACH)

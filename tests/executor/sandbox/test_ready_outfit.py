@@ -105,6 +105,18 @@ async def test_devices_and_what_their_users_need_come_late(cell: World) -> None:
     assert "the driver's library\nread-only" in ready
 
 
+async def test_devices_come_to_one_that_stood_without_an_image(cell: World) -> None:
+    backend = backend_of(cell)
+    if not backend.images_come_late:
+        pytest.skip("here an image is there from the start")
+    devices, mounts = accelerator(cell)
+    fresh = await look(cell, cell.spec("fresh.1.0", uid_slot=SLOT, devices=devices, mounts=mounts), LOOK)
+    await backend.make_ready((), SLOT)
+    assert backend.ready.promise(image_layers(), "late.1.0", devices=True) == SLOT
+    late = await look(cell, cell.spec("late.1.0", uid_slot=SLOT, devices=devices, mounts=mounts), LOOK)
+    assert (late, backend.ready.hits_without_image) == (fresh, 1)
+
+
 async def test_what_stands_for_members_with_devices_is_for_no_others(cell: World) -> None:
     backend = backend_of(cell)
     devices, mounts = accelerator(cell)

@@ -64,8 +64,8 @@ class Group(Protocol):
         """Move one process here."""
         ...
 
-    def apply(self, quota: Quota) -> Quota:
-        """Set all limits and return the read-back. Memory is never taken by killing (CgroupRefusedError)."""
+    def apply(self, quota: Quota) -> None:
+        """Set all limits, which `quota` reads back. Memory is never taken by killing (CgroupRefusedError)."""
         ...
 
     def bound(self, memory_mib: int, pids: int) -> None:

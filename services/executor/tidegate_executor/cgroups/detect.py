@@ -91,7 +91,8 @@ def prove(driver: Driver) -> None:
         group.bound(PROBE_QUOTA.memory_mib, PROBE_QUOTA.pids)
         leaf = group.child("leaf")
         leaf.create()
-        seen = leaf.apply(PROBE_QUOTA)
+        leaf.apply(PROBE_QUOTA)
+        seen = leaf.quota()
         if seen != PROBE_QUOTA:
             raise CgroupError(f"wrote {PROBE_QUOTA}, the kernel reads back {seen}")
     finally:

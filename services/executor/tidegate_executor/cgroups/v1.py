@@ -50,12 +50,11 @@ class V1Group:
         for directory in self._distinct:
             write(directory / "cgroup.procs", str(pid))
 
-    def apply(self, quota: Quota) -> Quota:
+    def apply(self, quota: Quota) -> None:
         self._set_memory(quota.memory_mib)
         write(self._at["cpu"] / "cpu.cfs_period_us", str(CPU_PERIOD_USEC))
         write(self._at["cpu"] / "cpu.cfs_quota_us", str(quota.cpu_millis * CPU_PERIOD_USEC // 1000))
         write(self._at["pids"] / "pids.max", str(quota.pids))
-        return self.quota()
 
     def bound(self, memory_mib: int, pids: int) -> None:
         self._set_memory(memory_mib)

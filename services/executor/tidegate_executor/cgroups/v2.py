@@ -120,13 +120,12 @@ class V2Group:
     def add(self, pid: int) -> None:
         write(self._at / "cgroup.procs", str(pid))
 
-    def apply(self, quota: Quota) -> Quota:
+    def apply(self, quota: Quota) -> None:
         self._set_memory(quota.memory_mib)
         write(self._at / "cpu.max", f"{quota.cpu_millis * CPU_PERIOD_USEC // 1000} {CPU_PERIOD_USEC}")
         write(self._at / "pids.max", str(quota.pids))
         if (self._at / "memory.oom.group").exists():
             write(self._at / "memory.oom.group", "1")
-        return self.quota()
 
     def bound(self, memory_mib: int, pids: int) -> None:
         self._set_memory(memory_mib)

@@ -43,8 +43,9 @@ class ConversionError(Exception):
 def enter_own_namespace(kin: Iterable[int] = ()) -> bool:
     """Have a mount namespace of our own, which still follows the host's; say whether that was allowed.
 
-    The one of `kin`, processes that an earlier incarnation left, is ours again: what they mounted is seen by both. For
-    the whole process only while it has a single thread.
+    Those that are made of it follow it in turn: who waits in one sees an image that is mounted here later. The one of
+    `kin`, processes that an earlier incarnation left, is ours again: what they mounted is seen by both. For the whole
+    process only while it has a single thread.
     """
     try:
         for pid in kin:
@@ -52,6 +53,7 @@ def enter_own_namespace(kin: Iterable[int] = ()) -> bool:
                 return True
         syscalls.unshare(syscalls.CLONE_NEWNS)
         syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_SLAVE)
+        syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_SHARED)
     except PermissionError:
         return False
     return True

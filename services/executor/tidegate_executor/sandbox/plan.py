@@ -10,7 +10,7 @@ import stat
 from pathlib import Path
 
 from tidegate_executor.sandbox.base import Device, Layer, RequestRefusedError, SandboxSpec
-from tidegate_executor.sandbox.shim.layout import FILES_NAME, HOLD_PATH, INSIDE_ID
+from tidegate_executor.sandbox.shim.layout import FILES_NAME, HOLD_PATH, INSIDE_ID, MOUNTED
 
 PlanEntry = tuple[str, str, str]
 DEVICE_MODES = (stat.S_IFCHR, stat.S_IFBLK)
@@ -23,7 +23,7 @@ HOST_ETC_FILES = ("ld.so.cache", "ld.so.conf", "localtime", "timezone", "mime.ty
 HOST_ETC_DIRECTORIES = ("ssl", "ca-certificates", "pki", "alternatives", "ld.so.conf.d")
 
 OWN_ETC_FILES = ("passwd", "group", "nsswitch.conf", "resolv.conf")
-OWN_PLACES = ("/proc", "/dev", "/tmp", "/home/job", "/var/cache/job", "/workspace", "/etc/hosts", HOLD_PATH)
+OWN_PLACES = (*MOUNTED, "/workspace", "/etc/hosts", HOLD_PATH)
 
 NOT_FROM_ROOT = {"proc", "dev", "sys", "tmp", "workspace"}  # of an image: the sandbox has its own
 
@@ -77,6 +77,17 @@ def mount_plan(spec: SandboxSpec, state_dir: Path, etc: Path) -> list[PlanEntry]
     plan = _image_plan(spec.layers, etc) + _own_plan(spec, state_dir)
     check_plan(plan, state_dir)
     return plan + _device_plan(spec)
+
+
+def comes_late(layers: tuple[Layer, ...], built: list[PlanEntry]) -> bool:
+    """Whether an image can come to a sandbox that was `built` without one: over no place that has a mount by then."""
+    places = [*OWN_PLACES, *(target for _, _, target in built)]
+    targets = [layer.target for layer in layers if layer.target != "/"]
+    return not any(_holds(target, place) or _holds(place, target) for target in targets for place in places)
+
+
+def _holds(place: str, other: str) -> bool:
+    return other == place or other.startswith(f"{place}/")
 
 
 def late_plan(spec: SandboxSpec, state_dir: Path, built: list[PlanEntry]) -> list[PlanEntry]:

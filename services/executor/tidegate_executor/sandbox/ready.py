@@ -1,4 +1,4 @@
-"""Sandboxes that stand ready, each for one image and one uid, before it is known which job gets it.
+"""Sandboxes that stand ready, each for one image or any, and one uid, before it is known which job gets it.
 
 Each is a shim like any other, which has built all that depends on its image alone and waits for the rest. It ends with
 this process, its processes and groups with it; its directory, below `.ready`, is removed by whoever finds it there.
@@ -17,7 +17,7 @@ import structlog
 from tidegate_executor.sandbox import plan
 from tidegate_executor.sandbox.base import DiskLimits, Layer, SandboxSpec
 from tidegate_executor.sandbox.launch import READY_PREFIX, Waiting, await_end, is_quiet
-from tidegate_executor.sandbox.plan import PlanEntry
+from tidegate_executor.sandbox.plan import PlanEntry, comes_late
 from tidegate_executor.sandbox.remains import clear_remains
 from tidegate_executor.sandbox.state import StateDirectory
 
@@ -59,7 +59,8 @@ def outfit_of(spec: SandboxSpec) -> Outfit:
 class Ready(msgspec.Struct, frozen=True, kw_only=True):
     """One that stands, built by `spec`. `mounts` are what it has mounted; `describe` goes on for its backend.
 
-    `pointed`: that backend cannot make places inside layers later.
+    `pointed`: that backend cannot make places inside layers later. One without layers is for any image, which comes
+    late then, with the places in it.
     """
 
     spec: SandboxSpec
@@ -74,11 +75,16 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
     def layers(self) -> tuple[Layer, ...]:
         return self.spec.layers
 
+    def suits(self, layers: tuple[Layer, ...]) -> bool:
+        """Whether a sandbox of this image can be made of it."""
+        return self.layers == layers or (not self.layers and comes_late(layers, self.mounts))
+
     def becomes(self, spec: SandboxSpec) -> bool:
         """Whether a sandbox of that specification can be made of it."""
-        if self.pointed and plan.points(spec) != self.outfit.points:
+        if self.layers and self.pointed and plan.points(spec) != self.outfit.points:
             return False
-        return msgspec.structs.replace(self.spec, **{name: getattr(spec, name) for name in LATE}) == spec
+        late = {name: getattr(spec, name) for name in LATE} | {"layers": spec.layers}
+        return self.suits(spec.layers) and msgspec.structs.replace(self.spec, **late) == spec
 
     @property
     def lives(self) -> bool:
@@ -86,13 +92,17 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReadySandboxes:
-    """Those of one backend. `hits` counts the sandboxes that were one of them since this process began."""
+    """Those of one backend.
+
+    `hits` counts the sandboxes that were one of their image since this process began, `hits_without_image` those that
+    were one to which their image came late.
+    """
 
     def __init__(self, sandboxes_dir: str) -> None:
         self.directory = Path(sandboxes_dir, DIRECTORY)
         self._standing: list[Ready] = []
         self._promised: dict[str, Ready] = {}
-        self.hits = 0
+        self.hits = self.hits_without_image = 0
 
     @property
     def standing(self) -> tuple[Ready, ...]:
@@ -124,12 +134,13 @@ class ReadySandboxes:
     def promise(self, layers: tuple[Layer, ...], sandbox: str, *, devices: bool = False) -> int | None:
         """Return the uid slot of one that is kept for this sandbox; None where none stands ready for its like."""
         promised = set(map(id, self._promised.values()))
-        for ready in self._standing:
-            fits = ready.layers == layers and ready.outfit.devices == devices
-            if fits and id(ready) not in promised and ready.lives:
-                self._promised[sandbox] = ready
-                return ready.spec.uid_slot
-        return None
+        free = [ready for ready in self._standing if id(ready) not in promised and ready.lives]
+        fits = [ready for ready in free if ready.layers == layers and ready.outfit.devices == devices]
+        fits += [ready for ready in free if not ready.layers and layers and ready.suits(layers)]
+        if not fits:
+            return None
+        self._promised[sandbox] = fits[0]
+        return fits[0].spec.uid_slot
 
     def withdraw(self, sandbox: str) -> None:
         """Keep none for it any more."""

@@ -50,6 +50,7 @@ from tidegate_executor.turns import to_its_end
 PIDS_MAX_LEAST = 4
 READY_MIB = {("bwrap", "trusted"): 4, ("gvisor", "guarded"): 64, ("docker", "trusted"): 16, ("docker", "guarded"): 16}
 """Backends of which sandboxes can stand ready, and what memory one is reckoned to take."""
+LATE_IMAGE = ("bwrap",)
 ENTERED_BY_USERS = ("bwrap",)
 POINTED = ("bwrap",)  # a sandbox may make no place in layers, whatever it is given later
 BASE_NAME = ".base"  # beside the sandboxes: what they share; no sandbox id starts with a dot
@@ -81,6 +82,11 @@ class ShimmedBackend(ABC):
     def keeps_ready(self) -> bool:
         """Whether sandboxes of this backend can stand ready here: without root, those that a user can enter."""
         return self.makes_ahead and (os.geteuid() == 0 or self._backend in ENTERED_BY_USERS)
+
+    @property
+    def images_come_late(self) -> bool:
+        """Whether one that stands ready without an image can be given one: its overlays are root's to make."""
+        return self.keeps_ready and self._backend in LATE_IMAGE and os.geteuid() == 0
 
     @property
     def makes_ahead(self) -> bool:
@@ -126,7 +132,10 @@ class ShimmedBackend(ABC):
         except InfrastructureError as error:
             log.warning("ready_sandbox_not_used", sandbox=spec.id, why=str(error))
             return await self._create(spec)
-        self.ready.hits += 1
+        if ready.layers == spec.layers:
+            self.ready.hits += 1
+        else:
+            self.ready.hits_without_image += 1
         return adopted
 
     async def _create_beside(self, spec: SandboxSpec, ready: Ready) -> Sandbox:
@@ -205,9 +214,11 @@ class ShimmedBackend(ABC):
     async def make_ready(self, layers: tuple[Layer, ...], uid_slot: int, outfit: Outfit | None = None) -> None:
         """Have one more sandbox of this image stand ready, for members that need this outfit.
 
-        Raises InfrastructureError.
+        Without layers it is one for any image. Raises InfrastructureError.
         """
         outfit = outfit or Outfit()
+        if not layers and not self.images_come_late:
+            raise InfrastructureError(f"sandboxes of backend {self._backend} need their image from the start")
         name = f"{READY_PREFIX}{secrets.token_hex(6)}"
         spec = SandboxSpec(id=name, hostname="ready", log_dir="", uid_slot=uid_slot, layers=layers, disk=outfit.disk)
         driver = await self._admit(spec)
@@ -257,8 +268,11 @@ class ShimmedBackend(ABC):
         self, spec: SandboxSpec, places: tuple[Ready, StateDirectory], record: SandboxRecord, made: list[StateDirectory]
     ) -> dict[str, Any]:
         ready, state = places
-        late = late_plan(spec, state.path, ready.mounts)
-        extra = ready.describe(spec, state, ready.mounts + late)
+        if ready.layers == spec.layers:
+            plan = ready.mounts + late_plan(spec, state.path, ready.mounts)
+        else:
+            plan = mount_plan(spec, state.path, self.etc())
+        extra = ready.describe(spec, state, plan)
         try:
             state.adopt(ready.state, record)
             made.append(state)

@@ -18,9 +18,9 @@ from tidegate_executor.sandbox.shim import starter, syscalls
 from tidegate_executor.sandbox.shim.bubblewrap import Bubblewrap
 from tidegate_executor.sandbox.shim.hands import Gathered
 from tidegate_executor.sandbox.shim.joining import join
-from tidegate_executor.sandbox.shim.late import Carrier, make_place
+from tidegate_executor.sandbox.shim.late import Carrier, enter_root, make_place
 from tidegate_executor.sandbox.shim.launching import Launching, NotReadyError
-from tidegate_executor.sandbox.shim.layout import INSIDE_ID
+from tidegate_executor.sandbox.shim.layout import INSIDE_ID, MOUNTED
 from tidegate_executor.sandbox.shim.plug import Plug, join_over
 from tidegate_executor.sandbox.shim.processes import stat_fields
 
@@ -98,12 +98,20 @@ class BwrapLauncher(Launching):
         syscalls.set_hostname(config["hostname"])
         flags = syscalls.MS_BIND | syscalls.MS_REMOUNT | syscalls.MS_NOSUID | syscalls.MS_NODEV
         syscalls.mount("none", "/", None, flags)
+        root = next((each.tree for each in gathered if each.target == "/"), None)
+        rest = [each for each in gathered if each.target != "/"]
+        if root is not None:
+            places = {each.target: each.is_directory for each in rest}
+            enter_root(root, [*MOUNTED, *config["kept"]], places, config["uid"])
         if config["uid"] is not None:
             syscalls.create_as(config["uid"])
-        for each in gathered:
+        for kind, source, target in config["late"]:
+            if kind == "link" and not (os.path.islink(target) and os.readlink(target) == source):
+                os.symlink(source, target)
+        for each in rest:
             make_place(each.target, is_directory=each.is_directory)
             syscalls.attach_mounts(each.tree, each.target)
-        if not any(target == "/" for _, _, target in self._config["plan"]):
+        if root is None and not any(target == "/" for _, _, target in self._config["plan"]):
             syscalls.mount("none", "/", None, flags | syscalls.MS_RDONLY)
 
     def _open_namespaces(self) -> None:

@@ -204,7 +204,11 @@ def lay_out(layout: Layout, config: dict[str, Any]) -> Mounts:
     if config.get("ready"):
         own[TOLD_PATH] = carry_out_and_hold(machine)
     for target, content in own.items():
-        mounts.append(bind(_file(os.path.basename(target), content), target, writable=False))
+        path = _file(os.path.basename(target), content)
+        mounts.append(bind(path, target, writable=False))
+        if target == "/etc/hosts":
+            os.chmod(path, 0o444)
+            staging.own(path, config["uid"])
     return mounts
 
 

@@ -7,6 +7,7 @@ a job may run in the sandbox before: who could change its files meanwhile could 
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import select
@@ -18,14 +19,22 @@ from typing import Any, NoReturn
 
 from tidegate_executor.sandbox.shim import staging, syscalls
 from tidegate_executor.sandbox.shim.hands import Gathered, Hands
-from tidegate_executor.sandbox.shim.layout import FILES_NAME, hosts_text
+from tidegate_executor.sandbox.shim.hold import executable
+from tidegate_executor.sandbox.shim.layout import (
+    DIRECTORIES,
+    FILES_NAME,
+    HOLD_PATH,
+    hosts_text,
+    make_points,
+    points_of,
+)
 from tidegate_executor.sandbox.shim.processes import end_child
 
 COMPLAINT_BYTES_MAX = 2000
 READY, DONE = b"\1", b"\2"
 LINGER_SECONDS = 0.1  # what is started now has the processors until then
 LENGTH = "<I"
-KINDS = ("read", "write", "take", "workspace", "device")  # of plan entries that can come late
+KINDS = ("lower", "layer", "link", "read", "write", "take", "workspace", "device")  # of entries that can come late
 HOSTS_PATH = "/etc/hosts"
 PLACE_NAME = "late"  # below the state directory
 
@@ -56,7 +65,10 @@ class Carrier:
     def begin(self, config: dict[str, Any], late: list[list[str]]) -> None:
         """Tell it to have the mounts of these plan entries, and /etc/hosts, attached."""
         named = {name: config[name] for name in ("state_dir", "uid", "network", "hostname")}
-        text = json.dumps({**named, "late": late}).encode()
+        kept = [target for kind, source, target in config["plan"] if [kind, source, target] not in late]
+        # Of mounts made since it was forked it may know nothing, and see the empty directory below one.
+        seen = {source: _identity(os.stat(source)) for kind, source, _ in late if kind != "link"}
+        text = json.dumps({**named, "late": late, "kept": kept, "seen": seen}).encode()
         left = struct.pack(LENGTH, len(text)) + text
         with suppress(BrokenPipeError):  # it says why it ended, if it did
             while left:
@@ -97,7 +109,7 @@ def _be_carrier(
             attach = Hands(attach).attach
         gathering = Gathering(mapping, state_dir)
         os.write(report, READY)
-        with open(tell, "rb", buffering=0) as hearing:
+        with open(tell, "rb", buffering=0, closefd=False) as hearing:
             length = hearing.read(struct.calcsize(LENGTH))
             if not length:
                 os._exit(0)  # nobody needs us
@@ -129,31 +141,58 @@ class Gathering:
         os.mkdir(place, 0o700)
         syscalls.mount("tmpfs", place, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "mode=755")
         os.chdir(place)  # the state directory gets another name
-        for name in ("lower", "merged"):
-            os.mkdir(name)
+        self._names = map(str, itertools.count())
+        self._stack: list[str] = []
         self._hosts = os.open("hosts", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o444)
+        self._hold = os.open("hold", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o555)
+        os.write(self._hold, executable(os.uname().machine))
         self._rehearse()
 
     def _rehearse(self) -> None:
         """Go the way once where nothing comes of it: it copies memory that is the zygote's too until then."""
-        json.loads(json.dumps({"hostname": "ready", "late": [["read", "hosts", HOSTS_PATH]]}))
+        json.loads(json.dumps({"hostname": "ready", "late": [["read", "hosts", HOSTS_PATH]], "kept": []}))
         hosts_text("ready", None)
         os.close(_gathered(HOSTS_PATH, "hosts", writable=False).tree)
 
     def all_of(self, config: dict[str, Any]) -> list[Gathered]:
-        """The mounts of the plan, then /etc/hosts."""
-        found = [self._copied(config, entry) for entry in config["late"]]
+        """The mounts of the plan, stacked layers as one, then /etc/hosts."""
+        plan: list[list[str]] = config["late"]
+        for source, identity in config["seen"].items():
+            if _identity(os.stat(source)) != identity:
+                raise LateError(f"{source} is something else here, as something was mounted there since")
+        make_points(os.path.join(config["state_dir"], FILES_NAME), plan)
+        copied = [self._copied(config, index, entry) for index, entry in enumerate(plan)]
+        found = [each for each in copied if each is not None]
         os.write(self._hosts, hosts_text(config["hostname"], config["network"]))
+        if config["uid"] is not None:
+            os.fchown(self._hosts, config["uid"], config["uid"])
         found.append(_gathered(HOSTS_PATH, "hosts", writable=False))
+        if any(each.target == "/" for each in found):
+            # The kernel moves no mount of a file that has no name any more, as bubblewrap's is.
+            os.fchown(self._hold, config["uid"], config["uid"])
+            found.append(_gathered(HOLD_PATH, "hold", writable=False))
         return found
 
-    def _copied(self, config: dict[str, Any], entry: list[str]) -> Gathered:
+    def _copied(self, config: dict[str, Any], index: int, entry: list[str]) -> Gathered | None:
+        """None where it is not a mount by itself."""
         kind, source, target = entry
+        files = os.path.join(config["state_dir"], FILES_NAME)
         if kind not in KINDS:
             raise LateError(f"{kind} at {target} cannot come late")
+        if kind == "link":
+            return None
+        if kind in ("lower", "layer"):
+            self._stack.insert(0, self._bound(source, config["uid"] if target == "/" else None))
+        if kind == "lower":
+            return None
+        if kind == "layer":
+            points = points_of(files, index)
+            stack, self._stack = self._stack, []
+            if points:
+                stack.insert(0, self._bound(points, None))
+            return _gathered(target, self._overlay(stack, config["uid"]), writable=True)
         if kind == "workspace":
-            self._lay_workspace(source, os.path.join(config["state_dir"], FILES_NAME), config["uid"])
-            return _gathered(target, "merged", writable=True)
+            return _gathered(target, self._lay_workspace(source, files, config["uid"]), writable=True)
         if kind == "device":
             return _gathered(target, source, writable=True, device=True)
         opened = staging.open_without_links(source)  # jobs may write where it lies
@@ -162,24 +201,50 @@ class Gathering:
         finally:
             os.close(opened)
 
-    def _lay_workspace(self, source: str, files: str, uid: int | None) -> None:
-        lower = "lower"
+    def _new(self) -> str:
+        name = next(self._names)
+        os.mkdir(name)
+        return name
+
+    def _bound(self, source: str, uid: int | None) -> str:
+        """Where the directory is seen here; its owner's files as those of `uid`, if one is given."""
+        place = self._new()
         opened = os.open(source, os.O_PATH | os.O_CLOEXEC)
-        if uid is None:  # its files are the job's user's, as everything is
-            options = f"lowerdir=/proc/self/fd/{opened},upperdir={files}/upper,workdir={files}/work,userxattr"
-            syscalls.mount("overlay", "merged", "overlay", 0, options)
-            os.close(opened)
-            return
         try:
-            staging.bind_as(opened, lower, (self._mapping, uid))
-        except OSError:
-            # The file system or kernel cannot translate owners: a copy that belongs to the job does the same.
-            lower = os.path.join(files, "lower")
-            staging.copy_owned(source, lower, uid)
+            if uid is None:
+                syscalls.mount(f"/proc/self/fd/{opened}", place, None, syscalls.MS_BIND)
+            else:
+                staging.bind_as(opened, place, (self._mapping, uid))
         finally:
             os.close(opened)
+        return place
+
+    def _overlay(self, stack: list[str], uid: int) -> str:
+        """Where layers, the topmost first, are seen below a throw-away upper in memory."""
+        upper, work, merged = (self._new() for _ in range(3))
+        staging.own(upper, uid)
+        options = f"lowerdir={':'.join(stack)},upperdir={upper},workdir={work}"
+        syscalls.mount("overlay", merged, "overlay", 0, options)
+        return merged
+
+    def _lay_workspace(self, source: str, files: str, uid: int | None) -> str:
+        try:
+            lower = self._bound(source, uid)
+        except OSError:
+            # The file system or kernel cannot translate owners: a copy that belongs to the job does the same.
+            if uid is None:  # its files are the job's user's already
+                raise
+            lower = os.path.join(files, "lower")
+            staging.copy_owned(source, lower, uid)
+        merged = self._new()
         options = f"lowerdir={lower},upperdir={files}/upper,workdir={files}/work"
-        syscalls.mount("overlay", "merged", "overlay", 0, options)
+        options += ",userxattr" if uid is None else ""  # what a user's namespace may have
+        syscalls.mount("overlay", merged, "overlay", 0, options)
+        return merged
+
+
+def _identity(status: os.stat_result) -> list[int]:
+    return [status.st_dev, status.st_ino]
 
 
 def _gathered(target: str, source: int | str, *, writable: bool, device: bool = False) -> Gathered:
@@ -187,6 +252,33 @@ def _gathered(target: str, source: int | str, *, writable: bool, device: bool = 
     attributes |= 0 if writable else syscalls.MOUNT_ATTR_RDONLY
     tree = syscalls.copy_mounts(source, attributes)
     return Gathered(target, tree, stat.S_ISDIR(os.fstat(tree).st_mode), writable)
+
+
+def enter_root(tree: int, mounted: list[str], places: dict[str, bool], uid: int) -> None:
+    """In the sandbox's mount namespace: make this its root, and take along what is `mounted` in it already.
+
+    `places` are where more will be mounted, each with whether it is a directory. Where the image has none of all these,
+    it gets one, which is the sandbox's.
+    """
+    at = "/workspace"  # a directory on which nothing is mounted yet
+    syscalls.attach_mounts(tree, at)
+    for place, is_directory in (dict.fromkeys(DIRECTORIES, True) | places).items():
+        _make_own_place(at + place, uid, is_directory=is_directory)
+    for place in mounted:
+        _make_own_place(at + place, uid, is_directory=os.path.isdir(place))
+        syscalls.mount(place, at + place, None, syscalls.MS_MOVE)
+    syscalls.change_root(at)
+
+
+def _make_own_place(path: str, uid: int, *, is_directory: bool) -> None:
+    if os.path.lexists(path):
+        return
+    _make_own_place(os.path.dirname(path), uid, is_directory=True)
+    if is_directory:
+        os.mkdir(path, 0o755)
+    else:
+        os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444))
+    staging.own(path, uid)
 
 
 def make_place(path: str, *, is_directory: bool) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Any
 
 from tidegate_executor.sandbox.shim import staging
 
 INSIDE_ID = 1000  # uid and gid of the job inside
 HOLD_PATH = "/run/tidegate/hold"
+MOUNTED = ("/proc", "/dev", "/tmp", "/home/job", "/var/cache/job")  # in a sandbox, whatever its image is
 DIRECTORIES = ("/run", "/run/tidegate", "/home", "/var", "/var/cache", "/workspace")
 FILES_NAME = "files"  # below the state directory, which only the agent's user may search
 POINTS = "points"
-MOUNTED = ("read", "write", "take")
+BOUND = ("read", "write", "take")
 OWNED = ("home", "cache", "upper", "work")
 
 
@@ -48,7 +50,7 @@ class Layout:
             os.makedirs(path, mode=0o755)
             if self._uid is not None:
                 staging.own(path, self._uid)
-        self._make_points()
+        make_points(self._files, self._plan, self._points)
         self.give()
 
     def give(self) -> None:
@@ -58,19 +60,6 @@ class Layout:
         for kind, source, _ in self._plan:
             if kind == "take":
                 staging.take_ownership(source, self._uid)
-
-    def _make_points(self) -> None:
-        """Places for what is mounted inside a layer, as one more layer: the sandbox may create none in the others."""
-        wanted = [(target, os.path.isdir(source)) for kind, source, target in self._plan if kind in MOUNTED]
-        for index, (kind, _, base) in enumerate(self._plan):
-            if kind != "layer" or base == "/":
-                continue
-            for target, is_directory in (*wanted, *self._points):
-                if target.startswith(f"{base}/"):
-                    point = f"{self._files}/{POINTS}.{index}{target[len(base) :]}"
-                    os.makedirs(point if is_directory else os.path.dirname(point), mode=0o755, exist_ok=True)
-                    if not is_directory:
-                        os.close(os.open(point, os.O_CREAT | os.O_CLOEXEC, 0o644))
 
     def stage(self) -> None:
         """In the forked child that becomes bubblewrap: as root, lay the sources out for the uid it will have.
@@ -82,7 +71,7 @@ class Layout:
         staging.enter_private_namespace()
         site = self._bwrap["site"]
         sources = [source for kind, source, _ in self._plan if kind != "link"] + site + [self._files]
-        mounts = {source for kind, source, _ in self._plan if kind in MOUNTED}
+        mounts = {source for kind, source, _ in self._plan if kind in BOUND}
         stage = staging.Stage(list(dict.fromkeys(sources)), mounts)
         for directory in site:
             stage.bind(directory, f"site/{os.path.basename(directory)}")
@@ -177,8 +166,8 @@ class Layout:
         if kind == "lower":
             return ["--overlay-src", seen]
         if kind == "layer":
-            points = f"{POINTS}.{index}"
-            extra = ["--overlay-src", f"{files}/{points}"] if os.path.isdir(f"{files}/{points}") else []
+            points = points_of(files, index)
+            extra = ["--overlay-src", points] if points else []
             return ["--overlay-src", seen, *extra, "--tmp-overlay", target]
         if kind == "workspace":
             return ["--overlay-src", seen, "--overlay", f"{files}/upper", f"{files}/work", target]
@@ -193,6 +182,29 @@ class Layout:
             parts = target.strip("/").split("/")[:-1]
             found.update(dict.fromkeys("/" + "/".join(parts[: depth + 1]) for depth in range(len(parts))))
         return sorted(found)
+
+
+def make_points(files: str, plan: list[list[str]], more: Iterable[tuple[str, bool]] = ()) -> None:
+    """Places for what is mounted inside a layer, as one more layer: the sandbox may create none in the others.
+
+    `more` are places, and whether each is a directory, for what is not in the plan yet.
+    """
+    wanted = [(target, os.path.isdir(source)) for kind, source, target in plan if kind in BOUND]
+    for index, (kind, _, base) in enumerate(plan):
+        if kind != "layer" or base == "/":
+            continue
+        for target, is_directory in (*wanted, *more):
+            if target.startswith(f"{base}/"):
+                point = f"{files}/{POINTS}.{index}{target[len(base) :]}"
+                os.makedirs(point if is_directory else os.path.dirname(point), mode=0o755, exist_ok=True)
+                if not is_directory:
+                    os.close(os.open(point, os.O_CREAT | os.O_CLOEXEC, 0o644))
+
+
+def points_of(files: str, index: int) -> str:
+    """Return where those of this entry are; empty where it has none."""
+    path = f"{files}/{POINTS}.{index}"
+    return path if os.path.isdir(path) else ""
 
 
 def hosts_text(hostname: str, network: dict[str, Any] | None) -> bytes:

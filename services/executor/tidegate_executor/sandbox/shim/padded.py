@@ -14,14 +14,12 @@ class PaddedGroup:
         self._memory_mib = memory_mib
         self._each, self._more = threads
 
-    def apply(self, quota: Quota) -> Quota:
+    def apply(self, quota: Quota) -> None:
         threads = self._each * quota.pids + self._more
-        return self._seen(self._group.apply(Quota(quota.cpu_millis, quota.memory_mib + self._memory_mib, threads)))
+        self._group.apply(Quota(quota.cpu_millis, quota.memory_mib + self._memory_mib, threads))
 
     def quota(self) -> Quota:
-        return self._seen(self._group.quota())
-
-    def _seen(self, quota: Quota) -> Quota:
+        quota = self._group.quota()
         return Quota(quota.cpu_millis, quota.memory_mib - self._memory_mib, (quota.pids - self._more) // self._each)
 
     def create(self) -> None:

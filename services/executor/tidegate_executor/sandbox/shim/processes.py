@@ -20,7 +20,7 @@ def stat_fields(pid: int) -> list[str] | None:
     """/proc/<pid>/stat from the state on (proc_pid_stat(5)); the name before it may hold anything."""
     try:
         descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter where it ends just now
         return None
     try:
         return os.read(descriptor, STAT_BYTES_MAX).decode(errors="replace").rpartition(")")[2].split()

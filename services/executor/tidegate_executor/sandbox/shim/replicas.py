@@ -14,7 +14,7 @@ from tidegate_executor.sandbox.shim.guest_trace import GuestRefusals
 from tidegate_executor.sandbox.shim.output import LogFile, Redactor, segment_name
 from tidegate_executor.sandbox.shim.processes import kill_tree
 from tidegate_executor.sandbox.shim.refusals import Refusals
-from tidegate_executor.sandbox.shim.spawn import Child, Launcher, Process, SpawnError, spawn
+from tidegate_executor.sandbox.shim.spawn import Child, Launcher, Process, spawn
 
 OUTPUT_CHUNK_BYTES = 65536
 DRAIN_SECONDS_MAX = 2.0
@@ -125,6 +125,7 @@ class Ahead:
     def __init__(self, launcher: Launcher, group: Group) -> None:
         group.create()
         self.group = group
+        self.oom_watch = group.watch_oom()
         self.output, write = os.pipe()
         try:
             self.child = Child(launcher, write, launcher.program)
@@ -139,7 +140,10 @@ class Ahead:
 
     def close(self) -> None:
         self.child.close()
-        os.close(self.output)
+        for descriptor in (self.output, self.oom_watch):
+            if descriptor is not None and descriptor >= 0:
+                os.close(descriptor)
+        self.output, self.oom_watch = -1, None
 
 
 class Replicas:
@@ -228,7 +232,7 @@ class Replicas:
             if ahead is not None and early:
                 ahead.prepare(process)  # it gets ready beside what is done here
             replica.log = LogFile(self._config["log_dir"], replica.name, self._config["log_bytes_max"])
-            self._make_group(replica)
+            self._limit(replica, ahead)
             launcher.begin(replica.name, replica.group, quota)
             if ahead is not None and not launcher.prepared_for(replica.name):
                 ahead.close()
@@ -241,6 +245,8 @@ class Replicas:
             replica.refusals = Refusals(listener) if listener >= 0 else launcher.refusals(replica.name)
             launcher.confirm(replica.name, replica.pid)
         except BaseException:
+            if ahead is not None:
+                ahead.close()
             replica.close()
             self._drop_group(replica)
             launcher.ended(replica.name)
@@ -268,7 +274,8 @@ class Replicas:
         try:
             if quota.cpu_millis < before.cpu_millis:
                 launcher.resizing(replica.name, before._replace(cpu_millis=quota.cpu_millis))
-            seen = replica.group.apply(quota)
+            replica.group.apply(quota)
+            seen = replica.group.quota()
             replica.quota = quota
             launcher.resized(replica.name, quota)
         except CgroupRefusedError as error:
@@ -308,13 +315,17 @@ class Replicas:
         if self._group is not None:
             self._group.remove()
 
-    def _make_group(self, replica: Replica) -> None:
+    def _limit(self, replica: Replica, ahead: Ahead | None) -> None:
+        """Have its group, which is there already if somebody waits in it, and in the group its limits."""
         if replica.group is None:
             return
         self._bound(replica.quota.memory_mib)
-        replica.group.create()
+        if ahead is None:
+            replica.group.create()
+            replica.oom_watch = replica.group.watch_oom()
+        else:
+            replica.oom_watch, ahead.oom_watch = ahead.oom_watch, None
         replica.group.apply(replica.quota)
-        replica.oom_watch = replica.group.watch_oom()
 
     def _drop_group(self, replica: Replica) -> None:
         if replica.group is not None:
@@ -341,14 +352,10 @@ class Replicas:
 
 
 def _run_ahead(replica: Replica, ahead: Ahead) -> Child:
-    replica.output = ahead.output
+    replica.output, ahead.output = ahead.output, -1
     os.set_blocking(replica.output, False)
-    try:
-        ahead.child.run()
-        return ahead.child
-    except SpawnError:
-        ahead.child.close()
-        raise
+    ahead.child.run()
+    return ahead.child
 
 
 def _nowhere(pid: int) -> None:

@@ -34,18 +34,18 @@ class Server:
         self._alive: int | None = None
         self._listener = _listen(state_dir)
         self._wake_read, self._wake_write = os.pipe()
+        for descriptor in (self._wake_read, self._wake_write):
+            os.set_blocking(descriptor, False)
+        for descriptor in (self._wake_read, self._listener.fileno()):
+            self._epoll.register(descriptor, select.EPOLLIN)
         self.sandbox = sandbox
         sandbox.announce = self._announce
 
     def open(self, config: dict[str, Any]) -> None:
         """Have the sandbox that the configuration describes."""
-        for descriptor in (self._wake_read, self._wake_write):
-            os.set_blocking(descriptor, False)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         self._alive = self.sandbox.open(config)
-        self._epoll.register(self._listener.fileno(), select.EPOLLIN)
-        self._epoll.register(self._wake_read, select.EPOLLIN)
         if self._alive is not None:
             # Only its hanging up counts: the job cannot write to it, and nobody reads it.
             self._epoll.register(self._alive, 0)

@@ -18,7 +18,7 @@ CLONE_PARENT = 0x00008000
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_NOATIME = 1, 2, 4, 32, 1024
 MNT_DETACH = 2
-MS_BIND, MS_REC, MS_SLAVE, MS_SHARED = 4096, 16384, 1 << 19, 1 << 20
+MS_BIND, MS_MOVE, MS_REC, MS_SLAVE, MS_SHARED = 4096, 8192, 16384, 1 << 19, 1 << 20
 
 PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, PR_CAPBSET_DROP = 4, 38, 22, 24
 PR_SET_CHILD_SUBREAPER, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 36, 47, 4
@@ -35,6 +35,7 @@ MOVE_MOUNT_F_EMPTY_PATH = 4
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_IDMAP = 1, 2, 4, 0x00100000
 SYS_OPEN_TREE, SYS_MOVE_MOUNT, SYS_MOUNT_SETATTR = 428, 429, 442
 SYS_CLONE = {"x86_64": 56, "aarch64": 220}
+SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -69,6 +70,17 @@ def mount(source: str, target: str, kind: str | None, flags: int, data: str = ""
 
 def unmount(target: str, flags: int) -> None:
     _checked(_libc.umount2(target.encode(), ctypes.c_int(flags)), f"umount {target}")
+
+
+def change_root(place: str) -> None:
+    """Make what is mounted at `place` the root, for every process of this mount namespace that had the old one.
+
+    The old root is mounted nowhere any more (pivot_root(2), which says why both of its arguments may be one place).
+    """
+    os.chdir(place)
+    _checked(_libc.syscall(SYS_PIVOT_ROOT[os.uname().machine], b".", b"."), f"pivot_root to {place}")
+    unmount(".", MNT_DETACH)
+    os.chdir("/")
 
 
 def mount_idmapped(source: int, target: str, user_namespace: int) -> None:
