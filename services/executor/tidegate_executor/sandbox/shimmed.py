@@ -7,7 +7,7 @@ import os
 import secrets
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,16 +32,15 @@ from tidegate_executor.sandbox.handle import ShimSandboxHandle
 from tidegate_executor.sandbox.launch import (
     READY_PREFIX,
     Waiting,
-    await_end,
     ground_of,
     refill,
     take_shim,
     tell_shim,
     zygotes,
 )
+from tidegate_executor.sandbox.making import make, undo
 from tidegate_executor.sandbox.plan import PlanEntry, build_etc, late_plan, mount_plan
 from tidegate_executor.sandbox.ready import Describe, Outfit, Ready, ReadySandboxes
-from tidegate_executor.sandbox.remains import clear_remains
 from tidegate_executor.sandbox.settings import SandboxSettings
 from tidegate_executor.sandbox.shim.layout import FILES_NAME
 from tidegate_executor.sandbox.state import ID_PATTERN, SandboxRecord, StateDirectory
@@ -180,10 +179,10 @@ class ShimmedBackend(ABC):
             made: list[StateDirectory] = []
             try:
                 record = self._record(spec, driver, shim.group)
-                extra = await to_its_end(_make, (state, record, driver), prepare, made)
+                extra = await to_its_end(make, (state, record, driver), prepare, made)
                 await tell_shim(shim, self._config(spec, state, record) | extra)
             except BaseException:
-                await asyncio.shield(_undo(shim, *made))
+                await asyncio.shield(undo(shim, *made))
                 raise
         refill(self.settings.shim_python, ground)
         return ShimSandboxHandle(state, spec.log_dir)
@@ -236,12 +235,12 @@ class ShimmedBackend(ABC):
         made: list[StateDirectory] = []
         try:
             record = self._record(spec, driver, shim.group or name)
-            extra = await to_its_end(_make, (state, record, driver), prepare, made)
+            extra = await to_its_end(make, (state, record, driver), prepare, made)
             waiting_for = {"ready": True, "plugged": outfit.plugged, "devices": outfit.devices}
             extra |= {**waiting_for, "points": sorted(outfit.points)}
             await tell_shim(shim, self._config(spec, state, record) | extra)
         except BaseException:
-            await asyncio.shield(_undo(shim, *made))
+            await asyncio.shield(undo(shim, *made))
             raise
         waiting = Waiting(shim.connection, record.group)
         pointed = self._backend in POINTED
@@ -260,7 +259,7 @@ class ShimmedBackend(ABC):
                 extra = await to_its_end(self._take_over, spec, (ready, state), record, made)
                 await tell_shim(ready.shim, self._config(spec, state, record) | extra)
             except BaseException:
-                await asyncio.shield(_undo(ready.shim, *made))
+                await asyncio.shield(undo(ready.shim, *made))
                 raise
         return ShimSandboxHandle(state, spec.log_dir)
 
@@ -395,28 +394,3 @@ class ShimmedBackend(ABC):
             driver = self._detected.driver
             await zygotes.dismiss(ground_of(self._backend, driver.describe()))
             await asyncio.to_thread(driver.release)
-
-
-def _make(
-    begun: tuple[StateDirectory, SandboxRecord, Driver | None],
-    prepare: Callable[[StateDirectory], dict[str, Any]],
-    made: list[StateDirectory],
-) -> dict[str, Any]:
-    """Add the directory to `made` once it is ours, for whoever undoes it."""
-    state, record, driver = begun
-    try:
-        state.create(record)
-        made.append(state)
-        Path(record.log_dir).mkdir(parents=True, exist_ok=True)
-        if driver is not None:
-            driver.prepare()
-    except (CgroupError, OSError) as error:
-        raise InfrastructureError(f"sandbox {state.id}: {error}") from error
-    return prepare(state)
-
-
-async def _undo(shim: Waiting, *places: StateDirectory) -> None:
-    """Have the shim end, then leave nothing of what it made for these."""
-    await await_end(shim)
-    for place in places:
-        await asyncio.to_thread(clear_remains, place)
