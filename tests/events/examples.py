@@ -139,6 +139,7 @@ EXAMPLES: tuple[e.Event, ...] = (
         switch="s1",
         address="10.0.0.1",
         fetches_images=True,
+        gpu_levels=("trusted",),
     ),
     e.NodeImagesChanged(**_NODE, images={"host": "b3:12", "sim": "b3:34"}, unavailable=("torch",)),
     e.ImageCached(**_NODE, image="sim", digest="sha256:34", size_bytes=429_000_000),

@@ -221,6 +221,22 @@ async def test_what_no_known_node_offers_is_refused_with_the_largest(bench: Any,
     assert "host" in problems["image"]
 
 
+async def test_a_level_at_which_no_known_node_passes_gpus_is_refused_to_who_needs_one(bench: Any, valid: Any) -> None:
+    levels = ("trusted", "unisolated")
+    await bench.history.node(levels=levels, gpu_levels=("unisolated",))
+    await bench.settle()
+    need = {"cpu_millis": 500, "memory_mib": 64}
+    valid["components"][0]["replicas"] = 1
+    valid["components"][0]["resources"]["default"]["minimum"] = {**need, "gpus": 1}
+    assert await bench.problems(valid) == {
+        "isolation": "no known node passes GPUs at the level trusted | one of unisolated"
+    }
+    (node,) = (await bench.client.get("/v1/nodes")).json()["nodes"]
+    assert (node["levels"], node["gpu_levels"]) == (list(levels), ["unisolated"])
+    valid["components"][0]["resources"]["default"]["minimum"] = need
+    assert (await bench.client.post("/v1/jobs", json=valid)).status_code == 201
+
+
 async def test_gpus_are_compared_by_number_and_memory(bench: Any) -> None:
     await bench.history.node()
     small = (GpuDevice(0, "u", "T", 8192), GpuDevice(1, "v", "T", 8192), GpuDevice(2, "w", "T", 8192))

@@ -73,6 +73,7 @@ GROWN: dict[type[msgspec.Struct], dict[str, Any]] = {
         "address": "10.0.0.1",
         "unavailable": ["torch"],
         "fetches_images": True,
+        "gpu_levels": ("trusted",),
     },
     Header: {"moved_ns": [1], "offers_changed_ns": 1, "offers_changing_ns": 1},
 }

@@ -11,6 +11,8 @@ from tidegate import errors, protocol
 from tidegate.environment import read_identity
 from tidegate.session import open_job
 
+from tests.support.libraries import needed
+
 
 @pytest.fixture
 def job(tmp_path: Path) -> Any:
@@ -177,7 +179,7 @@ def test_finish_comes_once_and_last(job: Any) -> None:
 
 
 def test_numbers_of_other_libraries_are_reported(job: Any, tmp_path: Path) -> None:
-    numpy, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
+    numpy, torch = needed("numpy"), needed("torch")
     job.report(
         {
             "a": numpy.float32(1.5),
@@ -222,7 +224,7 @@ def test_the_environment_says_who_we_are(tmp_path: Path) -> None:
 
 
 def test_reserved_kinds_are_those_of_the_journal() -> None:
-    events = pytest.importorskip("tidegate_events.events")
+    events = needed("tidegate_events.events")
     own = {
         kind.__name__
         for kind in vars(events).values()

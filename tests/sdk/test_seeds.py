@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tidegate import UsageError, seeds
 
+from tests.support.libraries import needed
+
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
@@ -51,7 +53,7 @@ def test_names_cannot_run_into_each_other() -> None:
 
 
 def test_apply_seeds_every_generator_in_use() -> None:
-    numpy, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
+    numpy, torch = needed("numpy"), needed("torch")
     drawn = []
     for _ in range(2):
         seeds.Seeds(7).apply()

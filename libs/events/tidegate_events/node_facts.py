@@ -13,7 +13,8 @@ class NodeJoined(Event, frozen=True, kw_only=True):
     """A node agent (re)started: what it has, and which sandboxes it still holds.
 
     Where it stands is the operator's word. A node that names no `switch` is taken to share one with no other node.
-    One that says nothing of `fetches_images` gets none beside those it has, and is hinted none.
+    One that says nothing of `fetches_images` gets none beside those it has, and is hinted none. `gpu_levels` are those
+    of its `levels` at which a sandbox can have GPUs; None: all of them.
     """
 
     node: str
@@ -29,6 +30,7 @@ class NodeJoined(Event, frozen=True, kw_only=True):
     switch: str = ""
     address: str = ""
     fetches_images: bool = False
+    gpu_levels: tuple[str, ...] | None = None
 
 
 class ImageCached(Event, frozen=True, kw_only=True):

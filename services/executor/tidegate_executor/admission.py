@@ -58,6 +58,13 @@ def offerable(capacity: NodeCapacity, levels: Set[str], gpu_levels: Set[str] = L
     return msgspec.structs.replace(capacity, resources=resources, gpus=())
 
 
+def gpu_levels(offer: Offer) -> tuple[str, ...] | None:
+    """Return at which of its levels the node passes GPUs; None where it has none to pass, or passes them at all."""
+    if not offer.capacity.gpus or offer.levels <= offer.gpu_levels:
+        return None
+    return tuple(sorted(offer.levels & offer.gpu_levels))
+
+
 def claim_of(
     order: SandboxOrder, uid_slot: int = 0, gpu_indices: tuple[int, ...] | None = None, phases: tuple[str, ...] = ()
 ) -> Claim:

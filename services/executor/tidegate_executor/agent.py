@@ -164,6 +164,7 @@ class NodeAgent:
             switch=self._context.settings.switch,
             address=self._context.settings.address,
             fetches_images=offer.fetches_images,
+            gpu_levels=admission.gpu_levels(offer),
         )
         sizes = self._context.images.news().size_bytes
         self._told = image_news.Images(digests=joined.images, size_bytes=sizes)

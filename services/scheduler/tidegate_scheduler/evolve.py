@@ -122,6 +122,7 @@ def _joined(state: State, event: e.NodeJoined, zombies: list[e.HeldSandbox]) -> 
         isa=event.isa if state.elastic else "",
         address=event.address,
         fetches_images=event.fetches_images,
+        gpu_levels=event.gpu_levels,
     )
 
 

@@ -43,6 +43,7 @@ def offers_less(node: Node, before: Node) -> bool:
         or capacity.memory_mib < had.memory_mib
         or bool(_devices(before) - _devices(node))
         or not set(before.levels) <= set(node.levels)
+        or not _gpu_levels(before) <= _gpu_levels(node)
         or (node.rack, node.switch, node.cpu_model) != (before.rack, before.switch, before.cpu_model)
         or (before.fetches_images and not node.fetches_images)
         or has_less_images(node, before.images, before.unavailable)
@@ -53,6 +54,10 @@ def has_less_images(node: Node, images: dict[str, str], unavailable: list[str]) 
     """Say whether the node lacks one of the images, or cannot get one more than those that it could not."""
     there = {*node.images, *node.images.values()}
     return not {*images, *images.values()} <= there or not set(node.unavailable) <= set(unavailable)
+
+
+def _gpu_levels(node: Node) -> set[str]:
+    return set(node.levels if node.gpu_levels is None else node.gpu_levels)
 
 
 def _devices(node: Node) -> Counter[tuple[str, int]]:

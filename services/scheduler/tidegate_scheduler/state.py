@@ -201,7 +201,8 @@ class Node(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
 
     What an operator said of it (`drain_deadline_ns`, 0: it is not drained), that it is `cordoned`, and the `failures`
     of jobs there, the oldest first, outlive the restarts of its agent; `hinted` are the images it may be making ready,
-    `unavailable` those of them that it could not get. Only one that `fetches_images` is hinted any.
+    `unavailable` those of them that it could not get. Only one that `fetches_images` is hinted any. `gpu_levels` are
+    those of its `levels` at which a job can have its GPUs; None: all of them.
     """
 
     name: str
@@ -224,6 +225,7 @@ class Node(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     address: str = ""
     unavailable: list[str] = []
     fetches_images: bool = False
+    gpu_levels: tuple[str, ...] | None = None
 
 
 class Queue(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

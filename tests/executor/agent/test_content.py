@@ -524,8 +524,15 @@ def test_a_gpu_enters_an_isolated_sandbox_where_cdi_knows_it_and_does_not_follow
         refused = admission.refusal(guest, there, [])
         assert refused is not None
         assert refused.detail.startswith(f"this node passes GPUs at unisolated, and not at {level}: a guest's kernel")
+    assert admission.gpu_levels(offer) == ()
+    assert admission.gpu_levels(msgspec.structs.replace(OFFER, levels=frozenset({"trusted", "unisolated"}))) == (
+        "unisolated",
+    )
+    without = msgspec.structs.replace(offer, capacity=msgspec.structs.replace(offer.capacity, gpus=()))
+    assert admission.gpu_levels(without) is None
     by_cdi = msgspec.structs.replace(offer, gpu_levels=frozenset({"trusted", "unisolated"}))
     assert admission.refusal(order, by_cdi, []) is None
+    assert admission.gpu_levels(by_cdi) is None
     asking = msgspec.structs.replace(order, spec=msgspec.structs.replace(order.spec, phase_entry="asked"))
     refused = admission.refusal(asking, by_cdi, [])
     assert refused is not None

@@ -24,6 +24,7 @@ from tidegate_events.resources import Resources
 from tidegate_events.spec import Component, ResourceRange
 
 from tests.executor.agent.conftest import Agent, Scheduler, component, job, until
+from tests.support.libraries import needed
 
 RUNSC = shutil.which(os.environ.get("TIDEGATE_RUNSC", "runsc"))
 pytestmark = pytest.mark.isolation
@@ -141,7 +142,7 @@ job.finish({"sum": total.item(), "gradient": gradient, "master": os.environ["MAS
 async def test_a_gang_trains_across_its_sandboxes_by_its_private_network(
     make_agent: Callable[..., Agent], scheduler: Scheduler, level: str
 ) -> None:
-    pytest.importorskip("torch")
+    needed("torch")
     room = {"offer_trusted": True, "offer_host_image": True, "cpu_millis": 8000, "memory_mib": 8192}
     agent = make_agent(**(GUARDED | room))
     await scheduler.joined()

@@ -12,6 +12,7 @@ from tidegate_executor.sandbox import networks
 from tidegate_executor.sandbox.base import ComponentProcess, Layer, Limits, Network, ReplicaExited, Sandbox
 
 from tests.executor.sandbox.conftest import World, image_layers, open_world, output_of, wait_output
+from tests.support.libraries import needed
 
 LEARNER = Limits(cpu_millis=2000, memory_mib=1536, pids=256)
 DDP_SECONDS_MAX = 120.0
@@ -71,7 +72,7 @@ dist.destroy_process_group()
 
 
 async def test_an_unmodified_torch_script_reduces_across_two_sandboxes(world: World) -> None:
-    pytest.importorskip("torch")
+    needed("torch")
     environment = {
         "PATH": "/usr/bin:/bin",
         "HOME": "/home/job",

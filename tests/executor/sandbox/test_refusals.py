@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -187,3 +188,30 @@ def test_the_agent_logs_it_with_whose_it_is() -> None:
     }  # fmt: skip
     assert logs[0] == refused
     assert [each["log_level"] for each in logs[1:]] == ["debug"]
+
+
+async def test_a_burst_is_told_of_soon_though_no_more_comes(told: World) -> None:
+    sandbox = await told.create()
+    code = TRIES.replace("TIMES", "10") + "import time\ntime.sleep(600)"
+    await sandbox.start(told.python(code, limits=LIMITS))
+    times = 0
+    async with asyncio.timeout(20):
+        async for recorded in sandbox.events():
+            if isinstance(recorded.event, CallRefused) and recorded.event.call == "mount":
+                assert recorded.event.command.startswith("python")
+                times += recorded.event.times
+            if times == 40:
+                break
+    assert (await sandbox.stats()).replicas, "it runs still"
+
+
+async def test_replicas_of_one_sandbox_share_what_is_answered_in_a_second(told: World) -> None:
+    sandbox = await told.create()
+    each = PER_SECOND_MAX // 4
+    began = time.monotonic()
+    for number in range(3):
+        code = TRIES.replace("TIMES", str(each))
+        await sandbox.start(told.python(code, limits=LIMITS, replica=number))
+    found = await refusals(sandbox, ends=3)
+    assert sum(one.times for one in found if one.call == "mount") == 3 * 4 * each
+    assert time.monotonic() - began > 1.0, "three thousand are answered in no less than three seconds that were begun"

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from tidegate.cli import exits, output
 
+from tests.support.libraries import needed
+
 TRACE = """job_id,user,num_gpu,submit_time,duration
 0,a,8,0,100
 1,b,2,5,50
@@ -118,7 +120,7 @@ def test_why_a_job_did_not_complete_is_in_the_table_and_in_the_document(trace: s
 
 
 def test_a_picture_is_drawn_where_it_is_asked_for(trace: str, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+    needed("matplotlib")
     digests = []
     for name in ("one.svg", "two.svg"):
         ran = tidegate("--trace", trace, "--nodes", "2x8", "--picture", str(tmp_path / name))

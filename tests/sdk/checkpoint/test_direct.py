@@ -23,10 +23,11 @@ from tidegate.checkpoint.store import Committed
 from tidegate.checkpoint.writing import Kept
 
 from tests.support import stores
+from tests.support.libraries import needed
 from tests.support.stores import STAMP
 
-numpy = pytest.importorskip("numpy")
-torch = pytest.importorskip("torch")
+numpy = needed("numpy")
+torch = needed("torch")
 
 LARGE = 24 << 20
 

@@ -7,15 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from tidegate.checkpoint.handle import Checkpoint
 from tidegate.checkpoint.store import CheckpointStore
 
 from tests.support import stores
+from tests.support.libraries import needed
 from tests.support.stores import STAMP
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("torch.distributed.tensor")
+torch = needed("torch")
+needed("torch.distributed.tensor")
 
 PROLOGUE = """
 import os, sys, warnings

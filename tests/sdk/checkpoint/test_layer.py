@@ -18,8 +18,9 @@ from tidegate.checkpoint.direct import Arenas
 from tidegate.checkpoint.handle import Checkpoint
 
 from tests.support import stores
+from tests.support.libraries import needed
 
-torch = pytest.importorskip("torch")
+torch = needed("torch")
 
 
 def round_trip(value: Any, path: Path) -> Any:

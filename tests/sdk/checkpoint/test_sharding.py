@@ -22,9 +22,10 @@ from tidegate.checkpoint.saver import PendingSave, Saver
 from tidegate.checkpoint.store import CheckpointStore, Committed
 
 from tests.support import stores
+from tests.support.libraries import needed
 from tests.support.stores import STAMP
 
-torch = pytest.importorskip("torch")
+torch = needed("torch")
 
 WORLD = 3
 ROWS = 1100

@@ -133,6 +133,8 @@ def _joined(entry: Entry, data: dict[str, Any]) -> str:
     gpus = f" {has['gpus']} GPU" if has.get("gpus") else ""
     held = f", still holds {len(data['sandboxes'])} sandboxes" if data.get("sandboxes") else ""
     levels = ", ".join(data.get("levels") or []) or "none"
+    passing = data.get("gpu_levels")
+    levels += f" (GPUs at {', '.join(passing) or 'none'})" if passing is not None else ""
     where = f", at {place}" if (place := text.place(data)) else ""
     return f"node joined with {room}{gpus}, levels {levels}{where}{held}"
 

@@ -21,6 +21,7 @@ from tidegate_gateway.submission.nodes import (
     members_on_one_model,
     members_together,
     memory_of_each,
+    passes_gpus,
 )
 from tidegate_gateway.submission.problems import Problems, listed_names
 from tidegate_gateway.tenants import Tenants
@@ -65,6 +66,7 @@ def judge_cluster(values: dict[str, Any], given: Iterable[str], nodes: Iterable[
     spec = JobSpec(name="", tenant="", submitter="", components=components, borrows=bool(values.get("borrows")))
     # One that borrows is placed by its default phase, but what no node has, no other phase can ever be granted.
     needs = [phase_need(spec, phase) for phase in spec.phases] if spec.borrows else [member_floor(spec)]
+    alone_fine = _judge_gpu_level(level, needs, known, problems) and alone_fine
     sizes_fine = [_judge_size(need, models or (), known, problems) for need in needs]
     if not (alone_fine and all(sizes_fine)) or level is None or image is None or models is None:
         return
@@ -99,6 +101,18 @@ def _judge_offers(
         problems.add("gpu_models", "no known node has a GPU of these models", accepted)
         fine = False
     return fine
+
+
+def _judge_gpu_level(level: str | None, needs: Sequence[Resources], known: Sequence[Node], problems: Problems) -> bool:
+    """Note a level at which nodes offer no GPU to a job that needs one."""
+    if not any(need.gpus or need.gpu_millis for need in needs):
+        return True
+    passing = {each for node in known if node.capacity.gpus for each in node.levels if passes_gpus(node, each)}
+    offered = {each for node in known for each in node.levels}
+    if level is None or level in passing or level not in offered or not passing:
+        return True
+    problems.add("isolation", f"no known node passes GPUs at the level {level}", "one of " + listed_names(passing))
+    return False
 
 
 def _judge_gang(

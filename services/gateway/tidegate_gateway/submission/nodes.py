@@ -28,6 +28,11 @@ def has_image(node: Node, image: str) -> bool:
     return image in node.images or image in node.images.values()
 
 
+def passes_gpus(node: Node, level: str) -> bool:
+    """Say whether a sandbox of that level can have GPUs on the node."""
+    return node.gpu_levels is None or level in node.gpu_levels
+
+
 def devices(node: Node, models: tuple[str, ...] = ()) -> list[GpuDevice]:
     """Return the GPUs of the node, of these models where some are named; one that was only counted has no name."""
     if not node.gpus and not models:
@@ -48,9 +53,11 @@ def memory_of_each(node: Node, count: int, models: tuple[str, ...] = ()) -> int:
 
 def members_on(node: Node, wanted: Wanted, most: int) -> int:
     """Return how many members the empty node could hold, `most` at the most."""
+    need, fits = wanted.floor, most
     if wanted.level not in node.levels or not has_image(node, wanted.image):
         return 0
-    need, fits = wanted.floor, most
+    if (need.gpus or need.gpu_millis) and not passes_gpus(node, wanted.level):
+        return 0
     if need.cpu_millis:
         fits = min(fits, node.capacity.cpu_millis // need.cpu_millis)
     if need.memory_mib:

@@ -119,6 +119,7 @@ def _on_joined(nodes: Nodes, jobs_on: JobsOn, event: e.NodeJoined) -> bool:
         state_since_ns=event.at_ns,
         rack=event.rack,
         switch=event.switch,
+        gpu_levels=event.gpu_levels,
     )
     if known is not None:
         # What was asked of the node holds also when its agent starts anew.

@@ -285,6 +285,9 @@ class Node(msgspec.Struct):
     holds: dict[tuple[str, int, int], Hold] = {}
     rack: str = ""
     switch: str = ""
+    gpu_levels: tuple[str, ...] | None = None
+    """Those of its levels at which a sandbox can have GPUs; None: all of them."""
+
     drain: Drain | None = None
     cordoned: tuple[Reason, ...] = ()
     """Why the scheduler keeps jobs away; empty where it does not."""

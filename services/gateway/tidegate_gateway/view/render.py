@@ -169,6 +169,7 @@ def node(item: Node, why_unavailable: Reason | None = None, windows: Sequence[Ma
         "capacity": plain(item.capacity),
         "allocated": plain(allocated),
         "levels": list(item.levels),
+        "gpu_levels": list(item.levels if item.gpu_levels is None else item.gpu_levels) if item.capacity.gpus else [],
         "images": item.images,
         "gpus": [msgspec.structs.asdict(gpu) for gpu in item.gpus],
         "cpu_model": item.cpu_model,

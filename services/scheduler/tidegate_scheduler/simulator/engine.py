@@ -310,4 +310,5 @@ def _joined(node: Node) -> e.NodeJoined:
         switch=node.switch,
         address=node.address,
         fetches_images=node.fetches_images,
+        gpu_levels=node.gpu_levels,
     )

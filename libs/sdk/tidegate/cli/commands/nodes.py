@@ -118,12 +118,19 @@ def _table(found: list[dict[str, Any]], now_ns: int) -> Any:
             f"{text.cpus(taken['cpu_millis'])}/{text.cpus(has['cpu_millis'])}",
             f"{text.mib(taken['memory_mib'])}/{text.mib(has['memory_mib'])}",
             f"{text.gpus(taken)}/{has['gpus']}" if has["gpus"] else text.NOTHING,
-            ",".join(node["levels"]),
+            _levels(node),
             *([text.place(node) or text.NOTHING] if placed else []),
             text.cell(_sandboxes(node["sandboxes"])),
             _why(node, now_ns),
         )
     return table
+
+
+def _levels(node: dict[str, Any]) -> str:
+    """Return the levels that a node offers, and at which of them it passes GPUs where it has some but not at all."""
+    passing = node["gpu_levels"]
+    told = bool(node["capacity"]["gpus"]) and passing != node["levels"]
+    return ",".join(f"{level}(gpu)" if told and level in passing else level for level in node["levels"])
 
 
 def _sandboxes(held: list[dict[str, Any]]) -> str:

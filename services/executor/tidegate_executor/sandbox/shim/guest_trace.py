@@ -86,12 +86,8 @@ class GuestRefusals:
         self.listener = connection.fileno()
         self._machine = os.uname().machine
         self._asked_for = set(seccomp.ARCHITECTURES[self._machine].denied.values())
-        self._tally = Tally()
+        self.tally = Tally()
         self._lost = 0
-
-    @property
-    def total(self) -> int:
-        return self._tally.total
 
     def pause_seconds(self, now: float) -> float:
         return 0.0  # nobody waits: what does not get through is dropped
@@ -109,7 +105,7 @@ class GuestRefusals:
             number, code = _call_of(packet)
             if code not in REFUSED or number not in self._asked_for:
                 continue
-            refusal = self._tally.count(seccomp.name_of(self._machine, number, (0,)), now, (0, ""))
+            refusal = self.tally.count(seccomp.name_of(self._machine, number, (0,)), now, (0, ""))
             if refusal is not None:
                 found.append(refusal)
         return found
@@ -117,12 +113,12 @@ class GuestRefusals:
     def rest(self) -> list[Refusal]:
         found: list[Refusal] = []
         for _ in range(REST_ROUNDS_MAX):
-            before = self.total
+            before = self.tally.total
             found += self.answer(0.0)
-            if self.total == before:
+            if self.tally.total == before:
                 break
         lost = [Refusal(LOST, self._lost, 0, "")] if self._lost else []
-        return [*found, *self._tally.rest(), *lost]
+        return [*found, *self.tally.rest(), *lost]
 
     def close(self) -> None:
         self._connection.close()

@@ -1,8 +1,8 @@
 """What the system call filter denies a replica is denied by the shim, so that somebody knows (seccomp_unotify(2)).
 
 The filter asks whoever holds its listener, and the caller waits for the answer, which is always no. Of each call the
-first is told, then ever fewer, with how many there were; who makes many is held up. When the shim is gone the kernel
-says no by itself.
+first is told, then ever fewer, with how many there were; a sandbox that makes many is held up. When the shim is gone
+the kernel says no by itself.
 """
 
 from __future__ import annotations
@@ -31,11 +31,34 @@ class Refusal(NamedTuple):
     command: str
 
 
+class Pace:
+    """How many are answered in one second, all replicas of a sandbox together: an answer costs the node a processor."""
+
+    def __init__(self) -> None:
+        self._second = 0
+        self._answered = 0
+
+    def left(self, now: float) -> int:
+        """Return how many more may be."""
+        if self._second != int(now):
+            self._second, self._answered = int(now), 0
+        return PER_SECOND_MAX - self._answered
+
+    def count(self) -> None:
+        """Note that one was."""
+        self._answered += 1
+
+    def pause_seconds(self, now: float) -> float:
+        """Return how long nobody is answered, because so many were."""
+        return 0.0 if self.left(now) > 0 else self._second + 1 - now
+
+
 class _Told:
     """When a call may be told again."""
 
     def __init__(self) -> None:
         self.times = 0
+        self.by = (0, "")
         self.next_at = 0.0
         self.seconds = TELL_SECONDS
 
@@ -58,48 +81,50 @@ class Tally:
         """Count one, made `by` a process (pid of the host, its name); return what is to be told now."""
         told = self._told.setdefault(call, _Told())
         told.times += 1
+        told.by = by
         self.total += 1
-        if not told.due(now):
-            return None
-        times, told.times = told.times, 0
-        return Refusal(call, times, *by)
+        return self._tell(call, told) if told.due(now) else None
+
+    def due_at(self) -> float | None:
+        """Return when something is to be told that nobody was told of; None: all was."""
+        return min((told.next_at for told in self._told.values() if told.times), default=None)
+
+    def overdue(self, now: float) -> list[Refusal]:
+        """Return what is to be told by now, though no more came."""
+        return [self._tell(call, told) for call, told in self._told.items() if told.times and told.due(now)]
 
     def rest(self) -> list[Refusal]:
         """What was not told yet."""
-        return [Refusal(call, told.times, 0, "") for call, told in self._told.items() if told.times]
+        return [self._tell(call, told) for call, told in self._told.items() if told.times]
+
+    def _tell(self, call: str, told: _Told) -> Refusal:
+        times, told.times = told.times, 0
+        return Refusal(call, times, *told.by)
 
 
 class Refusals:
-    """Those of one replica, `total` in number. `listener` is ours, a descriptor that polls readable when one waits."""
+    """Those of one replica, `tally` in number. `listener` is ours, a descriptor that polls readable when one waits."""
 
-    def __init__(self, listener: int) -> None:
+    def __init__(self, listener: int, pace: Pace) -> None:
         self.listener = listener
+        self.tally = Tally()
+        self._pace = pace
         self._poll = select.poll()
         self._poll.register(listener, select.POLLIN)
         self._machine = os.uname().machine
-        self._tally = Tally()
-        self._second = 0
-        self._answered = 0
-
-    @property
-    def total(self) -> int:
-        return self._tally.total
 
     def pause_seconds(self, now: float) -> float:
         """How long nobody is answered, because so many were."""
-        full = self._second == int(now) and self._answered >= PER_SECOND_MAX
-        return self._second + 1 - now if full else 0.0
+        return self._pace.pause_seconds(now)
 
     def answer(self, now: float) -> list[Refusal]:
         """Say no to those that wait, at this monotonic time; return what is to be told of it."""
-        if self._second != int(now):
-            self._second, self._answered = int(now), 0
         found = []
-        for _ in range(min(AT_ONCE_MAX, PER_SECOND_MAX - self._answered)):
+        for _ in range(min(AT_ONCE_MAX, self._pace.left(now))):
             asked = self._receive()
             if asked is None:
                 break
-            self._answered += 1
+            self._pace.count()
             refusal = self._refuse(asked, now)
             if refusal is not None:
                 found.append(refusal)
@@ -107,7 +132,7 @@ class Refusals:
 
     def rest(self) -> list[Refusal]:
         """What was not told yet, at the end."""
-        return self._tally.rest()
+        return self.tally.rest()
 
     def close(self) -> None:
         os.close(self.listener)
@@ -136,7 +161,7 @@ class Refusals:
         command = _command(pid)  # while it waits, so the pid is its own
         no = seccomp.errno_of(self._machine, number, arguments)
         self._ioctl(SEND, bytearray(struct.pack("<QqiI", number_of_it, 0, -no, 0)))
-        return self._tally.count(seccomp.name_of(self._machine, number, arguments), now, (pid, command))
+        return self.tally.count(seccomp.name_of(self._machine, number, arguments), now, (pid, command))
 
 
 def _command(pid: int) -> str:

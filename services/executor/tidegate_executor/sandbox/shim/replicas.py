@@ -13,7 +13,7 @@ from tidegate_executor.cgroups.base import CgroupError, CgroupRefusedError, Grou
 from tidegate_executor.sandbox.shim.guest_trace import GuestRefusals
 from tidegate_executor.sandbox.shim.output import LogFile, Redactor, segment_name
 from tidegate_executor.sandbox.shim.processes import kill_tree
-from tidegate_executor.sandbox.shim.refusals import Refusals
+from tidegate_executor.sandbox.shim.refusals import Pace, Refusals
 from tidegate_executor.sandbox.shim.spawn import Child, Launcher, Process, spawn
 
 OUTPUT_CHUNK_BYTES = 65536
@@ -154,6 +154,7 @@ class Replicas:
         self._group = group
         self.running: dict[tuple[str, int], Replica] = {}
         self._ahead: Ahead | None = None
+        self._pace = Pace()
 
     def prepare_groups(self) -> None:
         if self._group is not None:
@@ -242,7 +243,7 @@ class Replicas:
             child = self._run(replica, process, launcher) if ahead is None else _run_ahead(replica, ahead)
             replica.pid = child.inside()
             listener = child.listener()
-            replica.refusals = Refusals(listener) if listener >= 0 else launcher.refusals(replica.name)
+            replica.refusals = Refusals(listener, self._pace) if listener >= 0 else launcher.refusals(replica.name)
             launcher.confirm(replica.name, replica.pid)
         except BaseException:
             if ahead is not None:

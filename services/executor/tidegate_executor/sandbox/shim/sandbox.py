@@ -153,7 +153,7 @@ class ShimSandbox:
             group = replica.group
             usage = group.usage()._asdict() if group is not None else None
             limits = group.quota()._asdict() if group is not None else None
-            refused = replica.refusals.total if replica.refusals is not None else 0
+            refused = replica.refusals.tally.total if replica.refusals is not None else 0
             found.append(
                 {**_names(replica), "pid": replica.pid, "usage": usage, "limits": limits, "calls_refused": refused}
             )
@@ -182,12 +182,17 @@ class ShimSandbox:
 
     def seconds_left(self) -> float | None:
         """Until `tick` has something to do; None: nothing planned."""
-        if self._kill_at is None or self._killed:
-            return None
-        return max(self._kill_at - time.monotonic(), 0.0)
+        due = [each.refusals.tally.due_at() for each in self.replicas.running.values() if each.refusals is not None]
+        if not self._killed:
+            due.append(self._kill_at)
+        known = [at for at in due if at is not None]
+        return max(min(known) - time.monotonic(), 0.0) if known else None
 
     def tick(self) -> None:
-        """Kill at the end of the grace; end when a stop has nothing left to wait for."""
+        """Tell of refusals in time; kill at the end of the grace; end when a stop has nothing left to wait for."""
+        for replica in self.replicas.running.values():
+            if replica.refusals is not None:
+                self._tell_refused(replica, replica.refusals.tally.overdue(time.monotonic()))
         if self._kill_at is None or self.over:
             return
         if self.replicas.running and not self._killed and time.monotonic() >= self._kill_at:

@@ -52,4 +52,5 @@ def kind_of(node: Node) -> Kind:
         cpu_model=node.cpu_model,
         unavailable=tuple(sorted(node.unavailable)),
         fetches_images=node.fetches_images,
+        gpu_levels=node.gpu_levels,
     )

@@ -6,6 +6,7 @@ import numpy as np
 from tidegate_events.events import Reason
 from tidegate_events.resources import GpuDevice, Resources
 
+from tidegate_scheduler.isolation import isolates
 from tidegate_scheduler.policy.elastic.devices import accepts
 from tidegate_scheduler.policy.elastic.domains import domains_of
 from tidegate_scheduler.policy.elastic.fit import could_hold_by
@@ -32,6 +33,8 @@ def _not_offered(fit: Fit, kinds: list[Kind]) -> Reason:
     shape = fit.shape
     if not (kinds := [kind for kind in kinds if shape.isolation in kind.levels]):
         return Reason(code="NoNode", detail=f"no node offers isolation {shape.isolation}")
+    if not (kinds := [kind for kind in kinds if isolates(kind, shape.isolation, shape.needs)]):
+        return Reason(code="NoNode", detail=f"no node passes GPUs to a job at isolation {shape.isolation}")
     if may_come(fit):
         return _yet(fit)
     if not (kinds := [kind for kind in kinds if has_image(kind, shape.image)]):
@@ -59,7 +62,7 @@ def _too_small(fit: Fit, kinds: list[Kind], holds: Ints, which: str) -> Reason:
         if members >= shape.gang_size:
             return _too_narrow(fit, holds, numbers)
         return Reason(code="NoNode", detail=f"{which} together are too small for the gang", numbers=numbers)
-    for need in (shape.need, *shape.phases):
+    for need in shape.needs:
         if not any(holds_need(shape, kind, need) for kind in kinds):
             return _short_of(shape, need, kinds)
     return Reason(code="NoNode", detail="no node is large enough for a member in each of its phases")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from tidegate_scheduler.isolation import isolates
 from tidegate_scheduler.policy.elastic.fit import could_hold_by
 from tidegate_scheduler.policy.elastic.shapes import Fit, Shape, has_image, holds_by_size
 from tidegate_scheduler.policy.elastic.table import Ints, Kind
@@ -49,7 +50,7 @@ def may_get(kind: Kind, image: str) -> bool:
 
 
 def _holds_fetched(shape: Shape, kind: Kind) -> int:
-    if shape.isolation not in kind.levels or (shape.cpu_model and kind.cpu_model != shape.cpu_model):
+    if not isolates(kind, shape.isolation, shape.needs) or (shape.cpu_model and kind.cpu_model != shape.cpu_model):
         return 0
     if not (has_image(kind, shape.image) or may_get(kind, shape.image)):
         return 0

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 from tidegate_events.resources import GpuDevice, Resources
 
+from tidegate_scheduler.isolation import isolates
 from tidegate_scheduler.policy.elastic import peaks, stranded
 from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS, Which, accepts, members_of
 from tidegate_scheduler.policy.elastic.extents import extent_of
@@ -46,6 +47,11 @@ class Shape(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
     rack_wide: bool = False
     phases: tuple[Resources, ...] = ()
     any_image: bool = False
+
+    @property
+    def needs(self) -> tuple[Resources, ...]:
+        """What a member needs, in each phase that it may enter."""
+        return (self.need, *self.phases)
 
 
 class Fit:
@@ -379,7 +385,7 @@ def _whole_of(kind: Kind) -> peaks.Peak:
 
 def _holds_of_kind(shape: Shape, kind: Kind) -> int:
     """Return how many members an empty node of the kind holds, in any of their phases; no more than the gang has."""
-    if shape.isolation not in kind.levels or not (shape.any_image or has_image(kind, shape.image)):
+    if not isolates(kind, shape.isolation, shape.needs) or not (shape.any_image or has_image(kind, shape.image)):
         return 0
     if shape.cpu_model and kind.cpu_model != shape.cpu_model:
         return 0
@@ -393,7 +399,7 @@ def has_image(kind: Kind, image: str) -> bool:
 
 def holds_by_size(shape: Shape, kind: Kind) -> int:
     """Return how many members an empty node of the kind has room for, whether or not it offers what else they need."""
-    return min(holds_need(shape, kind, need) for need in (shape.need, *shape.phases))
+    return min(holds_need(shape, kind, need) for need in shape.needs)
 
 
 def holds_need(shape: Shape, kind: Kind, need: Resources) -> int:

@@ -49,6 +49,9 @@ class Kind(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
     fetches_images: bool = False
     """Whether it may get others than it has."""
 
+    gpu_levels: tuple[str, ...] | None = None
+    """At which levels it passes GPUs; None: at all it offers."""
+
 
 NO_KIND = Kind(0, 0, (), (), (), "")  # of a row that no node has
 

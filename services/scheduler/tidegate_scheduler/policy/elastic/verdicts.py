@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tidegate_scheduler.draft import Draft
+from tidegate_scheduler.isolation import isolates
 from tidegate_scheduler.policy.elastic.at_rest import AtRest
 from tidegate_scheduler.policy.elastic.causes import closed_code, closing
 from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS, accepts
@@ -124,6 +125,9 @@ class _Verdicts:
         if shape.isolation not in node.levels:
             offered = ", ".join(node.levels) or "none"
             return Verdict(node.name, "Isolation", f"it offers {offered}, not {shape.isolation}")
+        if not isolates(node, shape.isolation, shape.needs):
+            passing = ", ".join(node.gpu_levels or ()) or "no level"
+            return Verdict(node.name, "Isolation", f"it passes GPUs at {passing}, not at {shape.isolation}")
         if shape.image not in node.images and shape.image not in node.images.values():
             return Verdict(node.name, "Image", self._without_image(row))
         if shape.cpu_model and node.cpu_model != shape.cpu_model:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 from tidegate_events.resources import GpuDevice, Resources
 
+from tidegate_scheduler.isolation import isolates
 from tidegate_scheduler.policy.first.room import Space
 from tidegate_scheduler.state import Job, Node, State
 
@@ -80,7 +81,7 @@ class Suitable:
 
 def _suits(shape: Shape, node: Node) -> bool:
     """Say whether an empty `node` could hold one member: its level, its image and its size."""
-    if shape.isolation not in node.levels:
+    if not isolates(node, shape.isolation, (shape.floor,)):
         return False
     if shape.image not in node.images and shape.image not in node.images.values():
         return False

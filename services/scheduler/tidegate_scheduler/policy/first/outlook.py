@@ -9,6 +9,7 @@ from tidegate_events.events import Reason
 from tidegate_events.resources import Resources
 
 from tidegate_scheduler.draft import Draft
+from tidegate_scheduler.isolation import isolates
 from tidegate_scheduler.policy.first import fit
 from tidegate_scheduler.policy.first.forecast import forecast
 from tidegate_scheduler.policy.first.pipeline import Turn, turn_of
@@ -91,6 +92,8 @@ def _unsuited(state: State, job: Job, node: Node) -> Verdict | None:
     spec, need = state.specs[job.id], state.floors[job.id]
     if spec.isolation not in node.levels:
         return Verdict(node.name, "Isolation", f"it offers {', '.join(node.levels) or 'none'}, not {spec.isolation}")
+    if not isolates(node, spec.isolation, (need,)):
+        return Verdict(node.name, "Isolation", f"it passes no GPU at {spec.isolation}")
     if spec.image not in node.images and spec.image not in node.images.values():
         return Verdict(node.name, "Image", f"it has no image {spec.image}")
     empty = fit.empty_space(node)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from tidegate_events.resources import Resources
-from tidegate_events.spec import JobSpec
+from tidegate_events.spec import JobSpec, phase_need
 
+from tidegate_scheduler.isolation import passes_gpus, with_gpus
 from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS
 from tidegate_scheduler.state import Node
 
@@ -49,6 +50,8 @@ class Room:
         """Say whether the node is one of those on which the job may run: it has the image, or fetches it first."""
         node, image = self.node, spec.image
         if spec.isolation not in node.levels:
+            return False
+        if not passes_gpus(node, spec.isolation) and with_gpus(tuple(phase_need(spec, each) for each in spec.phases)):
             return False
         there = image in node.images or image in node.images.values()
         return there or (node.fetches_images and image not in node.unavailable)
