@@ -96,6 +96,9 @@ async def test_misuse_is_refused_and_changes_nothing(world: World) -> None:
         await sandbox.resize("learner", 0, LIMITS)
     with pytest.raises(RequestRefusedError, match="id"):
         await world.create("../escape")
+    for given in ({"cwd": "/work\0space"}, {"env": {"A": "\0"}}, {"secret_env": {"\0": ""}}, {"cwd": "/\ud800"}):
+        with pytest.raises(RequestRefusedError, match="without NUL"):
+            await sandbox.start(world.process("true", component="other", **given))
     assert [replica.component for replica in (await sandbox.stats()).replicas] == ["main"]
 
 

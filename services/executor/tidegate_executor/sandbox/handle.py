@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -187,12 +188,25 @@ def check_process(process: ComponentProcess) -> None:
         raise RequestRefusedError("an empty argv was refused; its first item must name the command")
     if not Path(process.cwd).is_absolute():
         raise RequestRefusedError(f"cwd {process.cwd!r} refused; it must be an absolute path")
-    for text in (*process.argv, *process.env.keys(), *process.env.values(), *process.secret_env.values()):
-        if "\0" in text or len(text) > ARGUMENT_BYTES_MAX:
-            raise RequestRefusedError(
-                f"an argument or variable of {len(text)} characters was refused; "
-                f"accepted: up to {ARGUMENT_BYTES_MAX}, without NUL"
-            )
+    variables = {**process.env, **process.secret_env}
+    for what, texts in (
+        ("an argument", process.argv),
+        ("a variable", (*variables, *variables.values())),
+        ("a cwd", (process.cwd,)),
+    ):
+        for text in texts:
+            _check_text(what, text)
+
+
+def _check_text(what: str, text: str) -> None:
+    """Refuse what no process can be given: the kernel takes bytes that end at the first NUL."""
+    accepted = f"accepted: up to {ARGUMENT_BYTES_MAX} bytes without NUL"
+    try:
+        size = len(os.fsencode(text))
+    except UnicodeEncodeError:
+        raise RequestRefusedError(f"{what} that no file name could be was refused; {accepted}") from None
+    if "\0" in text or size > ARGUMENT_BYTES_MAX:
+        raise RequestRefusedError(f"{what} of {size} bytes was refused; {accepted}")
 
 
 def wire_limits(limits: Limits) -> list[int]:

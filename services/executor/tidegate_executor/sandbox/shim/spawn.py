@@ -131,6 +131,9 @@ class Launcher(Protocol):
     def ended(self, name: str) -> None: ...
 
 
+ARRIVED = b"\0"  # what a child says before it executes the command: one that ends without was not the job
+
+
 class Child:
     """A process that does not know yet what it will run, and ends by itself when it is closed before."""
 
@@ -194,11 +197,14 @@ class Child:
 
     def _judge(self, said: bytes, process: Process) -> None:
         """Raise SpawnError where this says that it is not the command."""
-        if said.startswith(b"{"):
-            report = json.loads(said)
-            raise SpawnError(report["text"], job=report["job"])
-        if self._starter and not said:  # it says that it has arrived before it executes anything
+        report = said if self._starter else said.removeprefix(ARRIVED)
+        if report.startswith(b"{"):
+            reported = json.loads(report)
+            raise SpawnError(reported["text"], job=reported["job"])
+        if not said:  # it says that it has arrived before it executes anything
             raise SpawnError("what waited for the command ended before it", job=False)
+        if not self._starter:
+            return
         problem = starter.failure(said, process.cwd)
         if isinstance(problem, list):
             problem = worst(list(zip(problem, places(process), strict=True)), process)
@@ -313,6 +319,7 @@ def _child(launcher: Launcher, descriptors: tuple[int, int, int], handing: socke
         if os.read(tell, 1) != b"\1":
             os._exit(127)
         job = True
+        os.write(status, ARRIVED)
         _execute(process)
     except BaseException as error:  # noqa: BLE001 - the report is the only way out of a forked child
         report = {"text": f"{error}"[: MESSAGE_BYTES_MAX // 8], "job": job}
