@@ -16,6 +16,8 @@ from tidegate_executor.cgroups.detect import read_mounts
 from tidegate_executor.cgroups.v1 import CONTROLLERS, V1Driver, V1Group
 
 NAME = f"tidegate-test-{os.getpid()}"
+GROUPS = 30
+SECONDS_MAX = 20.0
 
 
 @pytest.fixture
@@ -106,3 +108,27 @@ def test_a_group_that_wants_more_than_its_quota_is_seen_to_be_throttled(group: V
         group.kill()
     assert usage.cpu_periods >= usage.cpu_throttled_periods > 0
     assert usage.cpu_usec > 0
+
+
+def known_to_the_kernel() -> int:
+    """Groups with memory, those that were removed and live on included (cgroups(7), /proc/cgroups)."""
+    lines = Path("/proc/cgroups").read_text().splitlines()
+    return next(int(line.split()[2]) for line in lines if line.startswith("memory"))
+
+
+def test_a_group_that_is_removed_does_not_live_on_for_what_was_read_in_it(driver: V1Driver, tmp_path: Path) -> None:
+    before = known_to_the_kernel()
+    for number in range(GROUPS):
+        group = driver.group(f"g{number}")
+        group.create()
+        file = tmp_path / f"{number}"
+        writing = f"import os; input(); open({str(file)!r}, 'w').write('x' * 100_000)"
+        with subprocess.Popen([sys.executable, "-c", writing], stdin=-1) as writer:
+            group.add(writer.pid)
+            writer.communicate(b"\n")
+        assert file.stat().st_size == 100_000
+        group.remove()
+    deadline = time.monotonic() + SECONDS_MAX
+    while known_to_the_kernel() - before > GROUPS // 3 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert known_to_the_kernel() - before <= GROUPS // 3

@@ -17,6 +17,7 @@ from tidegate_executor.cgroups.base import (
     CgroupRefusedError,
     Quota,
     Usage,
+    give_up_memory,
     keyed,
     read,
     remove_directories,
@@ -173,6 +174,7 @@ class V1Group:
 
     def remove(self) -> None:
         self.kill()
+        give_up_memory(self._at["memory"], "memory.usage_in_bytes", "memory.force_empty", "0")
         for directory in self._distinct:
             remove_directories(directory)
 

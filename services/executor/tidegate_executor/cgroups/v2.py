@@ -17,6 +17,7 @@ from tidegate_executor.cgroups.base import (
     CgroupRefusedError,
     Quota,
     Usage,
+    give_up_memory,
     keyed,
     read,
     remove_directories,
@@ -231,6 +232,7 @@ class V2Group:
 
     def remove(self) -> None:
         self.kill()
+        give_up_memory(self._at, "memory.current", "memory.reclaim", "{}")
         remove_directories(self._at)
 
 

@@ -23,6 +23,7 @@ from tidegate_executor.sandbox.state import StateDirectory
 
 ANSWER_SECONDS_MAX = 60.0
 LINE_BYTES_MAX = 1024 * 1024
+READ_BYTES = 65536  # a larger buffer would be mapped anew for each answer
 
 ERRORS: dict[str, type[Exception]] = {
     "refused": RequestRefusedError,
@@ -90,6 +91,6 @@ async def read_line(connection: socket.socket) -> bytes:
     """
     loop = asyncio.get_running_loop()
     line = b""
-    while not line.endswith(b"\n") and (part := await loop.sock_recv(connection, LINE_BYTES_MAX)):
+    while not line.endswith(b"\n") and (part := await loop.sock_recv(connection, READ_BYTES)):
         line += part
     return line

@@ -242,6 +242,7 @@ class ShimmedBackend(ABC):
         except BaseException:
             await asyncio.shield(undo(shim, *made))
             raise
+        refill(self.settings.shim_python, ground)
         waiting = Waiting(shim.connection, record.group)
         pointed = self._backend in POINTED
         self.ready.add(

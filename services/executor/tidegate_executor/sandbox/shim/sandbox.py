@@ -78,13 +78,16 @@ class ShimSandbox:
             self._build()
             self.replicas.bound_anew()
         else:
-            if not self.replicas.waits_ahead():
-                raise NotReadyError("what waited for the first command in the sandbox that stood ready has ended")
             late = [entry for entry in config["plan"] if entry not in self._built]
-            self._launcher.adopt(late, self.replicas.bound_anew)
+            self._launcher.adopt(late, self._know_anew)
         self._history = History(config["state_dir"])
         self._record("ready", {})
         return self._alive
+
+    def _know_anew(self) -> None:
+        if not self.replicas.waits_ahead():
+            raise NotReadyError("what waited for the first command in the sandbox that stood ready has ended")
+        self.replicas.bound_anew()
 
     def _build(self) -> None:
         self._launcher.lay_out()
