@@ -61,7 +61,7 @@ def _join(network: dict[str, Any], inside: int) -> None:
         netlink.make_pair(network["port"], BRIDGE, (INTERFACE, inside))
     except FileExistsError:
         # Who had this place has ended: the kernel takes away the namespaces of the dead, and their cables, when it can.
-        netlink.remove(socket.if_nametoindex(network["port"]))
+        netlink.remove_named(network["port"])
         netlink.make_pair(network["port"], BRIDGE, (INTERFACE, inside))
     syscalls.setns(inside, syscalls.CLONE_NEWNET)
     interface = socket.if_nametoindex(INTERFACE)

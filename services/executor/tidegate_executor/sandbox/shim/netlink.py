@@ -73,9 +73,18 @@ def make_pair(name: str, bridge: str, peer: tuple[str, int], *, up: bool = True)
 
 
 def remove(index: int, over: socket.socket | None = None) -> None:
-    """Remove an interface, and its peer with it; one that is gone is no fault."""
+    """Remove an interface, and its peer with it; one that is gone is no fault. Raises OSError."""
+    _remove(link(index), over)
+
+
+def remove_named(name: str) -> None:
+    """Remove the interface of this name, and its peer with it; where there is none is no fault. Raises OSError."""
+    _remove(link() + attribute(IFLA_IFNAME, f"{name}\0".encode()), None)
+
+
+def _remove(body: bytes, over: socket.socket | None) -> None:
     try:
-        ask(RTM_DELLINK, link(index), over=over)
+        ask(RTM_DELLINK, body, over=over)
     except OSError as error:
         if error.errno != errno.ENODEV:
             raise

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from contextlib import suppress
 from typing import Any
 
 from tidegate_executor.sandbox.shim import netlink, syscalls
@@ -84,8 +83,7 @@ class Plug:
     def _move(self, network: dict[str, Any]) -> None:
         switch = os.open(network["switch"], os.O_RDONLY | os.O_CLOEXEC)
         syscalls.setns(switch, syscalls.CLONE_NEWNET)
-        with suppress(OSError):  # nobody has this place; else who had it has ended, and the kernel is not that far
-            netlink.remove(socket.if_nametoindex(network["port"]))
+        netlink.remove_named(network["port"])  # who had this place has ended, and the kernel may not be that far
         netlink.move(self._port, (network["port"], switch), self._outside)
         port = socket.if_nametoindex(network["port"])
         netlink.plug(port, socket.if_nametoindex(BRIDGE))
