@@ -147,14 +147,15 @@ async def starts(bench: Bench, baselines: dict[str, Baseline], cycles: int) -> d
     """Return the milliseconds of each, taken in turns."""
     own = {"trusted": bench.first_ms, "trusted_warm": bench.warm_ms, "trusted_unprepared": bench.cold_ms}
     found: dict[str, list[float]] = {name: [] for name in (*own, *baselines)}
+    names = list(found)
     for number in range(cycles + WARMUP_CYCLES):
-        for name, values in found.items():
+        for name in names[number % len(names) :] + names[: number % len(names)]:  # nobody always comes after the same
             if name in ("docker", "runc") and number >= SLOW_CYCLES + WARMUP_CYCLES:
                 continue
             await asyncio.sleep(PAUSE_SECONDS)
             one = await (own[name]() if name in own else asyncio.to_thread(baselines[name].first_output_ms))
             if number >= WARMUP_CYCLES:
-                values.append(one)
+                found[name].append(one)
     return found
 
 

@@ -89,7 +89,9 @@ async def test_a_job_without_a_network_sees_no_cable(plugged: World) -> None:
 async def test_nothing_is_kept_of_a_cable_that_was_used_or_that_nobody_took(plugged: World) -> None:
     backend = plugged.backend
     assert isinstance(backend, ShimmedBackend)
-    descriptors = len(os.listdir("/proc/self/fd"))
+    await backend.make_ready(image_layers(), 0, Outfit(plugged=True))
+    await backend.ready.discard()
+    descriptors = len(os.listdir("/proc/self/fd"))  # with those of the shims that wait
     for number in range(5):
         sandbox = await member(plugged, f"job{number}", 0, 0)
         shim = StateDirectory(plugged.settings.sandboxes_dir, sandbox.id).shim()
