@@ -82,12 +82,13 @@ def test_layers_with_one_target_are_stacked_in_their_order(tmp_path: Path) -> No
     assert "/etc" not in etc
 
 
-@pytest.mark.parametrize("link", ["workspace", "tmp", "etc/passwd", "home", "data"])
+@pytest.mark.parametrize("link", ["workspace", "tmp", "etc/passwd", "home", "data", "opt"])
 def test_an_image_with_a_link_where_something_is_mounted_is_refused(tmp_path: Path, link: str) -> None:
     image = tmp_path / "image"
     (image / "etc").mkdir(parents=True)
     mounts = (Mount(source="/usr", target="/data/set"),)
-    layers = (Layer(source=str(image), target="/"),)
+    (tmp_path / "tool").mkdir()
+    layers = (Layer(source=str(image), target="/"), Layer(source=str(tmp_path / "tool"), target="/opt/tool"))
     mount_plan(spec(layers=layers, mounts=mounts), tmp_path, build_etc(tmp_path))
     (image / link).symlink_to("/oldroot/tmp")
     with pytest.raises(RequestRefusedError, match=f"a link at /{link}"):

@@ -179,7 +179,7 @@ def check_plan(plan: list[PlanEntry], state_dir: Path, below: list[PlanEntry] | 
         inside_state = source.startswith(own)
         if kind != "link" and not inside_state and not os.path.exists(source):
             raise RequestRefusedError(f"mount source {source!r} for {target} does not exist")
-    mounted = [target for kind, _, target in plan if kind not in ("lower", "layer", "link")]
+    mounted = [target for kind, _, target in plan if kind not in ("lower", "link") and target != "/"]
     _check_links(plan if below is None else below, [*OWN_PLACES, *mounted] if below is None else mounted)
 
 
