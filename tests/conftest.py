@@ -21,6 +21,7 @@ ALONE = (
     "tests/e2e/test_demo.py::test_the_demo_holds_all_that_it_claims",
     "tests/executor/cgroups/",
     "tests/executor/sandbox/test_leaks.py",
+    "tests/executor/sandbox/test_ready_leaks.py",
 )
 
 

@@ -50,12 +50,14 @@ def kin(directory: Path) -> list[int]:
 
 
 def parents() -> dict[int, int]:
-    """The parent of each process."""
+    """The parent of each process, but for those that have ended and that process 1 is to reap, whenever it does."""
     found = {}
     for entry in Path("/proc").iterdir():
         try:
             if entry.name.isdigit():
-                found[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+                if state != "Z" or int(parent) > 1:
+                    found[int(entry.name)] = int(parent)
         except (FileNotFoundError, ProcessLookupError):
             continue
     return found
@@ -76,7 +78,7 @@ def namespaces() -> dict[str, str]:
     found = {}
     parent_of = parents()
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and may_be_left(int(entry.name), parent_of):
+        if entry.name.isdigit() and int(entry.name) in parent_of and may_be_left(int(entry.name), parent_of):
             for kind in ("net", "mnt", "pid", "user"):
                 try:
                     command = (entry / "cmdline").read_text().replace("\0", " ")[:120]

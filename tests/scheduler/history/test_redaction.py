@@ -42,7 +42,7 @@ KEPT = {
     ("JobSpec", "determinism"), ("JobSpec", "communication"), ("JobSpec", "widest_domain"), ("JobSpec", "gpu_models"),
     ("Component", "name"), ("Component", "kind"), ("Component", "resources"), ("Component", "restart"),
     ("NodeJoined", "node"), ("NodeJoined", "levels"), ("NodeJoined", "images"), ("NodeJoined", "cpu_model"),
-    ("NodeJoined", "isa"), ("NodeJoined", "rack"), ("NodeJoined", "switch"),
+    ("NodeJoined", "gpu_levels"), ("NodeJoined", "isa"), ("NodeJoined", "rack"), ("NodeJoined", "switch"),
     ("GpuDevice", "uuid"), ("GpuDevice", "model"),
     ("PlacementRejected", "node"),
     ("SandboxStarted", "node"), ("SandboxStarted", "level"), ("SandboxStarted", "image_digest"),
