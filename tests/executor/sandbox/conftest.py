@@ -28,6 +28,7 @@ from tidegate_executor.sandbox.docker import DockerBackend
 from tidegate_executor.sandbox.gvisor import GvisorBackend
 from tidegate_executor.sandbox.process import ProcessBackend
 from tidegate_executor.sandbox.settings import SandboxSettings
+from tidegate_executor.sandbox.shimmed import ShimmedBackend
 
 PYTHON = os.path.realpath(sys.executable)
 WAIT_SECONDS = 20.0
@@ -172,6 +173,12 @@ async def cell(tmp_path: Path) -> AsyncIterator[World]:
     yield opened
     await opened.backend.sweep(set())
     await opened.backend.release()
+
+
+def backend_of(world: World) -> ShimmedBackend:
+    """The backend of that world, which has shims."""
+    assert isinstance(world.backend, ShimmedBackend)
+    return world.backend
 
 
 def left_over(world: World) -> list[str]:

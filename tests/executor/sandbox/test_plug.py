@@ -16,7 +16,7 @@ from tidegate_executor.sandbox.state import StateDirectory
 
 from tests.executor.sandbox.conftest import World, image_layers, open_world, wait_output
 from tests.executor.sandbox.test_leaks import kin
-from tests.executor.sandbox.test_network import CALL, SERVE
+from tests.executor.sandbox.test_network import CALL, SERVE, switches_mounted
 
 INTERFACES = "print(sorted(line.split(':')[0].strip() for line in open('/proc/net/dev') if ':' in line))"
 
@@ -41,11 +41,6 @@ async def taken(world: World, name: str, slot: int, network: Network | None) -> 
     sandbox = await world.create(name, uid_slot=slot, network=network, hostname="rank")
     assert backend.ready.hits == before + 1
     return sandbox
-
-
-def switches_mounted(world: World) -> int:
-    """Those of this test alone: others of this machine may have theirs."""
-    return Path("/proc/self/mountinfo").read_text().count(f"{world.directory}/sandboxes/.networks/")
 
 
 async def member(world: World, job: str, rank: int, slot: int) -> Sandbox:

@@ -24,10 +24,9 @@ from tidegate_executor.sandbox.base import (
 from tidegate_executor.sandbox.docker import DockerBackend
 from tidegate_executor.sandbox.shim import processes, syscalls
 from tidegate_executor.sandbox.shim.guarded import PIDS_AHEAD
-from tidegate_executor.sandbox.shimmed import ShimmedBackend
 from tidegate_executor.sandbox.state import StateDirectory
 
-from tests.executor.sandbox.conftest import World, image_layers, open_world, wait_output
+from tests.executor.sandbox.conftest import World, backend_of, image_layers, open_world, wait_output
 from tests.executor.sandbox.test_leaks import kin
 
 SLOT = 7
@@ -76,11 +75,6 @@ async def warm(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
     yield opened
     await opened.backend.sweep(set())
     await opened.backend.release()
-
-
-def backend_of(world: World) -> ShimmedBackend:
-    assert isinstance(world.backend, ShimmedBackend)
-    return world.backend
 
 
 def spec_of(world: World, sandbox: str, **changes: object) -> SandboxSpec:

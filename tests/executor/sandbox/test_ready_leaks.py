@@ -19,7 +19,15 @@ from tidegate_executor.sandbox.shim.processes import start_ticks
 from tidegate_executor.sandbox.shimmed import ShimmedBackend
 from tidegate_executor.sandbox.state import StateDirectory
 
-from tests.executor.sandbox.conftest import BACKENDS, World, image_layers, left_over, open_world, wait_output
+from tests.executor.sandbox.conftest import (
+    BACKENDS,
+    World,
+    backend_of,
+    image_layers,
+    left_over,
+    open_world,
+    wait_output,
+)
 from tests.executor.sandbox.test_leaks import SPACES_OF_OTHERS_MAX, interfaces, kin, mounts, namespaces
 
 CYCLES = 15
@@ -34,11 +42,6 @@ async def warm(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
     yield opened
     await opened.backend.sweep(set())
     await opened.backend.release()
-
-
-def backend_of(world: World) -> ShimmedBackend:
-    assert isinstance(world.backend, ShimmedBackend)
-    return world.backend
 
 
 def seen(world: World) -> tuple[object, ...]:

@@ -13,9 +13,8 @@ from tidegate_executor.sandbox.base import Device, DiskLimits, Limits, Mount, Sa
 from tidegate_executor.sandbox.docker import DockerBackend
 from tidegate_executor.sandbox.ready import outfit_of
 from tidegate_executor.sandbox.shim.guarded import PIDS_AHEAD
-from tidegate_executor.sandbox.shimmed import ShimmedBackend
 
-from tests.executor.sandbox.conftest import World, image_layers, open_world
+from tests.executor.sandbox.conftest import World, backend_of, image_layers, open_world
 from tests.executor.sandbox.test_leaks import kin
 
 SLOT = 7
@@ -56,11 +55,6 @@ async def cell(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
     yield opened
     await opened.backend.sweep(set())
     await opened.backend.release()
-
-
-def backend_of(world: World) -> ShimmedBackend:
-    assert isinstance(world.backend, ShimmedBackend)
-    return world.backend
 
 
 def mounts_of(world: World) -> int:
