@@ -32,23 +32,27 @@ TOPOLOGY = Topology(bus_servers=3, schedulers=2, nodes=3)
 CPU_MILLIS = 6000
 MEMORY_MIB = 6144
 GENERATION_BYTES_DEFAULT = 1024**2
-VERIFY_SECONDS_MAX = 600.0
+VERIFY_SECONDS_MAX = 60.0  # and as long again as the run took
 LOG_LINES = 25
 EXIT_CANNOT_RUN_HERE = 3
 
 log = structlog.get_logger()
 
 
-def verify(home: Home) -> Verified:
+def verify(home: Home, seconds_max: float) -> Verified:
     """Recompute every decision, by the command that operators use."""
-    done = subprocess.run(
-        [console_script("tidegate"), "history", "verify", "--json"],
-        env={**os.environ, "TIDEGATE_HOME": str(home.root)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=VERIFY_SECONDS_MAX,
-    )
+    try:
+        done = subprocess.run(
+            [console_script("tidegate"), "history", "verify", "--json"],
+            env={**os.environ, "TIDEGATE_HOME": str(home.root)},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=seconds_max,
+        )
+    except subprocess.TimeoutExpired as error:
+        said = (error.stderr or b"").decode(errors="replace")
+        return Verified(refused=f"no answer in {seconds_max:.0f} s: {said[-2000:]}")
     try:
         return msgspec.json.decode(done.stdout, type=Verified)
     except msgspec.MsgspecError:
@@ -65,7 +69,7 @@ def measure(options: StackOptions, seed: int, seconds: float) -> Report:
         log.info("begins", jobs=len(plan.jobs), faults=len(plan.faults), seconds=seconds)
         outcome = asyncio.run(Chaos(home, record, plan).run())
         log.info("verifies", drained_in_seconds=round(outcome.drain_seconds, 1))
-        verified = verify(home)
+        verified = verify(home, VERIFY_SECONDS_MAX + seconds)
         log.info("goes_down", decisions=verified.decisions)
     except BaseException:
         print(remains.newest_logs(home, LOG_LINES), file=sys.stderr)

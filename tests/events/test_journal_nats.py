@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import nats
 import nats.errors
 import nats.js.errors
 import pytest
+from nats.aio.msg import Msg
 from tidegate_events import bus
 from tidegate_events.journal.base import Appended, JournalFullError, JournalGapError
 from tidegate_events.journal.generations import journal_stream, stream_config
@@ -32,6 +34,55 @@ async def test_follow_resumes_across_kill9_without_gap_or_repeat(server: NatsSer
     taken = await follower
     assert [r.seq for r in taken] == list(range(1, 41))
     assert [r.frame.writer.writer_seq for r in taken] == list(range(1, 41))
+
+
+@pytest.mark.parametrize("lost", [{1}, {3}, {2, 3}, {6}])
+async def test_what_is_lost_on_its_way_is_delivered_again(
+    server: NatsServer, nats_journal: NatsJournal, lost: set[int]
+) -> None:
+    client = await bus.connect(bus.BusSettings(url=server.url))
+    subscribe, left = client.subscribe, set(lost)
+
+    async def losing(subject: str, *, cb: Any) -> Any:
+        async def pass_on(message: Msg) -> None:
+            if not (message.reply.startswith("$JS.ACK.") and message.metadata.sequence.stream in left):
+                await cb(message)
+            else:
+                left.remove(message.metadata.sequence.stream)
+
+        return await subscribe(subject, cb=pass_on)
+
+    client.subscribe = losing
+    for number in range(1, 7):
+        await nats_journal.append(ONE, frame("g1", number))
+    async with asyncio.timeout(10):
+        assert [r.seq for r in await take(NatsJournal(client), 0, 6)] == [1, 2, 3, 4, 5, 6]
+    assert not left
+    await client.close()
+
+
+async def test_what_a_consumer_does_not_deliver_though_it_beats_is_read_from_the_leader(
+    server: NatsServer, nats_journal: NatsJournal
+) -> None:
+    await nats_journal.append(ONE, frame("g1", 1))
+    following = nats_journal.follow(0)
+    assert (await anext(following)).seq == 1
+    client = await nats.connect(server.url)
+    # As one whose server has an old copy of the stream, and does not know it.
+    (consumer,) = await client.jetstream().consumers_info(STREAM)
+    for_ever = msgspec.json.encode({"pause_until": "2999-01-01T00:00:00Z"})
+    answer = await client.request(f"$JS.API.CONSUMER.PAUSE.{STREAM}.{consumer.name}", for_ever)
+    assert msgspec.json.decode(answer.data)["paused"]
+    for number in (2, 3, 4):
+        await nats_journal.append(ONE, frame("g1", number))
+    async with asyncio.timeout(40):
+        assert [(await anext(following)).seq for _ in range(3)] == [2, 3, 4]
+        await nats_journal.append(ONE, frame("g1", 5))
+        assert (await anext(following)).seq == 5
+    (another,) = {each.name for each in await client.jetstream().consumers_info(STREAM)} - {consumer.name}
+    assert another
+    await client.close()
+    await following.aclose()
 
 
 @pytest.mark.parametrize("guard", [None, 1])

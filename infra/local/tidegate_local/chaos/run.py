@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import msgspec
 import structlog
@@ -27,6 +29,8 @@ SETTLE_SECONDS_MAX = 60.0
 FILLERS_PER_GENERATION = 1.5
 FILLER_BYTES = 96_000
 AFTER_FULL_SECONDS = 1.0
+SLACK_SECONDS = 30.0
+"""What a stage may take beyond its own bounds before the run is given up, on a machine with much else to do."""
 ENDED = frozenset({"completed", "failed", "cancelled", "rejected"})
 
 log = structlog.get_logger()
@@ -70,13 +74,14 @@ class Chaos:
         self._full_seconds = 0.0
 
     async def run(self) -> Outcome:
-        """Do the whole run. Raises what makes it worthless: the stack ended, or a job was refused for good."""
+        """Do the whole run. Raises what makes it worthless: the stack ended, a job was refused for good, it stalled."""
         login = BusSettings(url=self._record.bus_url, user=self._record.bus_user, password=self._record.bus_password)
         client = await bus.connect(login)
         try:
             journal = NatsJournal(client, ArchiveDirectory(self._home.archive_dir))
             injector = Injector(self._home, journal, self._fill)
-            async with asyncio.TaskGroup() as tasks:
+            load_seconds_max = self._plan.seconds + workload.SUBMIT_SECONDS_MAX + SLACK_SECONDS
+            async with within(load_seconds_max, "load and faults"), asyncio.TaskGroup() as tasks:
                 tasks.create_task(injector.run(self._plan.faults))
                 for planned in self._plan.jobs:
                     tasks.create_task(self._submit(planned))
@@ -107,7 +112,8 @@ class Chaos:
         def away(error: JournalUnavailableError) -> None:
             log.info("journal_away", why=str(error))
 
-        return await patiently(lambda: history.read(journal), SETTLE_SECONDS_MAX, away)
+        async with within(SETTLE_SECONDS_MAX + SLACK_SECONDS, "reading the journal"):
+            return await patiently(lambda: history.read(journal), SETTLE_SECONDS_MAX, away)
 
     async def _submit(self, planned: Planned) -> None:
         await asyncio.sleep(planned.at_seconds)
@@ -143,6 +149,20 @@ class Chaos:
                 return states
             states |= await self._submitter.states(waiting)
             await asyncio.sleep(DRAIN_POLL_SECONDS)
+
+
+class Stalled(Exception):
+    """A stage did not end, though each of its steps is bounded; the cause tells where it stood."""
+
+
+@asynccontextmanager
+async def within(seconds: float, stage: str) -> AsyncIterator[None]:
+    """Give a stage up after so long. Raises Stalled."""
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError as error:
+        raise Stalled(f"{stage} did not end in {seconds:.0f} s") from error
 
 
 def plan_of(seed: int, seconds: float, generation_bytes: int, record: StackRecord) -> Plan:

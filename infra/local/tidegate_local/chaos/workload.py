@@ -146,13 +146,18 @@ class Submitter:
         return code
 
     async def states(self, names: Iterable[str]) -> dict[str, str]:
-        """Return the states of these acknowledged jobs, as far as the gateway answers."""
-        found: dict[str, str] = {}
-        for name in names:
+        """Return the states of these acknowledged jobs, as far as the gateway gives them in time."""
+
+        async def ask(name: str) -> None:
             try:
                 answer = await self._client.get(f"/v1/jobs/{self.acked[name]}")
             except httpx.TransportError:
-                continue
+                return
             if answer.is_success:
                 found[name] = answer.json()["state"]
+
+        found: dict[str, str] = {}
+        async with asyncio.TaskGroup() as asking:
+            for name in names:
+                asking.create_task(ask(name))
         return found

@@ -31,7 +31,7 @@ from tidegate_events.journal.jetstream import (
     WRONG_LAST_SEQUENCE_CODES,
     ApiError,
     JetStream,
-    raw,
+    raw_of,
 )
 from tidegate_events.subjects import HEADS_STREAM, HEADS_SUBJECTS, JOURNAL_SUBJECTS, generation_of, journal_stream
 
@@ -208,7 +208,7 @@ async def head_of(js: JetStream, subject: str) -> Raw | None:
     message = await js.message(HEADS_STREAM, {"last_by_subj": subjects.head(subject)})
     if message is None:
         return None
-    return Raw(_seq_of(message), subject, raw(message).data)
+    return Raw(_seq_of(message), subject, raw_of(message).data)
 
 
 async def publish_head(client: Client, js: JetStream, last: Raw) -> None:
@@ -286,7 +286,7 @@ async def _keep_heads(client: Client, js: JetStream, old: Generation) -> None:
             message = await js.message(old.stream, {"last_by_subj": subject})
             if message is None:
                 raise JournalError(f"{old.stream} lost the last frame on {subject}, which it had a moment ago")
-            await publish_head(client, js, raw(message))
+            await publish_head(client, js, raw_of(message))
         offset += len(counts)
         if not counts or offset >= info.get("total", 0):
             return

@@ -88,6 +88,6 @@ class JetStream:
             raise
 
 
-def raw(message: dict[str, Any]) -> Raw:
+def raw_of(message: dict[str, Any]) -> Raw:
     """Return the stored message's sequence, subject and bytes."""
     return Raw(message["seq"], message["subject"], base64.b64decode(message.get("data", "")))

@@ -22,7 +22,7 @@ from tidegate_events.cancellation import honour_cancellation
 from tidegate_events.frame import Frame, Writer, decode, encode
 from tidegate_events.journal.base import Appended, Conflict, JournalFullError, JournalUnavailableError, Raw
 from tidegate_events.journal.generations import Generation, head_of, listed
-from tidegate_events.journal.jetstream import NO_ANSWER, WRONG_LAST_SEQUENCE_CODES, ApiError, JetStream, raw
+from tidegate_events.journal.jetstream import NO_ANSWER, WRONG_LAST_SEQUENCE_CODES, ApiError, JetStream, raw_of
 
 APPEND_TIMEOUT_SECONDS = 2.0
 APPEND_SECONDS_MAX = 30.0
@@ -165,7 +165,7 @@ class Appender:
             message = await self._js.message(generation.stream, {"last_by_subj": subject})
             if message is None:
                 continue
-            last = raw(message)
+            last = raw_of(message)
             if generation.closed and last.seq > generation.last_seq:
                 raise JournalUnavailableError(
                     f"{generation.stream} is closed, and has {subject} at {last.seq}, after its end at "
@@ -197,7 +197,7 @@ class Appender:
             start = max(after + 1, generation.first_seq)
             message = await self._js.message(generation.stream, {"seq": start, "next_by_subj": subject})
             if message is not None:
-                return raw(message)
+                return raw_of(message)
         return None
 
     async def _written(self, one: _Append) -> Appended | None:

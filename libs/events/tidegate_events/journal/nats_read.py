@@ -3,6 +3,11 @@
 A stream is read by an ephemeral push consumer, made anew from the next sequence whenever it falls silent. Who waits at
 the end of a generation hears the server's advisory that the next one was given its subjects, and asks now and then in
 case it was lost.
+
+A consumer lives on whichever server of a cluster it was placed on, and delivers that one's copy of the stream. Where
+the copy lags, which after a crash can last for minutes, the consumer beats as if there were nothing new. So a consumer
+that is made on such a server makes way for another, and who only hears beats compares with the stream's leader, and is
+given by that one what is missing.
 """
 
 from __future__ import annotations
@@ -10,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import Any
 
 import structlog
 from nats.aio.client import Client
@@ -19,13 +25,19 @@ from tidegate_events.cancellation import honour_cancellation
 from tidegate_events.journal.archive import Archived, ArchiveDirectory, read_segments
 from tidegate_events.journal.base import JournalGapError, JournalUnavailableError, Raw
 from tidegate_events.journal.generations import Generation, listed
-from tidegate_events.journal.jetstream import NO_ANSWER, STREAM_MISSING_CODE, ApiError, JetStream
+from tidegate_events.journal.jetstream import NO_ANSWER, STREAM_MISSING_CODE, ApiError, JetStream, raw_of
 from tidegate_events.subjects import journal_stream
 
 RETRY_WAIT_SECONDS = 0.2
 HEARTBEAT_SECONDS = 1.0
 SILENCE_SECONDS_MAX = 3.0
 HEARTBEATS_BETWEEN_LOOKS = 5
+HEARTBEATS_TO_DELIVER = 2
+"""How long a consumer may beat and not deliver what the stream's leader has."""
+FROM_LEADER_MAX = 1000
+"""Messages that are asked of the leader one by one before another consumer is tried."""
+CONSUMERS_TRIED_MAX = 3
+"""Consumers that are made in search of a server whose copy does not lag; where the server puts each is its choice."""
 
 log = structlog.get_logger()
 
@@ -122,32 +134,49 @@ class Reader:
         self, number: int, after: int, inbox: str, arrived: asyncio.Queue[Msg | None]
     ) -> AsyncGenerator[Raw, None]:
         """Yield what arrives of a generation, until the next one is there and all of it was read."""
-        end = await self._end_of(number)
-        if end is not None and after >= end:
+        held, is_over = await self._extent_of(number)
+        if is_over and after >= held:
             return
-        await self._create_consumer(number, inbox, after + 1)
-        expected = after + 1
+        await self._begin(number, inbox, after, held)
+        expected = expected_at_look = after + 1
         heartbeats = 0
-        while end is None or expected <= end:
+        while not is_over or expected <= held:
             message = await self._next(arrived)
             honour_cancellation()
-            if message is None or heartbeats >= HEARTBEATS_BETWEEN_LOOKS:
-                heartbeats = 0
-                end = await self._end_of(number)
+            behind = expected == expected_at_look and expected <= held
+            if heartbeats >= (HEARTBEATS_TO_DELIVER if behind else HEARTBEATS_BETWEEN_LOOKS):
+                if behind:
+                    async with aclosing(self._from_leader(number, expected, held)) as messages:
+                        async for raw in messages:
+                            yield raw
+                    raise _Silent(f"it beats and does not deliver {expected}; the stream's leader has up to {held}")
+                heartbeats, expected_at_look = 0, expected
+                held, is_over = await self._extent_of(number)
             if message is None:
+                held, is_over = await self._extent_of(number)
                 continue
             if not message.reply.startswith("$JS.ACK."):
                 heartbeats += 1
                 await self._answer_status(message)
+                if (sent := _last_sent(message)) >= expected:
+                    raise _Silent(f"it has sent up to {sent}, and {expected} did not come")
                 continue
             seq = message.metadata.sequence.stream
             if seq > expected:
-                if expected == after + 1:
+                if expected == after + 1 and message.metadata.sequence.consumer == 1:
                     raise JournalGapError(f"the journal has no sequence {expected}; the next is {seq}")
                 raise _Silent(f"delivery skipped from {expected} to {seq}")
             if seq == expected:
                 expected += 1
                 yield Raw(seq, message.subject, message.data)
+
+    async def _from_leader(self, number: int, first: int, last: int) -> AsyncGenerator[Raw, None]:
+        """Yield what the stream's leader has, one request for each: slow, and as good as the leader."""
+        for seq in range(first, min(last, first + FROM_LEADER_MAX - 1) + 1):
+            message = await self._js.message(journal_stream(number), {"seq": seq})
+            if message is None:
+                raise _Silent(f"the leader of {journal_stream(number)} changed: this one does not have {seq}")
+            yield raw_of(message)
 
     async def _next(self, arrived: asyncio.Queue[Msg | None]) -> Msg | None:
         if not arrived.empty():
@@ -158,18 +187,29 @@ class Reader:
         except TimeoutError as error:
             raise _Silent(f"nothing for {SILENCE_SECONDS_MAX} s") from error
 
-    async def _end_of(self, number: int) -> int | None:
-        """Return the last sequence of a generation that is over, None for one that may still grow."""
+    async def _extent_of(self, number: int) -> tuple[int, bool]:
+        """Return a generation's last sequence, and whether it is over: one that is not may still grow."""
         there = await listed(self._js, self._known)
-        if not there or there[-1].number <= number:
-            return None
+        if not there or there[-1].number < number:
+            return 0, False
         for generation in there:
             if generation.number == number:
-                return generation.last_seq
+                return generation.last_seq, generation is not there[-1]
         raise _Silent(f"{journal_stream(number)} was trimmed")
 
-    async def _create_consumer(self, number: int, inbox: str, start: int) -> None:
-        stream, name = journal_stream(number), inbox.rsplit(".", 1)[-1]
+    async def _begin(self, number: int, inbox: str, after: int, held: int) -> None:
+        """Have a generation delivered, from a server with all that its leader `held`, if one comes up."""
+        stream = journal_stream(number)
+        for tried in range(1, CONSUMERS_TRIED_MAX + 1):
+            name = f"{inbox.rsplit('.', 1)[-1]}-{tried}"
+            made = await self._create_consumer(stream, name, inbox, after + 1)
+            copied = after + made["num_pending"]
+            if copied >= held or tried == CONSUMERS_TRIED_MAX:
+                return
+            log.info("journal_copy_lags", stream=stream, copied=copied, held=held)
+            await self._js.call(f"CONSUMER.DELETE.{stream}.{name}")
+
+    async def _create_consumer(self, stream: str, name: str, inbox: str, start: int) -> dict[str, Any]:
         config = {
             "name": name,
             "deliver_subject": inbox,
@@ -185,7 +225,7 @@ class Reader:
             "num_replicas": 1,
         }
         try:
-            await self._js.call(f"CONSUMER.CREATE.{stream}.{name}", {"stream_name": stream, "config": config})
+            return await self._js.call(f"CONSUMER.CREATE.{stream}.{name}", {"stream_name": stream, "config": config})
         except ApiError as error:
             if error.code == STREAM_MISSING_CODE:
                 raise _Silent(f"{stream} was trimmed") from error
@@ -197,3 +237,8 @@ class Reader:
         reply = message.reply or stalled
         if reply:
             await self._client.publish(reply, b"")
+
+
+def _last_sent(status: Msg) -> int:
+    """Return the sequence up to which the consumer has sent when it says so, as it does with each idle heartbeat."""
+    return int((status.headers or {}).get("Nats-Last-Stream", 0))

@@ -10,7 +10,7 @@ from tidegate_events.journal import closing
 from tidegate_events.journal import generations as steps
 from tidegate_events.journal.base import JournalError
 from tidegate_events.journal.generations import Generation
-from tidegate_events.journal.jetstream import STREAM_MISSING_CODE, ApiError, JetStream, raw
+from tidegate_events.journal.jetstream import STREAM_MISSING_CODE, ApiError, JetStream, raw_of
 from tidegate_events.subjects import fact, speaks_for
 
 KEEPER_FACTS = fact("keeper", "any").removesuffix("any") + "*"
@@ -95,7 +95,7 @@ class JournalStreams:
             message = await self._js.message(generation.stream, {"seq": after + 1, "next_by_subj": KEEPER_FACTS})
             if message is None:
                 return None
-            found = raw(message)
+            found = raw_of(message)
             frame = decode(found.data)
             for event in frame.events if speaks_for(found.subject, frame.writer) else ():
                 if not isinstance(event, GenerationOpened) or not may_say(frame.writer, event):
