@@ -50,6 +50,26 @@ def test_only_what_certainly_ends_before_uses_room_that_is_kept(more: dict[str, 
     assert cluster.stage("small") == stage
 
 
+def test_a_start_that_nobody_knew_is_told_once_it_is_known_and_again_where_it_is_not() -> None:
+    cluster = elastic()
+    for node in ("n1", "n2"):
+        cluster.node(node, 2000)
+    run(cluster, "runs", spec(2000))
+    started = cluster.now
+    cluster.submit(spec(2000, gang=2), "gang")
+    cluster.settle()
+    assert sorted(cluster.job("gang").reserved_nodes) == ["n1", "n2"]
+    assert cluster.job("gang").reserved_start_ns == 0
+    cluster.ask(e.JobLimitChanged, "runs", time_limit_seconds=500)
+    cluster.settle()
+    assert cluster.job("gang").reserved_start_ns == started + 500 * SECOND
+    cluster.ask(e.JobLimitChanged, "runs", time_limit_seconds=None)
+    cluster.settle()
+    assert cluster.job("gang").reserved_start_ns == 0
+    told = of(all_events(cluster), e.RoomReserved)
+    assert [kept.start_by_ns for kept in told] == [0, started + 500 * SECOND, 0]
+
+
 def test_backfill_does_not_delay_the_gang() -> None:
     cluster = blocked_gang()
     due = cluster.job("gang").reserved_start_ns

@@ -69,12 +69,15 @@ class Keeping:
         )
 
     def stay(self, job: Job, line: Line, reserved: Rows, barred: frozenset[int]) -> None:
-        """Keep the room that is kept; if it comes free later than was told, keep other room, or say when it does."""
+        """Keep the room that is kept; if it comes free later than was told, keep other room, or say when it does.
+
+        Also where nobody knew when that is, and it is known now.
+        """
         told_ns, now_ns = job.reserved_start_ns, self._draft.now_ns
         start_ns = told_ns
         # Who was placed there in this pass, or asked to leave, is known when that was recorded.
-        if told_ns and self._trial.touched.keys().isdisjoint(reserved):
-            behind = self._yielding.after(told_ns)
+        if self._trial.touched.keys().isdisjoint(reserved):
+            behind = self._yielding.after(told_ns) if told_ns else []
             first = self._trial.beside(behind, lambda: first_on(self._trial, now_ns, job, line.fit, reserved))
             start_ns = first.start_by_ns if first is not None else 0
         found = Reservation(reserved, start_ns)
@@ -145,9 +148,10 @@ class Keeping:
         return max(ends)
 
     def keep(self, job: Job, line: Line, rows: Rows, start_by_ns: int) -> None:
-        """Promise the rows to the job, and say so where they are others, or come free so much later than was told."""
+        """Promise the rows to the job, and say so where they are others, or come free when nobody was told to expect."""
         nodes = tuple(self._table.names[row] for row in rows)
-        if self._nodes(rows) != sorted(job.reserved_nodes) or slips(job.reserved_start_ns, start_by_ns):
+        is_news = slips(job.reserved_start_ns, start_by_ns) or (start_by_ns and not job.reserved_start_ns)
+        if is_news or self._nodes(rows) != sorted(job.reserved_nodes):
             reason = shortage(self._index, line.fit, promises=self._trial.promises)
             self._draft.add(e.RoomReserved, job, reason, nodes=nodes, start_by_ns=start_by_ns)
         elif job.reserved_start_ns and (due_ns := job.reserved_start_ns + SLIP_NS) > self._draft.now_ns:
