@@ -81,7 +81,11 @@ class Generation(msgspec.Struct, frozen=True):
 
 
 def stream_config(generation: int = 1, *, max_bytes: int, replicas: int = 1, first_seq: int = 1) -> dict[str, Any]:
-    """Return a live generation's configuration: append-only, fixed order, refusing when full."""
+    """Return a live generation's configuration: append-only, fixed order, refusing when full.
+
+    Not compressed: a replica of nats-server 2.15.1 may compress the block that it still appends to, and after a kill it
+    cannot read that any more (`s2: unsupported input`), so it has all of its copy to fetch again, if anybody has one.
+    """
     config = {
         "name": journal_stream(generation),
         "subjects": list(JOURNAL_SUBJECTS),
@@ -96,7 +100,7 @@ def stream_config(generation: int = 1, *, max_bytes: int, replicas: int = 1, fir
         "duplicate_window": DUPLICATE_WINDOW_SECONDS * 1_000_000_000,
         "deny_delete": True,
         "deny_purge": True,
-        "compression": "s2",
+        "compression": "none",
     }
     return config if first_seq == 1 else {**config, "first_seq": first_seq}
 
