@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import traceback
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -11,7 +13,7 @@ from tidegate_local.chaos import records, remains, schedule
 from tidegate_local.chaos.faults import Hit
 from tidegate_local.chaos.history import Elected, History, percentile, takeover_ms
 from tidegate_local.chaos.reckoning import Verified, reckon
-from tidegate_local.chaos.run import Outcome
+from tidegate_local.chaos.run import Outcome, Stalled, within
 from tidegate_local.chaos.schedule import BUS_GAP_SECONDS, KILLS_MAX, KILLS_WITHIN_SECONDS, LEADER, WEIGHTS
 from tidegate_local.home import Home
 from tidegate_local.topology import NATS, Topology
@@ -194,3 +196,16 @@ def test_a_directory_of_a_job_is_left_behind(tmp_path: Path) -> None:
     left = home.root / "nodes" / "n1" / "sandboxes" / "j-1.1.0"
     left.mkdir()
     assert remains.sandboxes(home) == [f"directory {left}"]
+
+
+async def test_a_stage_that_does_not_end_is_given_up_and_named() -> None:
+    async def hang() -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(Stalled, match=r"^reading the journal did not end in 0 s$") as caught:
+        async with within(0.05, "reading the journal"):
+            await hang()
+    stack = [frame.name for frame in caught.traceback] + [
+        frame.name for frame in traceback.extract_tb(caught.value.__cause__.__cause__.__traceback__)
+    ]
+    assert "hang" in stack, "where it stood is told"
