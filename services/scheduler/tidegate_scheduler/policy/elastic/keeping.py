@@ -148,7 +148,7 @@ class Keeping:
         return max(ends)
 
     def keep(self, job: Job, line: Line, rows: Rows, start_by_ns: int) -> None:
-        """Promise the rows to the job, and say so where they are others, or come free when nobody was told to expect."""
+        """Promise the rows to the job, and say so where they are others, or come free when was not told."""
         nodes = tuple(self._table.names[row] for row in rows)
         is_news = slips(job.reserved_start_ns, start_by_ns) or (start_by_ns and not job.reserved_start_ns)
         if is_news or self._nodes(rows) != sorted(job.reserved_nodes):
