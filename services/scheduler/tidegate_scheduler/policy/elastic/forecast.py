@@ -11,23 +11,20 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-import msgspec
 import numpy as np
-from tidegate_events.resources import Resources
 
 from tidegate_scheduler.policy.elastic.causes import closing
-from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS
 from tidegate_scheduler.policy.elastic.domains import narrowest
 from tidegate_scheduler.policy.elastic.ends import Ends
-from tidegate_scheduler.policy.elastic.entries import Seat
 from tidegate_scheduler.policy.elastic.fit import rows_in, rows_now
 from tidegate_scheduler.policy.elastic.holders import NEVER
 from tidegate_scheduler.policy.elastic.index import Index
+from tidegate_scheduler.policy.elastic.occupants import Apart, Hold, There, amounts_of
 from tidegate_scheduler.policy.elastic.queue import NONE, Amounts, amounts, plus
 from tidegate_scheduler.policy.elastic.reasons import kept_rows
 from tidegate_scheduler.policy.elastic.shapes import Fit
 from tidegate_scheduler.policy.elastic.spread import Locality, Rows
-from tidegate_scheduler.policy.elastic.table import CPU, GPUS, SHARE, Ints
+from tidegate_scheduler.policy.elastic.table import CPU, GPUS
 from tidegate_scheduler.policy.limits import time_limit_seconds
 from tidegate_scheduler.policy.outlook import BASES, Basis, Start
 from tidegate_scheduler.policy.parameters import SECOND_NS, as_parameters
@@ -39,22 +36,6 @@ HOLDERS_MAX = 1000
 ROWS_MAX = 150_000
 LOOK_ROWS_LEAST = 500
 """Rows that are looked at in one forecast, each look counted as so many at least: it must not delay decisions."""
-
-
-class _Hold(msgspec.Struct):
-    """Room of one member on a row from `begin_ns` until `end` (None: nobody knows)."""
-
-    row: int
-    need: Resources
-    begin_ns: int
-    end: Start | None
-    device: int = -1
-    """The device that it has a part of, -1 where it has none, or that is not known yet."""
-
-    @property
-    def end_ns(self) -> int:
-        """Return when the room is free again."""
-        return NEVER if self.end is None else self.end.at_ns
 
 
 class _ExhaustedError(Exception):
@@ -95,44 +76,6 @@ def _whole(index: Index, job: Job) -> Amounts:
     return amounts(index.state.floors[job.id], index.state.specs[job.id].gang_size)
 
 
-class _Parts:
-    """Parts of devices: one is free as a whole when the last who has a part of it has left."""
-
-    def __init__(self, holds: list[_Hold]) -> None:
-        self._of: dict[int, dict[int, list[tuple[int, int]]]] = {}
-        for hold in holds:
-            if hold.device >= 0:
-                parts = self._of.setdefault(hold.row, {}).setdefault(hold.device, [])
-                parts.append((hold.end_ns, hold.need.gpu_millis))
-
-    def free(self, room: Ints, at_ns: int) -> None:
-        """Add the devices that are free as a whole at that time, and say which part is the largest of the others."""
-        for row, devices in self._of.items():
-            used = [sum(millis for end_ns, millis in parts if end_ns > at_ns) for parts in devices.values()]
-            room[GPUS, row] += used.count(0)
-            room[SHARE, row] = max((WHOLE_MILLIS - each for each in used if each), default=0)
-
-
-class _There:
-    """Who holds room now and when it is free again, as columns in the order of their ends."""
-
-    def __init__(self, holds: list[_Hold]) -> None:
-        holds.sort(key=lambda hold: hold.end_ns)
-        self.ends = np.array([hold.end_ns for hold in holds], np.int64)
-        self._rows = np.array([hold.row for hold in holds], np.int64)
-        self._needs = _amounts(holds)
-        self._parts = _Parts(holds)
-        self.rows = set(self._rows.tolist())
-        self.moments = {hold.end for hold in holds if hold.end is not None}
-
-    def free(self, room: Ints, at_ns: int) -> None:
-        """Add to `room` what is free again at that time."""
-        count = int(np.searchsorted(self.ends, at_ns, side="right"))
-        for amount in range(3):
-            np.add.at(room[amount], self._rows[:count], self._needs[:count, amount])
-        self._parts.free(room, at_ns)
-
-
 class _Plan:
     """The future of every row: who holds what until when."""
 
@@ -140,11 +83,12 @@ class _Plan:
         self._index = index
         self._now_ns = now_ns
         self._looked_at = 0
-        self._taken: list[_Hold] = []
+        self._taken: list[Hold] = []
         """What those in front will hold."""
 
         self._ends = Ends(index, now_ns)
-        self._there = _There(self._holders())
+        self._there = There(self._holders())
+        self._apart = Apart(index, self._there)
         self._soonest: dict[Fit, int] = {}
         self._lead_ns = as_parameters(index.state.header.parameters).maintenance_lead_seconds * SECOND_NS
         self._widens_ns = 0
@@ -153,18 +97,18 @@ class _Plan:
         self._base = index.table.free
         self._kept = kept_rows(index)
 
-    def _holders(self) -> list[_Hold]:
+    def _holders(self) -> list[Hold]:
         index, table = self._index, self._index.table
         rows = np.fromiter(index.on_row, np.int64, len(index.on_row))
         order = rows[np.lexsort((table.place[rows], -table.later[CPU, rows], -table.later[GPUS, rows]))]
-        found: list[_Hold] = []
+        found: list[Hold] = []
         for row in order.tolist():
             for name in index.on_row[row]:
                 end = self._ends.of(index.state.jobs[name])
                 floor, seats = index.state.floors[name], index.seats_of(name)
                 for seat in seats:
-                    if seat.row == row and (end is not None or seat.holds(floor).gpu_millis):  # of parts, all count
-                        found.append(_held(seat, floor, end))
+                    if seat.row == row and end is not None:
+                        found.append(Hold(row, seat.holds(floor), 0, end, indices=seat.gpu_indices))
             if len(found) >= HOLDERS_MAX:
                 break
         return found
@@ -180,7 +124,7 @@ class _Plan:
         if limited or self._soonest.get(fit, 0) <= earliest.at_ns:
             rows = self._rows(job, fit, earliest.at_ns, self._could_now(job, fit, earliest), before_others=limited)
             if rows is not None:
-                return self._hold(job, rows, earliest)
+                return self._hold(job, rows, earliest, self._until_ns(job, earliest.at_ns))
         moments = self._moments(job, earliest)
         first = self._first(job, fit, moments)
         if first is None:
@@ -264,20 +208,22 @@ class _Plan:
         self._looked_at += max(LOOK_ROWS_LEAST, len(table) if among is None else len(among))
         if self._looked_at > ROWS_MAX:
             raise _ExhaustedError
-        ends_ns = NEVER
-        if before_others and (limit := time_limit_seconds(job, self._index.state.specs[job.id])) is not None:
-            ends_ns = at_ns + limit * SECOND_NS - job.ran_ns
+        ends_ns = self._until_ns(job, at_ns) if before_others else NEVER
         room = self._base.copy()
         self._there.free(room, at_ns)
         taken = [hold for hold in self._taken if hold.end_ns > at_ns and hold.begin_ns < ends_ns]
-        for hold, need in zip(taken, _amounts(taken), strict=True):
+        for hold, need in zip(taken, amounts_of(taken), strict=True):
             room[:3, hold.row] -= need
-            if hold.need.gpu_millis:
-                _take_part(room, hold)
+        self._looked_at += self._apart.tell(fit, room, among, at_ns, ends_ns)
         barred = {names[name] for name in job.excluded_nodes if name in names}
         barred |= {names[name] for window in windows for name in window.nodes if name in names}
         within = narrowest(fit) if at_ns < self._widens_ns else None
         return rows_in(fit, room, barred, among=among, locality=Locality(within), which="counted")
+
+    def _until_ns(self, job: Job, from_ns: int) -> int:
+        """Return when the job has certainly ended, placed then."""
+        limit = time_limit_seconds(job, self._index.state.specs[job.id])
+        return NEVER if limit is None else from_ns + limit * SECOND_NS - job.ran_ns
 
     def _could_now(self, job: Job, fit: Fit, earliest: Start) -> set[int] | None:
         """Return the rows on which the job could fit at once, None for every row."""
@@ -291,7 +237,7 @@ class _Plan:
             return None
         return self._there.rows | {hold.row for hold in self._taken}  # elsewhere nothing comes free
 
-    def _hold(self, job: Job, rows: Rows, start: Start) -> Start:
+    def _hold(self, job: Job, rows: Rows, start: Start, until_ns: int = NEVER) -> Start:
         length = self._ends.length_of(job)
         end = None
         if length is not None:
@@ -300,35 +246,18 @@ class _Plan:
         clears_ns = self._ends.cleared_ns({names[row] for row in rows}, start.at_ns)
         if clears_ns is not None and (end is None or clears_ns < end.at_ns):
             end = Start(clears_ns, max(start.basis, "maintenance", key=BASES.index))
-        need = self._index.state.floors[job.id]
-        self._taken.extend(_Hold(row, need, start.at_ns, end) for row in rows)
+        need, models = self._index.state.floors[job.id], self._index.state.specs[job.id].gpu_models
+        self._come([Hold(row, need, start.at_ns, end, models, until_ns) for row in rows])
         return start
+
+    def _come(self, holds: list[Hold]) -> None:
+        self._taken += holds
+        for hold in holds:
+            self._apart.come(hold)
 
     def _close(self, job: Job) -> None:
         """Keep what is kept for a job of which nobody knows when it starts."""
         names, need = self._index.table.rows, self._index.state.floors[job.id]
-        begin_ns = job.reserved_start_ns or self._now_ns
-        self._taken.extend(_Hold(names[node], need, begin_ns, None) for node in job.reserved_nodes if node in names)
-
-
-def _held(seat: Seat, floor: Resources, end: Start | None) -> _Hold:
-    need = seat.holds(floor)
-    device = seat.gpu_indices[0] if need.gpu_millis and seat.gpu_indices else -1
-    return _Hold(seat.row, need, 0, end, device)
-
-
-def _take_part(room: Ints, hold: _Hold) -> None:
-    """Let one who comes have a part of a device that others have parts of, else of one more."""
-    need = hold.need.gpu_millis
-    if room[SHARE, hold.row] >= need:
-        room[SHARE, hold.row] -= need
-        return
-    if room[GPUS, hold.row] > 0:
-        room[SHARE, hold.row] = max(int(room[SHARE, hold.row]), WHOLE_MILLIS - need)
-    room[GPUS, hold.row] -= 1  # below none where it comes later: then another may not have what it comes to
-
-
-def _amounts(holds: list[_Hold]) -> Ints:
-    """Return what is held, one row for each hold, as the table counts it; parts of devices are counted apart."""
-    needs = [(hold.need.cpu_millis, hold.need.memory_mib, hold.need.gpus) for hold in holds]
-    return np.array(needs, np.int64).reshape(-1, 3)
+        begin_ns, models = job.reserved_start_ns or self._now_ns, self._index.state.specs[job.id].gpu_models
+        rows = [names[node] for node in job.reserved_nodes if node in names]
+        self._come([Hold(row, need, begin_ns, None, models, is_known=False) for row in rows])

@@ -12,7 +12,7 @@ from bisect import bisect_left
 import msgspec
 import numpy as np
 
-from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS, Devices, accepts
+from tidegate_scheduler.policy.elastic.devices_then import Part, free_then, millis_of, used_then
 from tidegate_scheduler.policy.elastic.fit import Rows, rows_in
 from tidegate_scheduler.policy.elastic.holders import NEVER, Until, until, untils_tried
 from tidegate_scheduler.policy.elastic.shapes import Fit
@@ -91,7 +91,10 @@ def _first(trial: Trial, now_ns: int, job: Job, fit: Fit, among: Candidates) -> 
         for amount in (CPU, MEMORY, GPUS):
             np.add.at(room[amount], held.rows, counts * held.amounts[amount])
         for row, there in parts.items():
-            room[GPUS, row], room[SHARE, row] = _devices_then(fit, index.table.devices[row], there, moment)
+            devices, need = index.table.devices[row], fit.shape.need
+            used = used_then(devices, devices.staying_millis, there, moment)
+            room[GPUS, row], left = free_then(devices, used, need, fit.shape.gpu_models)
+            room[SHARE, row] = max(left, default=0)
         return rows_in(fit, room, among=candidates, which="counted")
 
     # The more have left, the more fits: the first moment at which it does is found by halving, unless it is the first
@@ -166,41 +169,16 @@ def _held(trial: Trial, ends: _Ends, among: set[int]) -> _Held:
     return _Held(columns[3], columns[: GPUS + 1], columns[4], columns[5])
 
 
-class _Part(msgspec.Struct, frozen=True):
-    """What somebody holds of a device, until when, and whether that is counted as gone already."""
-
-    device: int
-    millis: int
-    ends_ns: int
-    goes: bool
-
-
-def _parts(trial: Trial, ends: _Ends, candidates: list[int]) -> dict[int, list[_Part]]:
+def _parts(trial: Trial, ends: _Ends, candidates: list[int]) -> dict[int, list[Part]]:
     """Return who holds what of which devices, on the rows where that matters: where they differ, or are parted."""
-    index, found = trial.index, dict[int, list[_Part]]()
+    index, found = trial.index, dict[int, list[Part]]()
     for row in candidates:
         if index.table.devices[row].parts or row in index.table.mixed:
             found[row] = []
             for name in index.on_row.get(row, ()):
                 for seat in index.seats_of(name):
                     need = seat.holds(index.state.floors[name])
-                    millis, end = WHOLE_MILLIS if need.gpus else need.gpu_millis, ends[name]
+                    millis, end = millis_of(need), ends[name]
                     devices = seat.gpu_indices if seat.row == row else ()
-                    found[row] += [_Part(each, millis, end.ends_ns, end.goes) for each in devices]
+                    found[row] += [Part(each, millis, end.ends_ns, end.goes) for each in devices]
     return found
-
-
-def _devices_then(fit: Fit, devices: Devices, parts: list[_Part], moment: int) -> tuple[int, int]:
-    """Return how many devices that suit are free as a whole then, and the largest part of another one.
-
-    Several may share one device.
-    """
-    used = dict(devices.staying_millis)
-    for part in parts:
-        if part.device in devices.all:
-            counts = (part.ends_ns <= moment) - part.goes
-            used[part.device] = used.get(part.device, 0) - counts * part.millis
-    need, models = fit.shape.need, fit.shape.gpu_models
-    held = {index: each for index, each in used.items() if each > 0}
-    largest = [WHOLE_MILLIS - each for index, each in held.items() if accepts(devices.all[index], need, models)]
-    return devices.left_of(held, need, models), 0 if devices.waits(held) else max(largest, default=0)
