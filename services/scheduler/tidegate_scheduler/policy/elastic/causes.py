@@ -26,7 +26,8 @@ from tidegate_scheduler.policy.elastic.reasons import (
     shortage,
 )
 from tidegate_scheduler.policy.elastic.shapes import Fit, Shape
-from tidegate_scheduler.policy.elastic.victims import BUDGET, COOLDOWN, PROTECTED, Victims, overrun_ns
+from tidegate_scheduler.policy.elastic.sparing import BUDGET, COOLDOWN, PROTECTED, overrun_ns
+from tidegate_scheduler.policy.elastic.victims import Victims
 from tidegate_scheduler.policy.parameters import SECOND_NS, Parameters, as_parameters
 from tidegate_scheduler.state import Job, Maintenance, Node
 

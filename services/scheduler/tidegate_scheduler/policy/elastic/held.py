@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Mapping
+
 import numpy as np
 from tidegate_events.resources import Resources
 
@@ -48,6 +51,35 @@ class Held:
             self._catch_up()
         width = min(room.shape[1], self._amounts.shape[1])
         room[:3, :width] += self._amounts[:, :width]
+
+
+class Lower:
+    """What those below a priority hold on each row together, for as long as nobody comes or goes.
+
+    Each sum begins with the next smaller one, so many plans at many priorities add up what is held once.
+    """
+
+    def __init__(self, held: Mapping[int, Held]) -> None:
+        self._priorities = sorted(held)
+        self._held = [held[priority] for priority in self._priorities]
+        self._sums: dict[int, Ints] = {}
+
+    def add_to(self, room: Ints, below: int | None) -> None:
+        """Add to `room` what is held below that priority, or (None) by all, as the table's amounts."""
+        count = len(self._held) if below is None else bisect_left(self._priorities, below)
+        if count:
+            room[:3] += self._sum(count, room.shape[1])
+
+    def _sum(self, count: int, rows: int) -> Ints:
+        """Return what the first so many hold."""
+        found = self._sums.get(count)
+        if found is None:
+            begin = max((each for each in self._sums if each < count), default=0)
+            found = self._sums[begin].copy() if begin else np.zeros((3, rows), np.int64)
+            for held in self._held[begin:count]:
+                held.add_to(found)
+            self._sums[count] = found
+        return found
 
 
 def count_parts(room: Ints, later: Ints) -> None:

@@ -17,6 +17,7 @@ from tidegate_scheduler.policy.elastic.entries import Entry, Seat, held_by, seat
 from tidegate_scheduler.policy.elastic.fleet import Fleet, kind_of
 from tidegate_scheduler.policy.elastic.held import Held, has_more
 from tidegate_scheduler.policy.elastic.holders import Holders
+from tidegate_scheduler.policy.elastic.judgements import Judgements
 from tidegate_scheduler.policy.elastic.peaks import NONE as NO_PEAK
 from tidegate_scheduler.policy.elastic.peaks import beyond
 from tidegate_scheduler.policy.elastic.queue import Amounts, Line, LineKey, Share, Waiter, plus
@@ -78,6 +79,7 @@ class Index:
         self.sharers: dict[str, tuple[Sharer, ...] | None] = {}
         """By job what `plain` knows of its members, until the job changes."""
 
+        self.judgements = Judgements(state)
         self.longest_grace_ns: dict[int, int | None] = {}
         """By row what `leave` knows of who is there, until one of them changes."""
 
@@ -117,6 +119,7 @@ class Index:
         for name in jobs:
             self.settling.changed(name)
             self.sharers.pop(name, None)
+            self.judgements.forget(name)
         jobs |= dict.fromkeys(self._expected)
         self._renew(jobs)
         self.holders.note(jobs)
@@ -400,6 +403,7 @@ class Index:
             if not is_shared:
                 self.unshared[row] = None
             self.longest_grace_ns.pop(row, None)
+            self.judgements.forget_row(row)
             self._unweighed[row] = None
 
     def _weigh(self) -> None:

@@ -6,8 +6,9 @@ import msgspec
 from tidegate_events import events as e
 
 from tidegate_scheduler.draft import Draft
+from tidegate_scheduler.policy.elastic.sparing import overrun_ns, protected
 from tidegate_scheduler.policy.elastic.trial import Trial
-from tidegate_scheduler.policy.elastic.victims import Victims, overrun_ns, protected
+from tidegate_scheduler.policy.elastic.victims import Victims
 from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.state import Job
 

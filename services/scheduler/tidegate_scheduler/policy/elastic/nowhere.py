@@ -35,8 +35,8 @@ class Right(msgspec.Struct, frozen=True):
         )
 
 
-_Tried = tuple[Amounts, Right, bool]
-"""What a shape that found no room needs at most, with what right, and whether it would find none whoever left."""
+_Tried = tuple[Amounts, Right]
+"""What a shape that found no room needs at most, and with what right."""
 
 SMALLER_MAX = 64
 """How many of a kin are compared: where few are larger than others, comparing all would cost more than asking."""
@@ -49,7 +49,8 @@ class Nowhere:
         self._alike: dict[Shape, dict[str, list[Right]]] = {}
         """By shape, and by the tenant that is named: its own rights, and under no name those of all, without theirs."""
 
-        self._smaller: dict[Kin, list[_Tried]] = {}
+        self._smaller: dict[Kin, tuple[list[_Tried], list[_Tried]]] = {}
+        """By kin those who would find none whoever left, and all others."""
 
     def add(self, fit: Fit, right: Right, *, tried: bool, hopeless: bool) -> None:
         """Remember that a job of this shape found no room with this right.
@@ -63,9 +64,9 @@ class Nowhere:
             for each in {right.tenant: right, "": msgspec.structs.replace(right, tenant="")}.values():
                 rest = [other for other in by_tenant.get(each.tenant, ()) if not each.covers(other)]
                 by_tenant[each.tenant] = [*rest, each]
-        smaller = self._smaller.setdefault(fit.extent.kin, [])
-        if len(smaller) < SMALLER_MAX:
-            smaller.append((fit.extent.most, right, hopeless))
+        of_kin = self._smaller.setdefault(fit.extent.kin, ([], []))
+        if len(of_kin[0]) + len(of_kin[1]) < SMALLER_MAX:
+            of_kin[0 if hopeless else 1].append((fit.extent.most, right))
 
     def rules_out(self, shape: Shape, right: Callable[[], Right]) -> bool:
         """Say whether a job of the shape would find no room either; its right is asked for only where that matters."""
@@ -80,22 +81,28 @@ class Nowhere:
 
         True: whoever left, it would not. False: it might if others left for it.
         """
-        tried = self._smaller.get(fit.extent.kin)
-        if tried is None:
+        of_kin = self._smaller.get(fit.extent.kin)
+        if of_kin is None:
             return None
-        own, found = right(), None
-        cpu, memory, gpus, gpu_memory, share, members = fit.extent.held
-        for most, other, hopeless in tried:  # one after the other in place: all who are blocked are compared
-            if (
-                most[CPU] <= cpu
-                and most[GPUS] <= gpus
-                and most[MEMORY] <= memory
-                and most[MEMBERS] <= members
-                and most[SHARE] <= share
-                and most[GPU_MEMORY] <= gpu_memory
-                and other.covers(own)
-            ):
-                if hopeless:
-                    return True
-                found = False
-        return found
+        own = right()
+        hopeless, others = of_kin
+        if _rule_out(hopeless, fit.extent.held, own):
+            return True
+        return False if _rule_out(others, fit.extent.held, own) else None
+
+
+def _rule_out(tried: list[_Tried], held: Amounts, own: Right) -> bool:
+    """Say whether one of them needs no more than that, with no less right."""
+    cpu, memory, gpus, gpu_memory, share, members = held
+    for most, other in tried:  # one after the other in place: all who are blocked are compared
+        if (
+            most[CPU] <= cpu
+            and most[GPUS] <= gpus
+            and most[MEMORY] <= memory
+            and most[MEMBERS] <= members
+            and most[SHARE] <= share
+            and most[GPU_MEMORY] <= gpu_memory
+            and other.covers(own)
+        ):
+            return True
+    return False

@@ -125,10 +125,8 @@ def promising(index: Index, fit: Fit, job: Job, victims: Victims, barred: frozen
     """
     table, size = index.table, fit.shape.gang_size
     room = table.later[:, : len(table)].copy()
-    reclaims, below = index.share(job.tenant).guaranteed is not None, victims.below(job)
-    for priority, held in index.held.items():
-        if reclaims or priority < below:
-            held.add_to(room)
+    reclaims = index.share(job.tenant).guaranteed is not None
+    victims.lower.add_to(room, None if reclaims else victims.below(job))
     count_parts(room, table.later)
     holds = fit.members(room, which="any")
     if barred:
@@ -161,8 +159,9 @@ def _by_domain(fit: Fit, able: Ints, holds: Ints) -> list[int]:
 
 def _offer(index: Index, fit: Fit, row: int, for_job: Job, victims: Victims) -> _Offer | None:
     """Return the cheapest way in which the node holds as many members as it can; None where it holds none."""
-    there = victims.on_row(row, for_job)
-    if not fit.holds_one([have + freed for have, freed in zip(index.table.later_on(row), there.most, strict=False)]):
+    there, later = victims.on_row(row, for_job), index.table.later_on(row)
+    most = [have + freed for have, freed in zip(later, there.most, strict=False)] if there.jobs else later
+    if not fit.holds_one(most):
         return None
     able = list(there.jobs)
     with Cleared(index, fit, row) as cleared:

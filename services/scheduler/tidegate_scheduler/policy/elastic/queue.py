@@ -126,6 +126,8 @@ class Ageing:
 
 def aged(priority: int, since_ns: int, now_ns: int, ageing_ns: int) -> int:
     """Return the class of a job that waits since then."""
+    if not ageing_ns or now_ns - since_ns < ageing_ns:
+        return priority  # as most are who are asked about
     return Ageing(now_ns, ageing_ns).level(priority, since_ns)
 
 

@@ -12,13 +12,16 @@ Of another tenant only those leave whose tenant has at least as much of its fair
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tidegate_events.events import Reason
 
 from tidegate_scheduler.counting import MORE_WORK_LEFT
 from tidegate_scheduler.policy.elastic import work
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.queue import Amounts, FairOrder
-from tidegate_scheduler.policy.elastic.victims import BUDGET, Cost, Victims
+from tidegate_scheduler.policy.elastic.sparing import BUDGET
+from tidegate_scheduler.policy.elastic.victims import Able, Cost, Victims, able_of
 from tidegate_scheduler.policy.parameters import SECOND_NS, Parameters
 from tidegate_scheduler.state import Job
 
@@ -41,6 +44,11 @@ class Slicing(Victims):
     def _alike_of(self, job: Job) -> tuple[int, str, str]:
         """Return the job itself: who may leave for it hangs on its work."""
         return (job.priority, job.tenant, job.id)
+
+    def _able_on(self, row: int, there: Iterable[str], for_job: Job) -> Able:
+        """Return who of those on the row may leave for the job: by its own work, so it is asked of each of them."""
+        jobs = self._index.state.jobs
+        return able_of([self._priced(row, jobs[name]) for name in there if self.may_leave(jobs[name], for_job)])
 
     def may_leave(self, job: Job, for_job: Job) -> bool:
         """Say whether the job may be asked to leave for the other one."""

@@ -8,20 +8,23 @@ for nobody. How often it left for jobs of its own priority (`slicing.py`) is no 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
+from operator import itemgetter
 
 import msgspec
 
 from tidegate_scheduler.policy.elastic.entries import held_by
+from tidegate_scheduler.policy.elastic.held import Lower
+from tidegate_scheduler.policy.elastic.holders import NEVER
 from tidegate_scheduler.policy.elastic.index import Index
-from tidegate_scheduler.policy.elastic.queue import NONE, Amounts, aged, amounts, plus
+from tidegate_scheduler.policy.elastic.queue import NONE, Amounts, amounts, plus
+from tidegate_scheduler.policy.elastic.sparing import Judged
 from tidegate_scheduler.policy.parameters import SECOND_NS, Parameters
-from tidegate_scheduler.state import Job, State
+from tidegate_scheduler.state import Job
 
 VICTIMS_MAX = 64
 """Who leaves one node at most, and all of them together beyond one for each member."""
-
-PROTECTED, BUDGET, COOLDOWN = "Protected", "PreemptionBudget", "CoolDown"
 
 
 class Cost(msgspec.Struct, frozen=True, gc=False, order=True):
@@ -46,6 +49,12 @@ class Able(msgspec.Struct, frozen=True):
     most: Amounts
 
 
+NOBODY = Able((), NONE)
+
+_Priced = tuple[Cost, Job, Amounts]
+"""What it costs to have a job leave, and what it has on a row."""
+
+
 class Victims:
     """Judges the running jobs for one pass."""
 
@@ -54,11 +63,20 @@ class Victims:
         self._now_ns = now_ns
         self._parameters = parameters
         self._leaving = leaving
-        self._spared: dict[str, str] = {}
+        self.lower = Lower(index.held)
         self._costs: dict[str, Cost] = {}
-        self._standings: dict[str, int] = {}
+        index.judgements.begin_pass(parameters)
         self._able: dict[tuple[int, _Alike], Able] = {}
+        self._all_able: dict[int, list[_Priced]] = {}
+        """By row all who may leave it for somebody of a higher class, those of lower classes first."""
+
+        self._first_able: dict[tuple[int, int], Able] = {}
+        """By row, the first so many of them."""
+
         self._able_now: object = None
+        self._rows_left: set[int] = set()
+        """The rows that somebody was asked to leave in this pass."""
+
         self._alike: _Alike = (0, "", "")
         self.promised: Amounts = NONE
         self.looked_at = 0
@@ -78,19 +96,38 @@ class Victims:
         if now != self._able_now:
             self._able_now = now
             self._able.clear()
+            self._rows_left = {seat.row for name in self._leaving for seat in self._index.seats_of(name)}
         self._alike = self._alike_of(job)
 
     def on_row(self, row: int, for_job: Job) -> Able:
         """Return who could leave the node for `for_job`, which is planned for."""
         if (known := self._able.get((row, self._alike))) is not None:
             return known
-        jobs, there = self._index.state.jobs, self._index.on_row.get(row, {})
+        there = self._index.on_row.get(row, {})
         self.looked_at += len(there)
-        able = [jobs[name] for name in there if self.may_leave(jobs[name], for_job)]
-        able.sort(key=self.cost)
-        found = Able(tuple(able), _most_of([self._on(row, job) for job in able]))
-        self._able[row, self._alike] = found
+        found = self._able[row, self._alike] = self._able_on(row, there, for_job)
         return found
+
+    def _able_on(self, row: int, there: Iterable[str], for_job: Job) -> Able:
+        """Return who of those on the row may leave for the job: as `may_leave` says of each of them."""
+        on_row = self._index.judgements.on_row(row, there, self._now_ns, self._parameters)
+        if row in self._rows_left or self._owed(for_job):
+            return able_of([self._priced(row, job) for job in on_row.jobs if self.may_leave(job, for_job)])
+        below = bisect_left(on_row.standings, for_job.priority)
+        self._spares_until(on_row.soonest_ns[below])
+        count = on_row.able[below]
+        if not count:
+            return NOBODY
+        # Whoever may leave for a lower class may for a higher one: as many are the same.
+        if (known := self._first_able.get((row, count))) is None:
+            if (priced := self._all_able.get(row)) is None:
+                both = zip(on_row.jobs, on_row.judged, strict=True)
+                priced = self._all_able[row] = [self._priced(row, job) for job, each in both if not each.why]
+            known = self._first_able[row, count] = able_of(priced[:count])
+        return known
+
+    def _priced(self, row: int, job: Job) -> _Priced:
+        return self.cost(job), job, self._on(row, job)
 
     def _alike_of(self, job: Job) -> _Alike:
         """Return what those share for whom the same may leave."""
@@ -119,20 +156,17 @@ class Victims:
 
     def spared(self, job: Job) -> str:
         """Return why nobody may be preferred to the job, empty where there is no such reason."""
-        if (known := self._spared.get(job.id)) is None:
-            known = self._spared[job.id] = _spared(self._index.state, job, self._now_ns, self._parameters)
-            self._look_again(job, known)
-        return known
+        judged = self._judged(job)
+        self._spares_until(judged.spared_until_ns)
+        return judged.why
 
-    def _look_again(self, job: Job, why: str) -> None:
-        """Remember when time alone ends what spares the job."""
-        until_ns = None
-        if why == COOLDOWN:
-            until_ns = (job.started_ns or job.placed_ns) + self._parameters.preemption_cooldown_seconds * SECOND_NS
-        elif why == PROTECTED:
-            until_ns = overrun_ns(self._index.state, job, self._parameters)
-        if until_ns is not None:
+    def _spares_until(self, until_ns: int) -> None:
+        """Remember when time alone ends what spares somebody."""
+        if until_ns < NEVER:
             self.spared_until_ns = min(until_ns, self.spared_until_ns or until_ns)
+
+    def _judged(self, job: Job) -> Judged:
+        return self._index.judgements.of(job, self._now_ns, self._parameters)
 
     def cost(self, job: Job) -> Cost:
         """Return what it costs to ask the job to leave."""
@@ -147,11 +181,7 @@ class Victims:
 
     def _standing(self, job: Job) -> int:
         """Return the class in which the job was placed: were what it waited forgotten, it would be pushed out again."""
-        if (known := self._standings.get(job.id)) is None:
-            ageing_ns = self._parameters.ageing_seconds * SECOND_NS
-            known = aged(job.priority, max(job.submitted_ns, job.suspended_ns), job.placed_ns, ageing_ns)
-            self._standings[job.id] = known
-        return known
+        return self._judged(job).standing
 
     def _owed(self, for_job: Job) -> bool:
         """Say whether the job lies within what its tenant was guaranteed."""
@@ -225,37 +255,15 @@ class Together:
         return True
 
 
+def able_of(priced: list[_Priced]) -> Able:
+    """Return them in the order of what they cost."""
+    if not priced:
+        return NOBODY
+    in_order = sorted(priced, key=itemgetter(0))
+    return Able(tuple([job for _, job, _ in in_order]), _most_of([held for _, _, held in in_order]))
+
+
 def _most_of(held: list[Amounts]) -> Amounts:
     """Return the most of each amount that so many give back as may leave one node."""
     columns = [sum(sorted(column, reverse=True)[:VICTIMS_MAX]) for column in zip(*held, strict=True)]
     return (columns[0], columns[1], columns[2]) if columns else NONE
-
-
-def _spared(state: State, job: Job, now_ns: int, parameters: Parameters) -> str:
-    if job.preemptions - job.slices >= parameters.preemptions_max:
-        return BUDGET
-    since_ns = job.started_ns or job.placed_ns
-    if job.preemptions and now_ns < since_ns + parameters.preemption_cooldown_seconds * SECOND_NS:
-        return COOLDOWN
-    return PROTECTED if protected(state, job, now_ns, parameters) else ""
-
-
-def overrun_ns(state: State, job: Job, parameters: Parameters) -> int | None:
-    """Return when a job has overrun its estimate by more than the bound; None: it does not run, or says nothing."""
-    expected = state.specs[job.id].expected_seconds
-    if not expected or not job.started_ns:
-        return None
-    return job.started_ns - job.ran_ns + expected * SECOND_NS * (1000 + parameters.overrun_permille) // 1000 + 1
-
-
-def protected(state: State, job: Job, now_ns: int, parameters: Parameters) -> bool:
-    """Say whether the job is close to its end by its own estimate, and has not overrun that by more than the bound."""
-    expected = state.specs[job.id].expected_seconds
-    if not expected or not parameters.protection_permille:
-        return False
-    ran_ns = job.ran_ns + (max(0, now_ns - job.started_ns) if job.started_ns else 0)
-    ran_permille = ran_ns * 1000
-    expected_ns = expected * SECOND_NS
-    if ran_permille < expected_ns * parameters.protection_permille:
-        return False
-    return ran_permille <= expected_ns * (1000 + parameters.overrun_permille)
