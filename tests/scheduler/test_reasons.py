@@ -231,3 +231,18 @@ def test_what_a_job_reports_of_its_progress_moves_the_forecast_by_half_at_most(c
     for millis, seconds in ((100, 120), (900, 40)):
         cluster.node_fact("runs", member, e.ProgressReported, progress_millis=millis, step=None, _node=False)
         assert asked(cluster, "j").starts_at_ns == cluster.now + seconds * SECOND
+
+
+def test_of_one_that_is_about_to_be_cancelled_the_queue_says_what_is_said_of_it_alone() -> None:
+    cluster = Cluster(Parameters(reservations_max=2))
+    cluster.node("n1", cpu=4000)
+    run(cluster, "first", 4000)
+    for number in range(6):
+        cluster.submit(spec(1000), f"j{number}")
+        cluster.submit(spec(500), f"small{number}")
+    cluster.settle()
+    for name in ("j0", "j3", "j5", "small0"):
+        cluster.cancel(name)
+        line = queue(cluster.state, cluster.waiting, cluster.now).queue
+        assert all(explain(cluster.state, cluster.waiting, each.job, cluster.now) == each for each in line)
+        assert all(len(each.reasons) == 1 for each in line if cluster.job(each.job).cancel_requested)

@@ -76,6 +76,8 @@ class Causes:
         """Return what else is in the job's way: as for the first of its line, whoever is asked about."""
         if job.held or dominant.code == "BackOff":
             return tuple(self._beside_an_order(job, dominant))
+        if job.cancel_requested:
+            return ()  # it stands in no line any more
         found = self._others.get((key, dominant.code))
         if found is None:
             if len(self._others) >= LINES_MAX:
