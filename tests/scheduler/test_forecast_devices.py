@@ -7,10 +7,14 @@ from random import Random
 from typing import Any
 
 import pytest
-from tidegate_events.resources import GpuDevice, Resources
+from tidegate_events.resources import GpuDevice
 from tidegate_scheduler.dry_run import dry_run
 from tidegate_scheduler.explain import explain, queue
-from tidegate_scheduler.policy.elastic.devices_then import Timeline
+from tidegate_scheduler.policy.elastic.devices_then import DevicesThen
+from tidegate_scheduler.policy.elastic.forecast import ROWS_MAX
+from tidegate_scheduler.policy.elastic.occupants import DEVICES_PER_ROW
+from tidegate_scheduler.policy.elastic.shapes import Fit
+from tidegate_scheduler.policy.elastic.table import Ints
 from tidegate_scheduler.policy.parameters import Parameters
 
 from tests.scheduler.elastic.lab import elastic, run
@@ -150,27 +154,34 @@ def test_room_that_is_kept_from_a_start_nobody_knows_keeps_the_large_device_alon
     assert found == {"kept": None, "any": 100}
 
 
-def test_the_work_is_bounded_where_all_devices_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("nodes", "told_least"), [(10, 50), (40, 50), (400, 10)])
+def test_many_starts_are_told_where_devices_differ_and_the_work_is_bounded(
+    nodes: int, told_least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever is looked at before the bound is told a start; those behind are told none."""
-    looked, free = list[int](), Timeline.free
+    looked, put = list[int](), DevicesThen.put
 
-    def counted(timeline: Timeline, need: Resources, models: tuple[str, ...], at_ns: int, until_ns: int) -> Any:
-        looked.append(at_ns)
-        return free(timeline, need, models, at_ns, until_ns)
+    def counted(devices: DevicesThen, fit: Fit, room: Ints, at_ns: int, until_ns: int) -> None:
+        looked.append(len(devices))
+        put(devices, fit, room, at_ns, until_ns)
 
-    monkeypatch.setattr(Timeline, "free", counted)
-    cluster = elastic()
-    for number in range(40):
-        cluster.node(f"n{number:02}", 8000, devices=(SMALL, LARGE))
-        for which, memory in (("large", 60_000), ("small", 0)):
-            job = spec(500, gpus=1, gpu_memory=memory, expected_seconds=1000 + number)
-            run(cluster, f"{which}{number}", job)
-    for number in range(60):
-        cluster.submit(spec(500, gpus=1, gpu_memory=60_000, gang=1 + number % 40), f"waits{number}")
+    cluster = elastic(Parameters(reservations_max=0))
+    for number in range(nodes):
+        cluster.node(f"n{number:03}", 8000, devices=(SMALL, LARGE))
+        for memory in (60_000, 0):
+            cluster.submit(spec(500, gpus=1, gpu_memory=memory, expected_seconds=1000 + number))
     cluster.settle()
-    looked.clear()
+    for job in sorted(cluster.state.jobs):
+        cluster.start(job)
+    for number in range(50):
+        cluster.submit(spec(500, gpus=1, gpu_memory=60_000, gang=1 + number % 4, expected_seconds=100), f"w{number}")
+    cluster.settle()
+    monkeypatch.setattr(DevicesThen, "put", counted)
     line = queue(cluster.state, cluster.waiting, cluster.now).queue
-    assert 0 < len(looked) < 50_000
+    starts = [each.starts_at_ns is not None for each in line[:50]]
+    assert told_least <= sum(starts), "so many are told"
+    assert starts == sorted(starts, reverse=True), "those in front"
+    assert sum(looked) < DEVICES_PER_ROW * ROWS_MAX + max(looked)
     assert line[0].starts_at_ns == cluster.now + 1000 * SECOND
 
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from random import Random
 
+import numpy as np
 import pytest
 from tidegate_events import events as e
 from tidegate_events.resources import GpuDevice, Resources
 from tidegate_scheduler.policy.elastic.devices import Devices, accepts, members_of, use
+from tidegate_scheduler.policy.elastic.devices_then import DevicesThen, Part, millis_of
+from tidegate_scheduler.policy.elastic.shapes import Fit, Shape
+from tidegate_scheduler.policy.elastic.table import GPUS, SHARE, Kind, NodeTable
 
 from tests.scheduler.elastic.lab import asked_to_leave, elastic, leave, nodes_of, run
 from tests.support.cluster import SECOND, Cluster, spec
@@ -125,6 +129,43 @@ def test_as_many_find_devices_as_can_be_given_one_after_the_other(seed: int) -> 
             count += 1
         whole = len(devices.all) - len(used)
         assert members_of(devices, need, models, whole, which) == count  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_as_many_find_devices_at_a_time_to_come_as_can_be_given_then(seed: int) -> None:
+    """On several rows at once, with those who end before, those who come until then, and one from which all stay."""
+    random, table = Random(seed), NodeTable()
+    need = random.choice([Resources(gpus=1, gpu_memory_mib=60), Resources(gpus=2), Resources(gpu_millis=300)])
+    fit = Fit(Shape("trusted", "host", need, 9, gpu_models=random.choice([(), ("a",)])), table)
+    then = DevicesThen(table, without_leaving=False)
+    used: dict[int, dict[int, int]] = {}
+    for row in range(3):
+        gpus = tuple(GpuDevice(each, f"u{each}", random.choice("ab"), random.choice([40, 80])) for each in (0, 1, 3, 7))
+        models = tuple((gpu.model, gpu.memory_mib) for gpu in gpus)
+        table.put(f"n{row}", Kind(1000, 1000, ("trusted",), (), models, ""), gpus, is_open=True)
+        devices, used[row], parts = table.devices[row], {}, list[Part]()
+        for gpu in random.sample(gpus, 3):
+            who, ends_ns, begin_ns = random.choice(["there", "stays", "comes"]), random.choice([5, 15]), 10
+            theirs = random.choice([Resources(gpus=1), Resources(gpu_millis=500)])
+            if who != "comes":
+                table.occupy(row, theirs, (gpu.index,))
+            if who == "stays" or ends_ns > 10:
+                use(used[row], devices, theirs, (gpu.index,), 1)
+            if who != "stays":
+                begins = begin_ns if who == "comes" else 0
+                parts.append(Part(gpu.index, millis_of(theirs), ends_ns, begin_ns=begins))
+        then.add(row)
+        then.hold(row, parts)
+    room = np.zeros((4, 3), np.int64)
+    then.put(fit, room, at_ns=10, until_ns=20)
+    for row in range(3):
+        count = 0
+        while chosen := _one_more(table.devices[row], used[row], need, fit.shape.gpu_models):
+            use(used[row], table.devices[row], need, chosen, 1)
+            count += 1
+        whole, share = int(room[GPUS, row]), int(room[SHARE, row])
+        found = whole // need.gpus if need.gpus else whole * (1000 // need.gpu_millis) + share // need.gpu_millis
+        assert found == count
 
 
 def _one_more(devices: Devices, used: dict[int, int], need: Resources, models: tuple[str, ...]) -> tuple[int, ...]:

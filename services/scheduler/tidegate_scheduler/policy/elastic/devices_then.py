@@ -3,18 +3,23 @@ which they are, are not the same, as they differ or parts of them were given awa
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import msgspec
+import numpy as np
 from tidegate_events.resources import Resources
 
 from tidegate_scheduler.policy.elastic.devices import WHOLE_MILLIS, Devices, accepts
 from tidegate_scheduler.policy.elastic.holders import NEVER
+from tidegate_scheduler.policy.elastic.shapes import Fit
+from tidegate_scheduler.policy.elastic.table import GPUS, SHARE, Flags, Ints, NodeTable
 
 
 class Part(msgspec.Struct, frozen=True):
-    """What somebody has of a device from `begin_ns` until `ends_ns`, and whether that is counted as gone already."""
+    """What somebody has of a device until `ends_ns`, and whether that is counted as gone already.
+
+    Who comes has it from `begin_ns` on; of who has it now that is 0.
+    """
 
     device: int
     millis: int
@@ -26,16 +31,6 @@ class Part(msgspec.Struct, frozen=True):
 def millis_of(need: Resources) -> int:
     """Return how much a member with this need has of each of its devices, in thousandths."""
     return WHOLE_MILLIS if need.gpus else need.gpu_millis
-
-
-def used_then(devices: Devices, used_millis: Mapping[int, int], parts: Iterable[Part], at_ns: int) -> dict[int, int]:
-    """Return what is used of each device at that time, given what is now, without those who are gone already."""
-    used = dict(used_millis)
-    for part in parts:
-        if part.device in devices.all:
-            counts = (part.ends_ns <= at_ns) - part.goes
-            used[part.device] = used.get(part.device, 0) - counts * part.millis
-    return {index: each for index, each in used.items() if each > 0}
 
 
 def free_then(
@@ -51,65 +46,145 @@ def free_then(
     return whole, [WHOLE_MILLIS - each for index, each in used.items() if accepts(devices.all[index], need, models)]
 
 
-class Timeline:
-    """The devices of one node over time: what those who have them now give back, and what those who come will have.
+class DevicesThen:
+    """The devices of some rows, as columns, with those who have them and those who come.
 
-    What the policy keeps there now is not counted: who comes for it does.
+    What is used of them now is counted without those who are leaving where `without_leaving`; they are told as such.
     """
 
-    def __init__(self, devices: Devices, parts: list[Part]) -> None:
-        """Begin with those who have `parts` now and of whom it is known when they end; all others stay."""
-        self._now = msgspec.structs.replace(devices, kept={}, promised=0)
-        self._parts = parts
-        self._waiting: list[tuple[int, Resources, tuple[str, ...]]] = []
-        self._known: dict[tuple[int, int, tuple[str, ...]], tuple[int, list[int]]] = {}
-        self._ends_ns = sorted({part.ends_ns for part in parts})
+    def __init__(self, table: NodeTable, *, without_leaving: bool) -> None:
+        self._table = table
+        self._without_leaving = without_leaving
+        self.rows: dict[int, int] = {}
+        """The rows, each with the first of its columns."""
 
-    def come(self, parts: list[Part]) -> None:
-        """Let somebody have these parts."""
-        self._parts = self._parts + parts
-        self._ends_ns = sorted({part.ends_ns for part in self._parts})
-        self._known.clear()
+        self._kept: dict[int, None] = {}
+        self._waits: dict[int, list[tuple[int, Resources, tuple[str, ...]]]] = {}
+        self._parts: dict[int, list[Part]] = {}
+        self._models: list[str] = []
+        self._devices: Ints = np.zeros((3, 0), np.int64)
+        self._devices_new: list[tuple[int, int, int]] = []
+        self._held: Ints = np.zeros((5, 0), np.int64)
+        self._held_new: list[tuple[int, int, int, int, int]] = []
+        self._suits: dict[tuple[int, tuple[str, ...]], Flags] = {}
 
-    def wait(self, begin_ns: int, need: Resources, models: tuple[str, ...]) -> None:
+    def __len__(self) -> int:
+        """Return how many devices are looked at."""
+        return len(self._models)
+
+    def add(self, row: int) -> None:
+        """Look at the devices of this row too."""
+        devices, number = self._table.devices[row], len(self.rows)
+        self.rows[row], self._parts[row] = len(self._models), []
+        used = self._used_now(devices)
+        self._devices_new += [(number, used.get(gpu.index, 0), gpu.memory_mib) for gpu in devices.all.values()]
+        self._models += [gpu.model for gpu in devices.all.values()]
+        self._suits.clear()
+
+    def hold(self, row: int, parts: list[Part]) -> None:
+        """Let somebody have these parts of the devices of a row."""
+        positions = {index: self.rows[row] + place for place, index in enumerate(self._table.devices[row].all)}
+        self._parts[row] += parts
+        self._held_new += [
+            (positions[part.device], part.millis, part.ends_ns, part.goes, part.begin_ns)
+            for part in parts
+            if part.device in positions
+        ]
+
+    def keep(self, row: int) -> None:
+        """Count what the table keeps of the devices of this row for others."""
+        self._kept[row] = None
+
+    def wait(self, row: int, begin_ns: int, need: Resources, models: tuple[str, ...]) -> None:
         """Keep devices for a member from then on, of which nobody knows which come free for it."""
-        self._waiting.append((begin_ns, need, models))
-        self._known.clear()
+        self._waits.setdefault(row, []).append((begin_ns, need, models))
 
-    def free(
-        self, need: Resources, models: tuple[str, ...], at_ns: int, until_ns: int = NEVER
-    ) -> tuple[tuple[int, list[int]], bool]:
-        """Return what `free_then` does from `at_ns` until others come at `until_ns`, and whether that was known."""
-        key = (bisect_right(self._ends_ns, at_ns), need.gpu_memory_mib, models)
-        if until_ns == NEVER and (known := self._known.get(key)) is not None:
-            return known, True
-        kept = self._now
-        if self._waiting:
-            kept = msgspec.structs.replace(self._now, kept={})
-            for begin_ns, theirs, of_models in self._waiting:
-                if begin_ns < until_ns:
-                    kept.keep(theirs, of_models, 1)
-        found = free_then(kept, self._used(at_ns, until_ns), need, models)
-        if until_ns == NEVER:
-            self._known[key] = found
-        return found, False
+    def put(self, fit: Fit, room: Ints, at_ns: int, until_ns: int = NEVER, *, largest: bool = False) -> None:
+        """Put into `room` what suits a member on each of the rows from `at_ns` on, until others come at `until_ns`.
 
-    def choose(self, need: Resources, models: tuple[str, ...], at_ns: int, until_ns: int) -> tuple[int, ...]:
-        """Return the devices that a member gets who comes then: those that waste least, of shared ones the fullest."""
-        used = self._used(at_ns, until_ns)
-        suit = [gpu.index for gpu in self._now.order if accepts(gpu, need, models)]
+        As SHARE the largest part that is left of a device that others have parts of; or else what all of these hold
+        together in whole shares of the size that it needs, so that each of a gang finds its own.
+        """
+        if not self.rows:
+            return
+        self._catch_up()
+        need, models, rows = fit.shape.need, fit.shape.gpu_models, np.array(list(self.rows), np.int64)
+        (number, used_now, _), (position, millis, ends_ns, goes, begin_ns) = self._devices, self._held
+        comes = begin_ns > 0
+        counts = np.where(comes, (ends_ns > at_ns) & (begin_ns < until_ns), goes - (ends_ns <= at_ns))
+        used = used_now.copy()
+        np.add.at(used, position, counts * millis)
+        suits, shares = self._suiting(need, models), np.zeros(len(rows), np.int64)
+        room[GPUS, rows] = np.bincount(number[suits & (used <= 0)], minlength=len(rows))
         if need.gpu_millis:
-            begun = [
-                (-used[index], index) for index in suit if 0 < used.get(index, 0) <= WHOLE_MILLIS - need.gpu_millis
-            ]
+            begun = suits & (used > 0)
+            left = WHOLE_MILLIS - used[begun]
+            if largest:
+                np.maximum.at(shares, number[begun], left)
+            else:
+                np.add.at(shares, number[begun], np.maximum(left, 0) // need.gpu_millis * need.gpu_millis)
+        room[SHARE, rows] = shares
+        for row in self._kept | self._waits:
+            whole, parts = free_then(self._keeping(row, until_ns), self._used_on(row, at_ns, until_ns), need, models)
+            room[GPUS, row], room[SHARE, row] = whole, 0
+            if need.gpu_millis:
+                together = sum(max(0, each) // need.gpu_millis * need.gpu_millis for each in parts)
+                room[SHARE, row] = max(parts, default=0) if largest else together
+
+    def choose(self, row: int, need: Resources, models: tuple[str, ...], at_ns: int, until_ns: int) -> tuple[int, ...]:
+        """Return the devices that a member gets who comes then: those that waste least, of shared ones the fullest."""
+        used = self._used_on(row, at_ns, until_ns)
+        suit = [gpu.index for gpu in self._table.devices[row].order if accepts(gpu, need, models)]
+        if need.gpu_millis:
+            begun = [index for index in suit if 0 < used.get(index, 0) <= WHOLE_MILLIS - need.gpu_millis]
             if begun:
-                return (min(begun)[1],)
+                return (min(begun, key=lambda index: (-used[index], index)),)
         return tuple([index for index in suit if index not in used][: need.gpus or 1])
 
-    def _used(self, at_ns: int, until_ns: int) -> dict[int, int]:
-        there = [part for part in self._parts if part.begin_ns < until_ns]
-        used = dict(self._now.used_millis)
-        for part in there:
-            if part.begin_ns and part.device in self._now.all:
-                used[part.device] = used.get(part.device, 0) + part.millis
-        return used_then(self._now, used, there, at_ns)
+    def _keeping(self, row: int, until_ns: int) -> Devices:
+        """Return the devices of a row with what is kept of them until others come."""
+        devices = self._table.devices[row]
+        if row in self._kept:
+            return devices
+        devices = msgspec.structs.replace(devices, kept={}, promised=0)
+        for begin_ns, need, models in self._waits[row]:
+            if begin_ns < until_ns:
+                devices.keep(need, models, 1)
+        return devices
+
+    def _used_now(self, devices: Devices) -> dict[int, int]:
+        return devices.staying_millis if self._without_leaving else devices.used_millis
+
+    def _used_on(self, row: int, at_ns: int, until_ns: int) -> dict[int, int]:
+        """Return what is used of each device of a row then, of which anything is."""
+        devices = self._table.devices[row]
+        used = dict(self._used_now(devices))
+        for part in self._parts[row]:
+            if part.device not in devices.all:
+                continue
+            if part.begin_ns:
+                counts = int(part.ends_ns > at_ns and part.begin_ns < until_ns)
+            else:
+                counts = part.goes - (part.ends_ns <= at_ns)
+            used[part.device] = used.get(part.device, 0) + counts * part.millis
+        return {index: each for index, each in used.items() if each > 0}
+
+    def _catch_up(self) -> None:
+        """Let the columns have what came since."""
+        if self._devices_new:
+            self._devices = np.concatenate([self._devices, np.array(self._devices_new, np.int64).T], axis=1)
+            self._devices_new.clear()
+        if self._held_new:
+            self._held = np.concatenate([self._held, np.array(self._held_new, np.int64).T], axis=1)
+            self._held_new.clear()
+
+    def _suiting(self, need: Resources, models: tuple[str, ...]) -> Flags:
+        """Return which of the devices suit: as `accepts` says of one."""
+        key = (need.gpu_memory_mib, models)
+        found = self._suits.get(key)
+        if found is None:
+            found = self._devices[2] >= need.gpu_memory_mib
+            if models:
+                found &= np.array([model in models for model in self._models], np.bool_)
+            self._suits[key] = found
+        return found

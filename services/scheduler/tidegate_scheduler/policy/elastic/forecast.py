@@ -214,7 +214,7 @@ class _Plan:
         taken = [hold for hold in self._taken if hold.end_ns > at_ns and hold.begin_ns < ends_ns]
         for hold, need in zip(taken, amounts_of(taken), strict=True):
             room[:3, hold.row] -= need
-        self._looked_at += self._apart.tell(fit, room, among, at_ns, ends_ns)
+        self._looked_at += self._apart.tell(fit, room, at_ns, ends_ns)
         barred = {names[name] for name in job.excluded_nodes if name in names}
         barred |= {names[name] for window in windows for name in window.nodes if name in names}
         within = narrowest(fit) if at_ns < self._widens_ns else None

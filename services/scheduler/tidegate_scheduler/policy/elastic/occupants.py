@@ -6,15 +6,15 @@ import msgspec
 import numpy as np
 from tidegate_events.resources import Resources
 
-from tidegate_scheduler.policy.elastic.devices_then import Part, Timeline, millis_of
+from tidegate_scheduler.policy.elastic.devices_then import DevicesThen, Part, millis_of
 from tidegate_scheduler.policy.elastic.holders import NEVER
 from tidegate_scheduler.policy.elastic.index import Index
 from tidegate_scheduler.policy.elastic.shapes import Fit
-from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY, SHARE, Ints
+from tidegate_scheduler.policy.elastic.table import Ints
 from tidegate_scheduler.policy.outlook import Start
 
-DEVICES_ROWS, DEVICES_AGAIN_ROWS = 15, 3
-"""As how many rows one counts where it is looked at each device: for the first time at a moment, and again."""
+DEVICE_FIRST_ROWS, DEVICES_PER_ROW = 2, 16
+"""As how many rows one device counts that is looked at for the first time, and how many count as one after that."""
 
 
 class Hold(msgspec.Struct):
@@ -75,66 +75,50 @@ class Apart:
     """The rows on which it is looked at each device, as they differ there or parts of them are given away."""
 
     def __init__(self, index: Index, there: There) -> None:
-        self._index = index
         self._there = there
         self._came: dict[int, list[Hold]] = {}
-        self._timelines: dict[int, Timeline] = {}
-        self._rows = index.table.mixed | index.table.parted
-        self._in_order: Ints | None = None
+        self._devices = DevicesThen(index.table, without_leaving=False)
+        self._missing = index.table.mixed | index.table.parted
+        """The rows that are not looked at yet, as nobody has needed a device."""
 
     def come(self, hold: Hold) -> None:
         """Let a member come."""
         row, need = hold.row, hold.need
         if not (need.gpus or need.gpu_millis):
             return
-        came = self._came.setdefault(row, [])
-        if need.gpu_millis and row not in self._rows:
-            self._rows[row] = None
-            self._in_order = None
-        timeline = self._timelines.get(row) or (self.on(row) if need.gpu_millis else None)
-        came.append(hold)
-        if timeline is not None:
-            _let_come(timeline, hold)
+        self._came.setdefault(row, []).append(hold)
+        if row in self._devices.rows:
+            self._seat(hold)
+        elif need.gpu_millis:
+            self._look_at(row)
 
-    def on(self, row: int) -> Timeline:
-        """Return how the devices of a row come free."""
-        timeline = self._timelines.get(row)
-        if timeline is None:
-            timeline = self._timelines[row] = Timeline(self._index.table.devices[row], self._there.parts_on(row))
-            for hold in self._came.get(row, ()):
-                _let_come(timeline, hold)
-        return timeline
-
-    def tell(self, fit: Fit, room: Ints, among: set[int] | None, at_ns: int, until_ns: int) -> int:
-        """Put into `room` what devices suit there from `at_ns` on until others come then; return what that cost.
-
-        As SHARE, what all devices together hold that others have parts of, in whole shares of that size: so each of a
-        gang finds its own. The cost is in rows. Where CPU or memory is short anyway, it is not looked.
-        """
-        need, models = fit.shape.need, fit.shape.gpu_models
-        if not self._rows or not (need.gpus or need.gpu_millis):
+    def tell(self, fit: Fit, room: Ints, at_ns: int, until_ns: int) -> int:
+        """Put into `room` what devices suit there from `at_ns` on until others come then; return the cost, in rows."""
+        if not (fit.shape.need.gpus or fit.shape.need.gpu_millis):
             return 0
-        if self._in_order is None:
-            self._in_order = np.array(sorted(self._rows), np.int64)
-        rows = self._in_order
-        if among is not None:
-            rows = np.array(sorted(self._rows.keys() & among), np.int64)
-        enough = (room[CPU, rows] >= need.cpu_millis) & (room[MEMORY, rows] >= need.memory_mib)
-        cost = 0
-        for row in rows[enough & fit.suits(rows)].tolist():
-            (whole, left), known = self.on(row).free(need, models, at_ns, until_ns)
-            room[GPUS, row], room[SHARE, row] = whole, 0
-            if need.gpu_millis:
-                room[SHARE, row] = sum(each - each % need.gpu_millis for each in left if each > 0)
-            cost += DEVICES_AGAIN_ROWS if known else DEVICES_ROWS
-        return cost
+        cost, before = 0, len(self._devices)
+        for row in self._missing:
+            if row not in self._devices.rows:
+                self._look_at(row)
+        self._missing = {}
+        cost += (len(self._devices) - before) * DEVICE_FIRST_ROWS
+        self._devices.put(fit, room, at_ns, until_ns)
+        return cost + len(self._devices) // DEVICES_PER_ROW
 
+    def _look_at(self, row: int) -> None:
+        self._devices.add(row)
+        self._devices.hold(row, self._there.parts_on(row))
+        for hold in self._came.get(row, ()):
+            self._seat(hold)
 
-def _let_come(timeline: Timeline, hold: Hold) -> None:
-    if hold.is_known:
-        timeline.come(hold.parts(timeline.choose(hold.need, hold.models, hold.begin_ns, hold.until_ns)))
-    else:
-        timeline.wait(hold.begin_ns, hold.need, hold.models)
+    def _seat(self, hold: Hold) -> None:
+        """Give devices to a member that comes; if nobody knows when it finds them, keep some for it."""
+        row, need, models = hold.row, hold.need, hold.models
+        if hold.is_known:
+            chosen = self._devices.choose(row, need, models, hold.begin_ns, hold.until_ns)
+            self._devices.hold(row, hold.parts(chosen))
+            return
+        self._devices.wait(row, hold.begin_ns, need, models)
 
 
 def amounts_of(holds: list[Hold]) -> Ints:

@@ -12,12 +12,12 @@ from bisect import bisect_left
 import msgspec
 import numpy as np
 
-from tidegate_scheduler.policy.elastic.devices_then import Part, free_then, millis_of, used_then
+from tidegate_scheduler.policy.elastic.devices_then import DevicesThen, Part, millis_of
 from tidegate_scheduler.policy.elastic.fit import Rows, rows_in
 from tidegate_scheduler.policy.elastic.holders import NEVER, Until, until, untils_tried
 from tidegate_scheduler.policy.elastic.shapes import Fit
 from tidegate_scheduler.policy.elastic.soonest import Candidates, soonest
-from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY, SHARE, Ints
+from tidegate_scheduler.policy.elastic.table import CPU, GPUS, MEMORY, Ints
 from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.parameters import SECOND_NS
 from tidegate_scheduler.state import Job
@@ -79,7 +79,7 @@ def _first(trial: Trial, now_ns: int, job: Job, fit: Fit, among: Candidates) -> 
     """
     index, candidates, begin_ns = trial.index, among.rows, among.not_before_ns
     ends = _ends(trial, now_ns, candidates, job)
-    held, parts = _held(trial, ends, set(candidates)), _parts(trial, ends, candidates)
+    held, devices = _held(trial, ends, set(candidates)), _devices(trial, ends, candidates)
     moments = [0, *np.unique(held.ends_ns).tolist()]
     later = index.table.later
     room = np.empty_like(later)  # nobody looks at other rows
@@ -90,17 +90,13 @@ def _first(trial: Trial, now_ns: int, job: Job, fit: Fit, among: Candidates) -> 
         counts = (held.ends_ns <= moment).astype(np.int64) - held.goes
         for amount in (CPU, MEMORY, GPUS):
             np.add.at(room[amount], held.rows, counts * held.amounts[amount])
-        for row, there in parts.items():
-            devices, need = index.table.devices[row], fit.shape.need
-            used = used_then(devices, devices.staying_millis, there, moment)
-            room[GPUS, row], left = free_then(devices, used, need, fit.shape.gpu_models)
-            room[SHARE, row] = max(left, default=0)
+        devices.put(fit, room, moment, largest=True)
         return rows_in(fit, room, among=candidates, which="counted")
 
     # The more have left, the more fits: the first moment at which it does is found by halving, unless it is the first
     # at which some row has enough for a member.
     if begin_ns is None:
-        begin_ns = _first_for_one(fit, later, held, np.array(candidates, np.int64), list(parts))
+        begin_ns = _first_for_one(fit, later, held, np.array(candidates, np.int64), list(devices.rows))
     begin = bisect_left(moments, begin_ns)
     if begin == len(moments):
         return None
@@ -169,16 +165,18 @@ def _held(trial: Trial, ends: _Ends, among: set[int]) -> _Held:
     return _Held(columns[3], columns[: GPUS + 1], columns[4], columns[5])
 
 
-def _parts(trial: Trial, ends: _Ends, candidates: list[int]) -> dict[int, list[Part]]:
+def _devices(trial: Trial, ends: _Ends, candidates: list[int]) -> DevicesThen:
     """Return who holds what of which devices, on the rows where that matters: where they differ, or are parted."""
-    index, found = trial.index, dict[int, list[Part]]()
+    index, table = trial.index, trial.index.table
+    found = DevicesThen(table, without_leaving=True)
     for row in candidates:
-        if index.table.devices[row].parts or row in index.table.mixed:
-            found[row] = []
+        if table.devices[row].parts or row in table.mixed:
+            found.add(row)
+            if table.devices[row].promised:
+                found.keep(row)
             for name in index.on_row.get(row, ()):
                 for seat in index.seats_of(name):
-                    need = seat.holds(index.state.floors[name])
-                    millis, end = millis_of(need), ends[name]
-                    devices = seat.gpu_indices if seat.row == row else ()
-                    found[row] += [Part(each, millis, end.ends_ns, end.goes) for each in devices]
+                    if seat.row == row:
+                        millis, end = millis_of(seat.holds(index.state.floors[name])), ends[name]
+                        found.hold(row, [Part(each, millis, end.ends_ns, end.goes) for each in seat.gpu_indices])
     return found
