@@ -40,6 +40,19 @@ def test_targets_that_would_hide_or_escape_are_refused(target: str, tmp_path: Pa
         mount_plan(spec(mounts=(Mount(source="/usr", target=target),)), tmp_path, build_etc(tmp_path))
 
 
+@pytest.mark.parametrize("target", ["/run", "/run/tidegate", "/home", "/var", "/var/cache", "/etc"])
+def test_targets_that_would_hide_what_the_sandbox_has_of_its_own_are_refused(target: str, tmp_path: Path) -> None:
+    with pytest.raises(RequestRefusedError, match=f"'{target}' refused; it would hide the sandbox's /"):
+        mount_plan(spec(mounts=(Mount(source="/usr", target=target),)), tmp_path, build_etc(tmp_path))
+
+
+def test_a_layer_that_an_image_has_twice_is_stacked_where_it_is_topmost(tmp_path: Path) -> None:
+    once = [Layer(source=f"/usr/{name}", target="/opt/x") for name in ("bin", "lib", "bin", "share", "lib")]
+    plan = mount_plan(spec(layers=tuple(once)), tmp_path, build_etc(tmp_path))
+    stacked = [(kind, source) for kind, source, target in plan if target == "/opt/x"]
+    assert stacked == [("lower", "/usr/bin"), ("lower", "/usr/share"), ("layer", "/usr/lib")]
+
+
 def test_a_missing_source_is_named(tmp_path: Path) -> None:
     with pytest.raises(RequestRefusedError, match="/no/such"):
         mount_plan(spec(layers=(Layer(source="/no/such", target="/opt/x"),)), tmp_path, build_etc(tmp_path))

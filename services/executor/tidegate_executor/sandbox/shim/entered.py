@@ -41,7 +41,7 @@ class Entered:
 
     def rename(self, hostname: str) -> None:
         """Give it its name. Raises JoiningError."""
-        in_child(lambda: self._take_name(hostname))
+        in_child(lambda: self._take_name(hostname), "the container's name")
 
     def _take_name(self, hostname: str) -> None:
         syscalls.setns(self._namespaces["uts"], KINDS["uts"])

@@ -177,6 +177,7 @@ def bring_up(interface: str) -> None:
 def lay_out(layout: Layout, config: dict[str, Any]) -> Mounts:
     """In the private mount namespace: build the root, return what is mounted on it by the runtime."""
     layout.stage()
+    os.chdir(staging.STAGE)
     syscalls.mount("none", staging.STAGE, None, syscalls.MS_SHARED)  # so that guests see what is mounted later
     for path in (ROOTFS, STATE, UPPER, LATE, *SHARED.values()):
         os.mkdir(path, 0o755)
@@ -222,12 +223,13 @@ def _lay(layout: Layout, entry: tuple[int, str, str, str], mounts: Mounts) -> No
         upper, work = f"{UPPER}/{index}", f"{UPPER}/{index}.work"
         os.mkdir(upper)
         os.mkdir(work)
-        syscalls.mount("overlay", place, "overlay", 0, f"lowerdir={source},upperdir={upper},workdir={work}")
+        stack = [os.path.relpath(each, staging.STAGE) for each in source.split(":")]  # so more of them fit
+        syscalls.mount_overlay(place, staging.overlay_options(stack, upper, work), layout.uid)
     elif kind == "workspace":
         merged = f"{UPPER}/workspace"
         os.mkdir(merged)
         upper, work = layout.workspace()
-        syscalls.mount("overlay", merged, "overlay", 0, f"lowerdir={source},upperdir={upper},workdir={work}")
+        syscalls.mount_overlay(merged, staging.overlay_options([source], upper, work), layout.uid)
         mounts.append(bind(merged, target))
     else:
         mounts.append(bind(source, target, writable=kind != "read"))

@@ -223,8 +223,7 @@ class Gathering:
         """Where layers, the topmost first, are seen below a throw-away upper in memory."""
         upper, work, merged = (self._new() for _ in range(3))
         staging.own(upper, uid)
-        options = f"lowerdir={':'.join(stack)},upperdir={upper},workdir={work}"
-        syscalls.mount("overlay", merged, "overlay", 0, options)
+        syscalls.mount_overlay(merged, staging.overlay_options(stack, upper, work), uid)
         return merged
 
     def _lay_workspace(self, source: str, files: str, uid: int | None) -> str:
@@ -237,9 +236,9 @@ class Gathering:
             lower = os.path.join(files, "lower")
             staging.copy_owned(source, lower, uid)
         merged = self._new()
-        options = f"lowerdir={lower},upperdir={files}/upper,workdir={files}/work"
+        options = staging.overlay_options([lower], f"{files}/upper", f"{files}/work")
         options += ",userxattr" if uid is None else ""  # what a user's namespace may have
-        syscalls.mount("overlay", merged, "overlay", 0, options)
+        syscalls.mount_overlay(merged, options, uid)
         return merged
 
 
@@ -282,9 +281,11 @@ def _make_own_place(path: str, uid: int, *, is_directory: bool) -> None:
 
 
 def make_place(path: str, *, is_directory: bool) -> None:
-    """Have something there to mount on."""
+    """Have something there to mount on. What is there is not opened: an image may have a pipe there, or a device."""
+    if os.path.lexists(path):
+        return
     if is_directory:
-        os.makedirs(path, mode=0o755, exist_ok=True)
+        os.makedirs(path, mode=0o755)
         return
     os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-    os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o444))
+    os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444))
