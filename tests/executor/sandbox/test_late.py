@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tidegate_executor.sandbox import disk
-from tidegate_executor.sandbox.base import Layer, Mount, RequestRefusedError
+from tidegate_executor.sandbox.base import Layer, Limits, Mount, RequestRefusedError
 from tidegate_executor.sandbox.shim import syscalls
 
 from tests.executor.sandbox.conftest import World, backend_of, image_layers, open_world, wait_output
@@ -230,3 +230,23 @@ async def test_a_data_directory_may_have_any_name(tmp_path: Path, stands: str) -
     script = "cat /workspace/code; echo more >> /workspace/code; cat /workspace/code"
     assert await run(world, stands, image_layers(), script, workdir=str(work)) == "code\ncode\nmore\n"
     await world.backend.release()
+
+
+@pytest.mark.parametrize("stands", STANDS)
+async def test_a_replica_that_ends_at_once_takes_no_other_along(cell: World, stands: str) -> None:
+    """Who mounted late has its descriptors for a moment yet: what is heard of them is of no other's by their number."""
+    backend = backend_of(cell)
+    layers = image_layers()
+    if stands != "fresh":
+        await backend.make_ready(layers if stands == "image" else (), SLOT)
+        assert backend.ready.promise(layers, "a.1.0") == SLOT
+    made = await backend.create(cell.spec("a.1.0", uid_slot=SLOT, layers=layers))
+    limits = Limits(cpu_millis=2000, memory_mib=16, pids=16)
+    fill = cell.process("/bin/sh", "-c", "head -c 100m /dev/zero > /tmp/much", limits=limits, cwd="/")
+    exited, _ = await cell.run(made, fill)
+    assert exited.oom
+    for number in range(3):
+        say = cell.process("/bin/sh", "-c", "echo said; sleep 0.05", component="other", replica=number, cwd="/")
+        exited, output = await cell.run(made, say)
+        assert (exited.exit_code, output) == (0, "said\n")
+    await made.destroy()
