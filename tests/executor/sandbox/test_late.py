@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tidegate_executor.sandbox import disk
-from tidegate_executor.sandbox.base import Layer, Limits, Mount, RequestRefusedError
+from tidegate_executor.sandbox.base import InfrastructureError, Layer, Limits, Mount, RequestRefusedError
 from tidegate_executor.sandbox.shim import syscalls
 
 from tests.executor.sandbox.conftest import World, backend_of, image_layers, open_world, wait_output
@@ -86,6 +86,11 @@ async def test_every_layer_of_many_is_seen(cell: World, stands: str, count: int)
     layers = (*image_layers(), *more(cell.directory / "more", count))
     assert await run(cell, stands, layers, "ls /opt/more | wc -l") == f"{count}\n"
     assert not backend_of(cell).ready.standing
+
+
+async def test_none_is_made_ready_of_an_image_that_always_comes_late(cell: World) -> None:
+    with pytest.raises(InfrastructureError, match="always comes late"):
+        await backend_of(cell).make_ready((*image_layers(), *more(cell.directory / "more", 201)), SLOT)
 
 
 @pytest.mark.parametrize("stands", STANDS)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tidegate_executor.sandbox.base import Layer, Mount, RequestRefusedError, SandboxSpec
 from tidegate_executor.sandbox.plan import ETC_FILES, build_etc, mount_plan
-from tidegate_executor.sandbox.shim.staging import open_without_links, take_ownership
+from tidegate_executor.sandbox.shim.staging import copy_owned, open_without_links, take_ownership
 
 
 def spec(**changes: object) -> SandboxSpec:
@@ -106,3 +106,14 @@ def test_an_image_with_a_link_where_something_is_mounted_is_refused(tmp_path: Pa
     (image / link).symlink_to("/oldroot/tmp")
     with pytest.raises(RequestRefusedError, match=f"a link at /{link}"):
         mount_plan(spec(layers=layers, mounts=mounts), tmp_path, build_etc(tmp_path))
+
+
+def test_a_copy_of_a_tree_passes_over_what_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / "of" / "below").mkdir(parents=True)
+    (tmp_path / "of" / "below" / "file").write_text("text")
+    os.mkfifo(tmp_path / "of" / "pipe")
+    copy_owned(str(tmp_path / "of"), str(tmp_path / "copy"), os.getuid())
+    assert sorted(str(path.relative_to(tmp_path / "copy")) for path in (tmp_path / "copy").rglob("*")) == [
+        "below",
+        "below/file",
+    ]

@@ -219,6 +219,8 @@ class ShimmedBackend(ABC):
         """
         if not layers and not self.images_come_late:
             raise InfrastructureError(f"sandboxes of backend {self._backend} need their image from the start")
+        if self.images_come_late and is_deep(layers):
+            raise InfrastructureError("an image of so many layers always comes late: one without an image is for it")
         self.ready.add(await self._stand(layers, uid_slot, outfit or Outfit()))
 
     async def _stand(self, layers: tuple[Layer, ...], uid_slot: int, outfit: Outfit) -> Ready:

@@ -214,6 +214,8 @@ def fill_owned(source: str, target: str, uid: int) -> None:
             copy_owned(entry.path, path, uid)
         elif entry.is_file():
             copy_file(entry.path, path, entry.stat().st_mode & 0o777)
+        else:
+            continue  # a pipe or a socket, at whose other end there is nobody
         os.chown(path, uid, uid, follow_symlinks=False)
 
 
