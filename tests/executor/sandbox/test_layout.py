@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
+from tidegate_executor.sandbox.shim.late import open_place
 from tidegate_executor.sandbox.shim.layout import Layout
 from tidegate_executor.sandbox.shim.staging import overlay_options
 
@@ -41,3 +43,18 @@ def test_bubblewrap_is_told_of_no_more_layers_than_it_can_mount() -> None:
     layout = Layout({"state_dir": "/state", "uid": None, "plan": plan, "bwrap": {"binary": "/b"}, "hostname": "h"})
     with pytest.raises(OSError, match="the kernel takes"):
         layout.arguments(3, {"seccomp": 4, "hosts": 5, "hold": 6})
+
+
+def test_a_place_to_mount_on_is_made_and_no_link_to_it_is_followed(tmp_path: Path) -> None:
+    for is_directory, name in ((True, "directory"), (False, "file")):
+        os.close(open_place(str(tmp_path), f"/new/{name}", is_directory=is_directory))
+        assert (tmp_path / "new" / name).is_dir() == is_directory
+    os.mkfifo(tmp_path / "pipe")
+    os.close(open_place(str(tmp_path), "/pipe", is_directory=False))
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "out").symlink_to("..")
+    for target in ("/out", "/out/stray", "/out/new/stray"):
+        with pytest.raises(OSError, match="a link at out"):
+            open_place(str(tmp_path / "base"), target, is_directory=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "new", "pipe"]
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["directory", "file"]

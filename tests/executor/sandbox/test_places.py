@@ -67,3 +67,22 @@ def test_a_link_is_refused_in_whichever_layer(layers: tuple[Path, Path]) -> None
     (upper / "run").mkdir()
     with pytest.raises(RequestRefusedError, match="has a link at /run, where the sandbox mounts /run/tidegate/hold"):
         check_places(image(lower, upper), MOUNTED)
+
+
+@pytest.mark.parametrize(("kind", "base", "what"), [
+    ("workspace", "/workspace", "working directory"),
+    ("take", "/outputs/y", "mount at /outputs/y"),
+])  # fmt: skip
+def test_what_is_mounted_before_has_no_link_nor_file_in_the_way(
+    tmp_path: Path, kind: str, base: str, what: str
+) -> None:
+    plan = [(kind, str(tmp_path), base), ("take", "/anything", f"{base}/a/kept")]
+    mounted = {base: True, f"{base}/a/kept": True}
+    check_places(plan, mounted)
+    (tmp_path / "a").symlink_to("/")
+    with pytest.raises(RequestRefusedError, match=f"the {what} has a link at {base}/a, where the sandbox mounts"):
+        check_places(plan, mounted)
+    (tmp_path / "a").unlink()
+    (tmp_path / "a").touch()
+    with pytest.raises(RequestRefusedError, match=f"the {what} has a file at {base}/a, .*; a directory or nothing"):
+        check_places(plan, mounted)

@@ -1,4 +1,7 @@
-"""Whether what a sandbox mounts finds its place in an image: layers come from anywhere, and may have anything there."""
+"""Whether what a sandbox mounts finds its place in what is mounted before: an image, an upload, a directory of a job's.
+
+These come from anywhere, and may have anything there.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +13,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from tidegate_executor.sandbox.base import RequestRefusedError
 
 OPAQUE = "user.overlay.opaque"  # as conversion marks a directory of which layers below have nothing
+LAYERS = ("lower", "layer")
+NAMES = {"lower": "image", "layer": "image", "workspace": "working directory"}
 
 
-def check_places(image: Sequence[tuple[str, str, str]], mounted: Mapping[str, bool]) -> None:
-    """Refuse an image, of entries of a mount plan, that has something else where something is mounted.
+def check_places(plan: Sequence[tuple[str, str, str]], mounted: Mapping[str, bool]) -> None:
+    """Refuse a mount plan in which something else is where something is mounted.
 
     `mounted` says of each place whether a directory is mounted there. Raises RequestRefusedError.
     """
-    layers = [(source, target.rstrip("/")) for kind, source, target in image if kind in ("lower", "layer")]
-    bases = {base for _, base in layers if base}
-    roots = [source for source, base in reversed(layers) if not base]
+    entries = [entry for entry in plan if entry[0] not in ("link", "device")]
     looked: set[str] = set()
     for target, is_directory in mounted.items():
         for place in _down_to(target):
             if place not in looked:
                 looked.add(place)
-                _refuse_link(layers, place, target)
-        # Inside other layers a place is made that hides what they have there, and other mounts hide it too.
-        if not any(place in bases or place in mounted for place in _down_to(target)[:-1]):
-            _refuse_kind(roots, target, is_directory=is_directory)
+                _refuse_link(entries, place, target)
+        _refuse_kind(entries, mounted, target, is_directory=is_directory)
 
 
 def _down_to(target: str) -> list[str]:
@@ -36,25 +37,41 @@ def _down_to(target: str) -> list[str]:
     return ["/" + "/".join(parts[: depth + 1]) for depth in range(len(parts))]
 
 
-def _refuse_link(layers: list[tuple[str, str]], place: str, target: str) -> None:
+def _within(place: str, base: str) -> str:
+    """Return the rest of the path below the base, with its slash; nothing where it is not below it."""
+    base = base.rstrip("/")
+    return place[len(base) :] if place.startswith(f"{base}/") else ""
+
+
+def _refuse_link(entries: list[tuple[str, str, str]], place: str, target: str) -> None:
     """Even one that another layer hides: it could lead out of what is being built."""
-    for source, base in layers:
-        if place.startswith(f"{base}/") and os.path.islink(source + place[len(base) :]):
+    for kind, source, base in entries:
+        if (rest := _within(place, base)) and os.path.islink(source + rest):
             raise RequestRefusedError(
-                f"the image has a link at {place}, where the sandbox mounts {target}; a directory, a file or "
-                f"nothing is accepted there"
+                f"the {NAMES.get(kind, f'mount at {base}')} has a link at {place}, where the sandbox mounts {target}; "
+                f"a directory, a file or nothing is accepted there"
             )
 
 
-def _refuse_kind(roots: list[str], target: str, *, is_directory: bool) -> None:
-    places = _down_to(target)
-    for place, mode in zip(places, _modes(roots, places), strict=False):
+def _refuse_kind(
+    entries: list[tuple[str, str, str]], mounted: Mapping[str, bool], target: str, *, is_directory: bool
+) -> None:
+    above = [base for _, _, base in entries if _within(target, base)] + [
+        each for each in mounted if _within(target, each)
+    ]
+    base = max(above, key=len, default="/")
+    holding = [(kind, source) for kind, source, place in entries if place == base]
+    if not holding or (holding[0][0] in LAYERS and base != "/"):
+        return  # inside such layers a place is made that hides what they have there
+    places = _down_to(target)[len(_down_to(base)) if base != "/" else 0 :]
+    stack = [source for _, source in reversed(holding)]
+    for place, mode in zip(places, _modes(stack, places), strict=False):
         wanted = is_directory or place != target
         if stat.S_ISDIR(mode) != wanted:
             has, accepted = ("a file", "a directory") if wanted else ("a directory", "a file")
             raise RequestRefusedError(
-                f"the image has {has} at {place}, where the sandbox mounts {target}; {accepted} or nothing is accepted "
-                f"there"
+                f"the {NAMES.get(holding[0][0], f'mount at {base}')} has {has} at {place}, where the sandbox mounts "
+                f"{target}; {accepted} or nothing is accepted there"
             )
 
 
@@ -67,7 +84,7 @@ def _modes(stack: list[str], places: list[str]) -> Iterator[int]:
             path = os.path.join(top, name)
             try:
                 status = os.lstat(path)
-            except (FileNotFoundError, NotADirectoryError):
+            except (FileNotFoundError, NotADirectoryError, PermissionError):  # of the last a user's agent cannot know
                 continue
             if stat.S_ISCHR(status.st_mode) and status.st_rdev == 0:  # what was below is removed
                 break

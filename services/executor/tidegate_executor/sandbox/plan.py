@@ -201,7 +201,7 @@ def check_plan(plan: list[PlanEntry], state_dir: Path, below: list[PlanEntry] | 
         for kind, source, target in plan
         if kind not in ("lower", "link") and target != "/"
     }
-    check_places(plan if below is None else below, {place: place not in OWN_FILES for place in OWN_PLACES} | mounted)
+    check_places([*(below or ()), *plan], {place: place not in OWN_FILES for place in OWN_PLACES} | mounted)
 
 
 def unrooted(plan: list[PlanEntry]) -> list[PlanEntry]:

@@ -18,7 +18,7 @@ from tidegate_executor.sandbox.shim import starter, syscalls
 from tidegate_executor.sandbox.shim.bubblewrap import Bubblewrap
 from tidegate_executor.sandbox.shim.hands import Gathered
 from tidegate_executor.sandbox.shim.joining import in_child, join
-from tidegate_executor.sandbox.shim.late import Carrier, enter_root, make_place
+from tidegate_executor.sandbox.shim.late import Carrier, attach, enter_root
 from tidegate_executor.sandbox.shim.launching import Launching, NotReadyError
 from tidegate_executor.sandbox.shim.layout import INSIDE_ID, MOUNTED
 from tidegate_executor.sandbox.shim.plug import Plug, join_over
@@ -117,8 +117,7 @@ class BwrapLauncher(Launching):
             if kind == "link" and not (os.path.islink(target) and os.readlink(target) == source):
                 os.symlink(source, target)
         for each in rest:
-            make_place(each.target, is_directory=each.is_directory)
-            syscalls.attach_mounts(each.tree, each.target)
+            attach(each, "/", each.target)
         if root is None and not any(target == "/" for _, _, target in self._config["plan"]):
             syscalls.mount("none", "/", None, flags | syscalls.MS_RDONLY)
 

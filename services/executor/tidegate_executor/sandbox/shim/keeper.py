@@ -19,7 +19,7 @@ from tidegate_executor.sandbox.shim import staging, syscalls
 from tidegate_executor.sandbox.shim.hands import Gathered
 from tidegate_executor.sandbox.shim.hold import executable
 from tidegate_executor.sandbox.shim.joining import join
-from tidegate_executor.sandbox.shim.late import HOSTS_PATH, Carrier, make_place
+from tidegate_executor.sandbox.shim.late import HOSTS_PATH, Carrier, attach, open_place
 from tidegate_executor.sandbox.shim.layout import DIRECTORIES, HOLD_PATH, Layout, hosts_text
 from tidegate_executor.sandbox.shim.own_programs import set_process_limit
 from tidegate_executor.sandbox.shim.plug import Plug, join_over
@@ -116,9 +116,8 @@ class Keeper:
         """In a child: mount all of it where guests see it, and have places for it in their root."""
         syscalls.setns(self._mount_namespace, syscalls.CLONE_NEWNS)
         for number, each in enumerate(gathered):
-            for place in (f"{LATE}/{number}", ROOTFS + each.target):
-                make_place(place, is_directory=each.is_directory)
-            syscalls.attach_mounts(each.tree, f"{LATE}/{number}")
+            os.close(open_place(ROOTFS, each.target, is_directory=each.is_directory))
+            attach(each, LATE, f"{number}")
 
     def enter(self) -> None:
         """In a child: go there."""

@@ -33,7 +33,7 @@ NS_GET_USERNS, NS_GET_PARENT = 0xB701, 0xB702  # linux/nsfs.h
 
 AT_EMPTY_PATH, AT_RECURSIVE, AT_FDCWD = 0x1000, 0x8000, -100
 OPEN_TREE_CLONE, OPEN_TREE_CLOEXEC = 1, os.O_CLOEXEC
-MOVE_MOUNT_F_EMPTY_PATH = 4
+MOVE_MOUNT_F_EMPTY_PATH, MOVE_MOUNT_T_EMPTY_PATH = 4, 0x40
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_IDMAP = 1, 2, 4, 0x00100000
 SYS_OPEN_TREE, SYS_MOVE_MOUNT, SYS_MOUNT_SETATTR = 428, 429, 442
 SYS_CLONE = {"x86_64": 56, "aarch64": 220}
@@ -124,11 +124,10 @@ def copy_mounts(source: int | str, attributes: int) -> int:
     return tree
 
 
-def attach_mounts(tree: int, target: str) -> None:
-    """Mount such copies in the present mount namespace, whichever they were copied in (move_mount(2), 5.2)."""
-    flags = ctypes.c_uint(MOVE_MOUNT_F_EMPTY_PATH)
-    result = _libc.syscall(SYS_MOVE_MOUNT, tree, b"", AT_FDCWD, target.encode(), flags)
-    _checked(result, f"move_mount on {target}")
+def attach_mounts(tree: int, place: int) -> None:
+    """Mount such copies, whichever mount namespace they were copied in, on what a descriptor is of (move_mount(2))."""
+    flags = ctypes.c_uint(MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH)
+    _checked(_libc.syscall(SYS_MOVE_MOUNT, tree, b"", place, b"", flags), "move_mount")
 
 
 def create_as(uid: int) -> None:
