@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tidegate_executor.sandbox.base import Layer, Mount, RequestRefusedError, SandboxSpec
 from tidegate_executor.sandbox.plan import ETC_FILES, build_etc, mount_plan
-from tidegate_executor.sandbox.shim.staging import open_without_links, take_ownership
+from tidegate_executor.sandbox.shim.staging import copy_owned, open_without_links, take_ownership
 
 
 def spec(**changes: object) -> SandboxSpec:
@@ -38,6 +38,19 @@ def test_etc_knows_the_job_and_no_secret_of_the_host(tmp_path: Path) -> None:
 def test_targets_that_would_hide_or_escape_are_refused(target: str, tmp_path: Path) -> None:
     with pytest.raises(RequestRefusedError, match="target"):
         mount_plan(spec(mounts=(Mount(source="/usr", target=target),)), tmp_path, build_etc(tmp_path))
+
+
+@pytest.mark.parametrize("target", ["/run", "/run/tidegate", "/home", "/var", "/var/cache", "/etc"])
+def test_targets_that_would_hide_what_the_sandbox_has_of_its_own_are_refused(target: str, tmp_path: Path) -> None:
+    with pytest.raises(RequestRefusedError, match=f"'{target}' refused; it would hide the sandbox's /"):
+        mount_plan(spec(mounts=(Mount(source="/usr", target=target),)), tmp_path, build_etc(tmp_path))
+
+
+def test_a_layer_that_an_image_has_twice_is_stacked_where_it_is_topmost(tmp_path: Path) -> None:
+    once = [Layer(source=f"/usr/{name}", target="/opt/x") for name in ("bin", "lib", "bin", "share", "lib")]
+    plan = mount_plan(spec(layers=tuple(once)), tmp_path, build_etc(tmp_path))
+    stacked = [(kind, source) for kind, source, target in plan if target == "/opt/x"]
+    assert stacked == [("lower", "/usr/bin"), ("lower", "/usr/share"), ("layer", "/usr/lib")]
 
 
 def test_a_missing_source_is_named(tmp_path: Path) -> None:
@@ -93,3 +106,14 @@ def test_an_image_with_a_link_where_something_is_mounted_is_refused(tmp_path: Pa
     (image / link).symlink_to("/oldroot/tmp")
     with pytest.raises(RequestRefusedError, match=f"a link at /{link}"):
         mount_plan(spec(layers=layers, mounts=mounts), tmp_path, build_etc(tmp_path))
+
+
+def test_a_copy_of_a_tree_passes_over_what_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / "of" / "below").mkdir(parents=True)
+    (tmp_path / "of" / "below" / "file").write_text("text")
+    os.mkfifo(tmp_path / "of" / "pipe")
+    copy_owned(str(tmp_path / "of"), str(tmp_path / "copy"), os.getuid())
+    assert sorted(str(path.relative_to(tmp_path / "copy")) for path in (tmp_path / "copy").rglob("*")) == [
+        "below",
+        "below/file",
+    ]

@@ -16,6 +16,7 @@ import msgspec
 import pytest
 from tidegate_executor.cgroups.detect import read_mounts
 from tidegate_executor.cgroups.v1 import CONTROLLERS, V1Driver
+from tidegate_executor.sandbox.shim import syscalls
 
 NOBODY = 65534
 NAME = f"tidegate-test-user-{os.getpid()}"
@@ -68,6 +69,8 @@ def test_a_user_without_root_gets_the_same_sandbox(delegated: V1Driver) -> None:
     home = Path("/tmp", NAME)
     home.mkdir()
     os.chown(home, NOBODY, NOBODY)
+    syscalls.mount(str(home), str(home), None, syscalls.MS_BIND)
+    syscalls.mount("none", str(home), None, syscalls.MS_SHARED)  # as a host's are
     try:
         request = json.dumps({"directory": str(home), "cgroup": delegated.describe()})
         ran = subprocess.run(
@@ -78,10 +81,12 @@ def test_a_user_without_root_gets_the_same_sandbox(delegated: V1Driver) -> None:
         assert ran.returncode == 0, ran.stderr
         report = json.loads(ran.stdout)
     finally:
+        syscalls.unmount(str(home), syscalls.MNT_DETACH)
         subprocess.run(["rm", "-rf", str(home)], check=True)
     assert report["available"], report
     assert report["fresh"]["exit_code"] == 3
     assert report["fresh"]["output"][:4] == ["1000", "written", "0000000000000000", "2"]
     assert report["fresh"]["output"].count("read-only") == 2
+    assert report["fresh"]["output"][-1] == "secluded", "what is mounted in its sources later is not seen"
     assert report["ready"] == report["fresh"]
     assert (report["hits"], report["left"]) == (1, [])

@@ -18,6 +18,7 @@ SCRIPT = (
     "grep CapEff /proc/self/status | cut -f2; grep ^Seccomp: /proc/self/status | cut -f2; "
     "hostname; cat /etc/hosts given /inputs/x/given; echo out >/outputs/y/out && cat /outputs/y/out; "
     "(echo no >/inputs/x/no) 2>/dev/null || echo read-only; mkdir /new 2>/dev/null || echo read-only; ls / /workspace; "
+    "grep -q master: /proc/self/mountinfo || echo secluded; "
     "exit 3"
 )
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import collections
 import hashlib
 import itertools
 import os
 import shutil
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 
 from tidegate_executor.sandbox.base import Device, Layer, RequestRefusedError, SandboxSpec
-from tidegate_executor.sandbox.shim.layout import FILES_NAME, HOLD_PATH, INSIDE_ID, MOUNTED
+from tidegate_executor.sandbox.places import check_places
+from tidegate_executor.sandbox.shim.layout import BOUND, FILES_NAME, HOLD_PATH, INSIDE_ID, MOUNTED, STACKED_MAX
 
 PlanEntry = tuple[str, str, str]
 DEVICE_MODES = (stat.S_IFCHR, stat.S_IFBLK)
@@ -23,7 +26,8 @@ HOST_ETC_FILES = ("ld.so.cache", "ld.so.conf", "localtime", "timezone", "mime.ty
 HOST_ETC_DIRECTORIES = ("ssl", "ca-certificates", "pki", "alternatives", "ld.so.conf.d")
 
 OWN_ETC_FILES = ("passwd", "group", "nsswitch.conf", "resolv.conf")
-OWN_PLACES = (*MOUNTED, "/workspace", "/etc/hosts", HOLD_PATH)
+OWN_FILES = ("/etc/hosts", HOLD_PATH)
+OWN_PLACES = (*MOUNTED, "/workspace", *OWN_FILES)
 
 NOT_FROM_ROOT = {"proc", "dev", "sys", "tmp", "workspace"}  # of an image: the sandbox has its own
 
@@ -86,6 +90,12 @@ def comes_late(layers: tuple[Layer, ...], built: list[PlanEntry]) -> bool:
     return not any(_holds(target, place) or _holds(place, target) for target in targets for place in places)
 
 
+def is_deep(layers: tuple[Layer, ...]) -> bool:
+    """Whether more layers lie on each other than bubblewrap can be told of: such an image comes late."""
+    stacked = collections.Counter(layer.target for layer in layers)
+    return max(stacked.values(), default=0) > STACKED_MAX
+
+
 def _holds(place: str, other: str) -> bool:
     return other == place or other.startswith(f"{place}/")
 
@@ -129,6 +139,8 @@ def _own_plan(spec: SandboxSpec, state_dir: Path) -> list[PlanEntry]:
     else:
         plan.append(("write", os.path.join(os.path.realpath(state_dir), FILES_NAME, "upper"), "/workspace"))
     for mount in spec.mounts:
+        if hidden := next((place for place in OWN_PLACES if place.startswith(f"{mount.target}/")), None):
+            raise RequestRefusedError(f"mount target {mount.target!r} refused; it would hide the sandbox's {hidden}")
         kind = "read" if not mount.writable else "take" if mount.take_ownership else "write"
         plan.append((kind, mount.source, mount.target))
     return plan
@@ -153,7 +165,7 @@ def _layers(layers: tuple[Layer, ...]) -> list[PlanEntry]:
     """The image's part. Layers with the same target are stacked: all but the topmost are `lower`, in their order."""
     plan: list[PlanEntry] = []
     for target, stacked in itertools.groupby(sorted(layers, key=_target), key=_target):
-        *lowers, top = stacked
+        *lowers, top = _once(stacked)
         plan += [("lower", layer.source, target) for layer in lowers]
         plan.append(("layer", top.source, target))
         if target == "/usr":
@@ -164,6 +176,11 @@ def _layers(layers: tuple[Layer, ...]) -> list[PlanEntry]:
 
 def _target(layer: Layer) -> str:
     return layer.target
+
+
+def _once(stacked: Iterable[Layer]) -> list[Layer]:
+    """Each layer where it is topmost, for the kernel stacks none twice: what is below it again adds nothing."""
+    return list(dict.fromkeys(reversed(list(stacked))))[::-1]
 
 
 def check_plan(plan: list[PlanEntry], state_dir: Path, below: list[PlanEntry] | None = None) -> None:
@@ -179,22 +196,12 @@ def check_plan(plan: list[PlanEntry], state_dir: Path, below: list[PlanEntry] | 
         inside_state = source.startswith(own)
         if kind != "link" and not inside_state and not os.path.exists(source):
             raise RequestRefusedError(f"mount source {source!r} for {target} does not exist")
-    mounted = [target for kind, _, target in plan if kind not in ("lower", "link") and target != "/"]
-    _check_links(plan if below is None else below, [*OWN_PLACES, *mounted] if below is None else mounted)
-
-
-def _check_links(image: list[PlanEntry], mounted: list[str]) -> None:
-    """Refuse an image that has a link where something is mounted: it could lead out of what is being built."""
-    layers = [(source, "" if target == "/" else target) for kind, source, target in image if kind in ("lower", "layer")]
-    for target in mounted:
-        parts = target.strip("/").split("/")
-        for place in ("/" + "/".join(parts[: depth + 1]) for depth in range(len(parts))):
-            for source, base in layers:
-                if place.startswith(f"{base}/") and os.path.islink(source + place[len(base) :]):
-                    raise RequestRefusedError(
-                        f"the image has a link at {place}, where the sandbox mounts {target}; a directory, a file or "
-                        f"nothing is accepted there"
-                    )
+    mounted = {
+        target: kind not in BOUND or source.startswith(own) or os.path.isdir(source)
+        for kind, source, target in plan
+        if kind not in ("lower", "link") and target != "/"
+    }
+    check_places([*(below or ()), *plan], {place: place not in OWN_FILES for place in OWN_PLACES} | mounted)
 
 
 def unrooted(plan: list[PlanEntry]) -> list[PlanEntry]:

@@ -39,8 +39,8 @@ from tidegate_executor.sandbox.launch import (
     zygotes,
 )
 from tidegate_executor.sandbox.making import make, undo
-from tidegate_executor.sandbox.plan import PlanEntry, build_etc, late_plan, mount_plan
-from tidegate_executor.sandbox.ready import Describe, Outfit, Ready, ReadySandboxes
+from tidegate_executor.sandbox.plan import PlanEntry, build_etc, is_deep, late_plan, mount_plan
+from tidegate_executor.sandbox.ready import Describe, Outfit, Ready, ReadySandboxes, outfit_of
 from tidegate_executor.sandbox.settings import SandboxSettings
 from tidegate_executor.sandbox.shim.layout import FILES_NAME
 from tidegate_executor.sandbox.state import ID_PATTERN, SandboxRecord, StateDirectory
@@ -167,6 +167,8 @@ class ShimmedBackend(ABC):
 
     async def _create(self, spec: SandboxSpec) -> ShimSandboxHandle:
         driver = await self._admit(spec)
+        if self.images_come_late and is_deep(spec.layers):
+            return await self._adopt(spec, await self._stand((), spec.uid_slot, outfit_of(spec)))
         describe = await self._describing(spec, spec.id)
 
         def prepare(state: StateDirectory) -> dict[str, Any]:
@@ -215,9 +217,13 @@ class ShimmedBackend(ABC):
 
         Without layers it is one for any image. Raises InfrastructureError.
         """
-        outfit = outfit or Outfit()
         if not layers and not self.images_come_late:
             raise InfrastructureError(f"sandboxes of backend {self._backend} need their image from the start")
+        if self.images_come_late and is_deep(layers):
+            raise InfrastructureError("an image of so many layers always comes late: one without an image is for it")
+        self.ready.add(await self._stand(layers, uid_slot, outfit or Outfit()))
+
+    async def _stand(self, layers: tuple[Layer, ...], uid_slot: int, outfit: Outfit) -> Ready:
         name = f"{READY_PREFIX}{secrets.token_hex(6)}"
         spec = SandboxSpec(id=name, hostname="ready", log_dir="", uid_slot=uid_slot, layers=layers, disk=outfit.disk)
         driver = await self._admit(spec)
@@ -245,11 +251,11 @@ class ShimmedBackend(ABC):
         refill(self.settings.shim_python, ground)
         waiting = Waiting(shim.connection, record.group)
         pointed = self._backend in POINTED
-        self.ready.add(
-            Ready(spec=spec, shim=waiting, state=state, mounts=plan, outfit=outfit, describe=describe, pointed=pointed)
+        return Ready(
+            spec=spec, shim=waiting, state=state, mounts=plan, outfit=outfit, describe=describe, pointed=pointed
         )
 
-    async def _adopt(self, spec: SandboxSpec, ready: Ready) -> Sandbox:
+    async def _adopt(self, spec: SandboxSpec, ready: Ready) -> ShimSandboxHandle:
         """Make the sandbox of one that stands ready. Raises InfrastructureError; then nothing of either is left."""
         state = StateDirectory(self.settings.sandboxes_dir, spec.id)
         made = [ready.state]

@@ -111,7 +111,7 @@ class ContainerFiles:
         upper, work = (os.path.join(self._files, f"{name}.{index}") for name in ("upper", "work"))
         os.mkdir(upper, 0o755)
         os.mkdir(work, 0o755)
-        options = f"lowerdir={':'.join(lowers)},upperdir={upper},workdir={work}"
+        options = staging.overlay_options(lowers, upper, work)
         return self._volume(f"layer{index}", {"type": "overlay", "device": "overlay", "o": options})
 
     def _memory(self, name: str, mode: str) -> str:

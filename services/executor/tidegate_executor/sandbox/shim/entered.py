@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from tidegate_executor.sandbox.shim import syscalls
 from tidegate_executor.sandbox.shim.hands import Gathered
 from tidegate_executor.sandbox.shim.joining import in_child
-from tidegate_executor.sandbox.shim.late import HOSTS_PATH, make_place
+from tidegate_executor.sandbox.shim.late import HOSTS_PATH, attach
 from tidegate_executor.sandbox.shim.processes import start_ticks
 
 # Of statvfs(3), with the same bits as mount(2): what stays as it is when the root is made writable for a moment.
@@ -41,7 +41,7 @@ class Entered:
 
     def rename(self, hostname: str) -> None:
         """Give it its name. Raises JoiningError."""
-        in_child(lambda: self._take_name(hostname))
+        in_child(lambda: self._take_name(hostname), "the container's name")
 
     def _take_name(self, hostname: str) -> None:
         syscalls.setns(self._namespaces["uts"], KINDS["uts"])
@@ -58,8 +58,7 @@ class Entered:
         syscalls.mount("none", "/", None, flags)
         for each in gathered:
             if each.target != HOSTS_PATH:
-                make_place(each.target, is_directory=each.is_directory)
-                syscalls.attach_mounts(each.tree, each.target)
+                attach(each, "/", each.target)
         syscalls.mount("none", "/", None, flags | syscalls.MS_RDONLY)
 
     def close(self) -> None:

@@ -17,8 +17,8 @@ from tidegate_executor.sandbox import seccomp
 from tidegate_executor.sandbox.shim import starter, syscalls
 from tidegate_executor.sandbox.shim.bubblewrap import Bubblewrap
 from tidegate_executor.sandbox.shim.hands import Gathered
-from tidegate_executor.sandbox.shim.joining import join
-from tidegate_executor.sandbox.shim.late import Carrier, enter_root, make_place
+from tidegate_executor.sandbox.shim.joining import in_child, join
+from tidegate_executor.sandbox.shim.late import Carrier, attach, enter_root
 from tidegate_executor.sandbox.shim.launching import Launching, NotReadyError
 from tidegate_executor.sandbox.shim.layout import INSIDE_ID, MOUNTED
 from tidegate_executor.sandbox.shim.plug import Plug, join_over
@@ -72,12 +72,20 @@ class BwrapLauncher(Launching):
         meanwhile()
         self.holder = self._bubblewrap.await_standing()
         self._open_namespaces()
+        if self._config["uid"] is None:
+            in_child(self._seclude, "the sandbox's mounts")
         if self._config.get("ready"):
             self._plug = Plug(self._namespaces["net"]) if self._config["plugged"] else None
             self._carrier = Carrier(self._attach, self._config["state_dir"])
         else:
             join(self._config["network"], self._namespaces["net"])
         return self._bubblewrap.alive
+
+    def _seclude(self) -> None:
+        """In a child, for who is not root and staged nothing: see `Stage.seclude`."""
+        syscalls.setns(self._outer_user, syscalls.CLONE_NEWUSER)
+        syscalls.setns(self._namespaces["mnt"], syscalls.CLONE_NEWNS)
+        syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
 
     def adopt(self, late: list[list[str]], meanwhile: Callable[[], None]) -> None:
         assert self._carrier is not None, "it stands ready"
@@ -109,8 +117,7 @@ class BwrapLauncher(Launching):
             if kind == "link" and not (os.path.islink(target) and os.readlink(target) == source):
                 os.symlink(source, target)
         for each in rest:
-            make_place(each.target, is_directory=each.is_directory)
-            syscalls.attach_mounts(each.tree, each.target)
+            attach(each, "/", each.target)
         if root is None and not any(target == "/" for _, _, target in self._config["plan"]):
             syscalls.mount("none", "/", None, flags | syscalls.MS_RDONLY)
 

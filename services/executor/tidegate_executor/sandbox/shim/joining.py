@@ -32,8 +32,8 @@ def join(network: dict[str, Any] | None, inside: int) -> None:
         in_child(lambda: _join(network, inside))
 
 
-def in_child(work: Callable[[], None]) -> None:
-    """Do this in a child, which may go to other namespaces. Raises JoiningError with what went wrong there."""
+def in_child(work: Callable[[], None], what: str = "the job's network") -> None:
+    """Do this in a child, which may go to other namespaces. Raises JoiningError: `what` it was about, and the error."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -48,7 +48,7 @@ def in_child(work: Callable[[], None]) -> None:
         complaint = reading.read()
     os.waitpid(child, 0)
     if complaint:
-        raise JoiningError(f"the job's network: {complaint.decode(errors='replace')}")
+        raise JoiningError(f"{what}: {complaint.decode(errors='replace')}")
 
 
 def _join(network: dict[str, Any], inside: int) -> None:

@@ -19,7 +19,7 @@ from tidegate_executor.sandbox.shim import staging, syscalls
 from tidegate_executor.sandbox.shim.hands import Gathered
 from tidegate_executor.sandbox.shim.hold import executable
 from tidegate_executor.sandbox.shim.joining import join
-from tidegate_executor.sandbox.shim.late import HOSTS_PATH, Carrier, make_place
+from tidegate_executor.sandbox.shim.late import HOSTS_PATH, Carrier, attach, open_place
 from tidegate_executor.sandbox.shim.layout import DIRECTORIES, HOLD_PATH, Layout, hosts_text
 from tidegate_executor.sandbox.shim.own_programs import set_process_limit
 from tidegate_executor.sandbox.shim.plug import Plug, join_over
@@ -116,9 +116,8 @@ class Keeper:
         """In a child: mount all of it where guests see it, and have places for it in their root."""
         syscalls.setns(self._mount_namespace, syscalls.CLONE_NEWNS)
         for number, each in enumerate(gathered):
-            for place in (f"{LATE}/{number}", ROOTFS + each.target):
-                make_place(place, is_directory=each.is_directory)
-            syscalls.attach_mounts(each.tree, f"{LATE}/{number}")
+            os.close(open_place(ROOTFS, each.target, is_directory=each.is_directory))
+            attach(each, LATE, f"{number}")
 
     def enter(self) -> None:
         """In a child: go there."""
@@ -177,6 +176,7 @@ def bring_up(interface: str) -> None:
 def lay_out(layout: Layout, config: dict[str, Any]) -> Mounts:
     """In the private mount namespace: build the root, return what is mounted on it by the runtime."""
     layout.stage()
+    os.chdir(staging.STAGE)
     syscalls.mount("none", staging.STAGE, None, syscalls.MS_SHARED)  # so that guests see what is mounted later
     for path in (ROOTFS, STATE, UPPER, LATE, *SHARED.values()):
         os.mkdir(path, 0o755)
@@ -222,12 +222,13 @@ def _lay(layout: Layout, entry: tuple[int, str, str, str], mounts: Mounts) -> No
         upper, work = f"{UPPER}/{index}", f"{UPPER}/{index}.work"
         os.mkdir(upper)
         os.mkdir(work)
-        syscalls.mount("overlay", place, "overlay", 0, f"lowerdir={source},upperdir={upper},workdir={work}")
+        stack = [os.path.relpath(each, staging.STAGE) for each in source.split(":")]  # so more of them fit
+        syscalls.mount_overlay(place, staging.overlay_options(stack, upper, work), layout.uid)
     elif kind == "workspace":
         merged = f"{UPPER}/workspace"
         os.mkdir(merged)
         upper, work = layout.workspace()
-        syscalls.mount("overlay", merged, "overlay", 0, f"lowerdir={source},upperdir={upper},workdir={work}")
+        syscalls.mount_overlay(merged, staging.overlay_options([source], upper, work), layout.uid)
         mounts.append(bind(merged, target))
     else:
         mounts.append(bind(source, target, writable=kind != "read"))

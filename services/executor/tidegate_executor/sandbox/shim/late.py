@@ -7,6 +7,7 @@ a job may run in the sandbox before: who could change its files meanwhile could 
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -66,6 +67,7 @@ class Carrier:
         """Tell it to have the mounts of these plan entries, and /etc/hosts, attached."""
         named = {name: config[name] for name in ("state_dir", "uid", "network", "hostname")}
         kept = [target for kind, source, target in config["plan"] if [kind, source, target] not in late]
+        named["links"] = {target: source for kind, source, target in config["plan"] if kind == "link"}
         # Of mounts made since it was forked it may know nothing, and see the empty directory below one.
         seen = {source: _identity(os.stat(source)) for kind, source, _ in late if kind != "link"}
         text = json.dumps({**named, "late": late, "kept": kept, "seen": seen}).encode()
@@ -176,6 +178,9 @@ class Gathering:
     def _copied(self, config: dict[str, Any], index: int, entry: list[str]) -> Gathered | None:
         """None where it is not a mount by itself."""
         kind, source, target = entry
+        for link, leads in config["links"].items():
+            if target.startswith(f"{link}/"):  # of the few in a sandbox's root, which are the agent's
+                target = os.path.join("/", leads) + target[len(link) :]
         files = os.path.join(config["state_dir"], FILES_NAME)
         if kind not in KINDS:
             raise LateError(f"{kind} at {target} cannot come late")
@@ -223,8 +228,7 @@ class Gathering:
         """Where layers, the topmost first, are seen below a throw-away upper in memory."""
         upper, work, merged = (self._new() for _ in range(3))
         staging.own(upper, uid)
-        options = f"lowerdir={':'.join(stack)},upperdir={upper},workdir={work}"
-        syscalls.mount("overlay", merged, "overlay", 0, options)
+        syscalls.mount_overlay(merged, staging.overlay_options(stack, upper, work), uid)
         return merged
 
     def _lay_workspace(self, source: str, files: str, uid: int | None) -> str:
@@ -237,9 +241,9 @@ class Gathering:
             lower = os.path.join(files, "lower")
             staging.copy_owned(source, lower, uid)
         merged = self._new()
-        options = f"lowerdir={lower},upperdir={files}/upper,workdir={files}/work"
+        options = staging.overlay_options([lower], f"{files}/upper", f"{files}/work")
         options += ",userxattr" if uid is None else ""  # what a user's namespace may have
-        syscalls.mount("overlay", merged, "overlay", 0, options)
+        syscalls.mount_overlay(merged, options, uid)
         return merged
 
 
@@ -261,7 +265,7 @@ def enter_root(tree: int, mounted: list[str], places: dict[str, bool], uid: int)
     it gets one, which is the sandbox's.
     """
     at = "/workspace"  # a directory on which nothing is mounted yet
-    syscalls.attach_mounts(tree, at)
+    attach(Gathered(at, tree, is_directory=True, writable=True), "/", at)
     for place, is_directory in (dict.fromkeys(DIRECTORIES, True) | places).items():
         _make_own_place(at + place, uid, is_directory=is_directory)
     for place in mounted:
@@ -281,10 +285,43 @@ def _make_own_place(path: str, uid: int, *, is_directory: bool) -> None:
     staging.own(path, uid)
 
 
-def make_place(path: str, *, is_directory: bool) -> None:
-    """Have something there to mount on."""
+def attach(each: Gathered, base: str, target: str) -> None:
+    """Mount it below `base`, where something is made to mount it on if there is nothing. Raises OSError.
+
+    No link below `base` is followed: an image may have one there, or an upload, or whoever else may write to a source.
+    """
+    place = open_place(base, target, is_directory=each.is_directory)
+    try:
+        syscalls.attach_mounts(each.tree, place)
+    except OSError as error:
+        raise OSError(error.errno, f"{error.strerror} on {target}") from error
+    finally:
+        os.close(place)
+
+
+def open_place(base: str, target: str, *, is_directory: bool) -> int:
+    """See `attach`. What is there is not opened, but by its path alone: it may be a pipe, or a device."""
+    flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+    held = os.open(base, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    *above, last = target.strip("/").split("/")
+    for name, within in (*((name, True) for name in above), (last, is_directory)):
+        try:
+            try:
+                below = os.open(name, flags, dir_fd=held)
+            except FileNotFoundError:
+                _make(name, held, is_directory=within)
+                below = os.open(name, flags, dir_fd=held)
+        finally:
+            os.close(held)
+        held = below
+        if stat.S_ISLNK(os.fstat(held).st_mode):
+            os.close(held)
+            raise OSError(errno.ELOOP, f"there is a link at {name} of {target}, and none is followed")
+    return held
+
+
+def _make(name: str, directory: int, *, is_directory: bool) -> None:
     if is_directory:
-        os.makedirs(path, mode=0o755, exist_ok=True)
+        os.mkdir(name, 0o755, dir_fd=directory)
         return
-    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-    os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o444))
+    os.close(os.open(name, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444, dir_fd=directory))

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from tidegate_executor.sandbox.shim import staging
+from tidegate_executor.sandbox.shim import staging, syscalls
 
 INSIDE_ID = 1000  # uid and gid of the job inside
 HOLD_PATH = "/run/tidegate/hold"
@@ -15,6 +15,9 @@ DIRECTORIES = ("/run", "/run/tidegate", "/home", "/var", "/var/cache", "/workspa
 FILES_NAME = "files"  # below the state directory, which only the agent's user may search
 POINTS = "points"
 BOUND = ("read", "write", "take")
+SEEN_BY_BWRAP = "/oldroot"  # before what it mounts, in the options of overlays
+BWRAP_UPPER = ("/tmp-overlay-upper-999", "/tmp-overlay-work-999")  # its own, of throw-away overlays
+STACKED_MAX = 200  # layers whose staged names bubblewrap can put into the options of one overlay, with room left
 OWNED = ("home", "cache", "upper", "work")
 
 
@@ -32,7 +35,7 @@ class Layout:
 
     def __init__(self, config: dict[str, Any], mapping: staging.Mapping | None = None) -> None:
         self._files = os.path.join(config["state_dir"], FILES_NAME)
-        self._uid: int | None = config["uid"]
+        self.uid: int | None = config["uid"]
         self._bwrap = config["bwrap"]
         self._hostname = config["hostname"]
         self._plan: list[list[str]] = config["plan"]
@@ -48,25 +51,25 @@ class Layout:
         for name in OWNED:
             path = os.path.join(self._files, name)
             os.makedirs(path, mode=0o755)
-            if self._uid is not None:
-                staging.own(path, self._uid)
+            if self.uid is not None:
+                staging.own(path, self.uid)
         make_points(self._files, self._plan, self._points)
         self.give()
 
     def give(self) -> None:
         """Give away what shall belong to the sandbox."""
-        if self._uid is None:
+        if self.uid is None:
             return
         for kind, source, _ in self._plan:
             if kind == "take":
-                staging.take_ownership(source, self._uid)
+                staging.take_ownership(source, self.uid)
 
     def stage(self) -> None:
         """In the forked child that becomes bubblewrap: as root, lay the sources out for the uid it will have.
 
         Not in the shim itself, which needs its own paths, and the stage hides some.
         """
-        if self._uid is None:
+        if self.uid is None:
             return
         staging.enter_private_namespace()
         site = self._bwrap["site"]
@@ -81,24 +84,25 @@ class Layout:
         for index, (kind, _, _) in enumerate(self._plan):
             if kind != "link":
                 self._seen[index] = self._stage_entry(stage, index)
+        stage.seclude()
 
     def _stage_entry(self, stage: staging.Stage, index: int) -> str:
         kind, source, target = self._plan[index]
         if kind in ("lower", "layer") and target == "/":
-            assert self._uid is not None
+            assert self.uid is not None
             assert self._mapping is not None, "only the process that becomes bubblewrap stages"
             # Else nothing could be made in its directories, not even what the sandbox's own mounts need.
-            return stage.bind_owned(source, f"{index}", (self._mapping, self._uid))
+            return stage.bind_owned(source, f"{index}", (self._mapping, self.uid))
         if kind != "workspace":
             return stage.bind(source, f"{index}", recursive=kind not in ("lower", "layer"))
-        assert self._uid is not None
+        assert self.uid is not None
         assert self._mapping is not None, "only the process that becomes bubblewrap stages"
         try:
-            return stage.bind_owned(source, f"{index}", (self._mapping, self._uid))
+            return stage.bind_owned(source, f"{index}", (self._mapping, self.uid))
         except OSError:
             # The file system or kernel cannot translate owners: a copy that belongs to the job does the same.
             target = os.path.join(self._files, "lower")
-            staging.copy_owned(source, target, self._uid)
+            staging.copy_owned(source, target, self.uid)
             return f"{self._files_seen}/lower"
 
     def staged(self) -> list[tuple[int, str, str, str]]:
@@ -128,12 +132,29 @@ class Layout:
 
     def drop_to_sandbox_uid(self) -> None:
         """In the same child, after `stage`."""
-        if self._uid is not None:
+        if self.uid is not None:
             os.setgroups([])
-            os.setresgid(self._uid, self._uid, self._uid)
-            os.setresuid(self._uid, self._uid, self._uid)
+            os.setresgid(self.uid, self.uid, self.uid)
+            os.setresuid(self.uid, self.uid, self.uid)
+
+    def _check_stacks(self) -> None:
+        """Raise OSError where bubblewrap would mount an overlay of a part of its layers: its options fill a page."""
+        places: list[str] = []
+        for index, (kind, source, _) in enumerate(self._plan):
+            if kind in ("lower", "layer", "workspace"):
+                places.append(f"{SEEN_BY_BWRAP}{os.path.realpath(self._seen.get(index, source))}")
+            if kind == "workspace":
+                upper, work = (f"{SEEN_BY_BWRAP}{place}" for place in self.workspace())
+            elif kind == "layer":
+                upper, work = BWRAP_UPPER
+                places += [f"{SEEN_BY_BWRAP}{points}"] if (points := points_of(self._files, index)) else []
+            else:
+                continue
+            syscalls.checked_options(f"{staging.overlay_options(places, upper, work)},userxattr")
+            places = []
 
     def arguments(self, info: int, contents: dict[str, int]) -> list[str]:
+        self._check_stacks()
         inside = str(INSIDE_ID)
         head = [
             self._binary, "--unshare-all", "--unshare-user", "--disable-userns", "--uid", inside, "--gid", inside,
@@ -145,14 +166,15 @@ class Layout:
         # First, for a layer may lie below it (a virtual environment in a checkout in /tmp) and must not be hidden.
         body += ["--perms", "1777", "--tmpfs", "/tmp"]
         body += [item for name in self._parents() for item in ("--dir", name)]
-        for index, (kind, source, target) in enumerate(self._plan):
-            early = index not in rooted and kind != "device"
-            body += self._entry(index, kind, source, target) if early else []
-        files = self._files_seen
+        plain = [index for index, (kind, _, _) in enumerate(self._plan) if index not in rooted and kind != "device"]
+        private = self.private()
+        below = [index for index in plain if self._plan[index][2].startswith(tuple(f"{place}/" for place in private))]
+        body += [item for index in plain if index not in below for item in self._entry(index, *self._plan[index])]
+        body += [item for place, source in private.items() for item in ("--bind", source, place)]
+        body += [item for index in below for item in self._entry(index, *self._plan[index])]
         body += ["--proc", "/proc", "--dev", "/dev"]
         for index, (kind, source, target) in enumerate(self._plan):
             body += ["--dev-bind", self._seen.get(index, source), target] if kind == "device" else []
-        body += ["--bind", f"{files}/home", "/home/job", "--bind", f"{files}/cache", "/var/cache/job"]
         if not self._ready:  # else it comes later, and nothing is mounted on a file that has no name
             body += ["--perms", "0444", "--ro-bind-data", str(contents["hosts"]), "/etc/hosts"]
         body += ["--perms", "0555", "--ro-bind-data", str(contents["hold"]), HOLD_PATH]

@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import time
+from collections.abc import Callable
 from typing import Any
 
 from tidegate_executor.cgroups.base import CgroupError, CgroupRefusedError, Group, Quota
@@ -153,6 +154,7 @@ class Replicas:
         self._config = config
         self._group = group
         self.running: dict[tuple[str, int], Replica] = {}
+        self.leaves: Callable[[Replica], None] = _unwatched  # called before what one has open is closed
         self._ahead: Ahead | None = None
         self._pace = Pace()
 
@@ -298,6 +300,7 @@ class Replicas:
             replica.kill()  # without a group the tree is ended before the reaping, while its pid is still its own
         replica.drain()
         oom = replica.out_of_memory()
+        self.leaves(replica)
         replica.close()
         del self.running[replica.key]
         self._drop_group(replica)
@@ -357,6 +360,10 @@ def _run_ahead(replica: Replica, ahead: Ahead) -> Child:
     os.set_blocking(replica.output, False)
     ahead.child.run()
     return ahead.child
+
+
+def _unwatched(replica: Replica) -> None:
+    """Until somebody listens to what they have open."""
 
 
 def _nowhere(pid: int) -> None:

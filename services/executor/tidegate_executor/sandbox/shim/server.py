@@ -32,6 +32,7 @@ class Server:
         self._listeners: dict[int, Replica] = {}  # of replicas' filters, see `refusals`
         self._paused: dict[int, float] = {}  # of these, until when
         self._alive: int | None = None
+        self._renumbered = False
         self._listener = _listen(state_dir)
         self._wake_read, self._wake_write = os.pipe()
         for descriptor in (self._wake_read, self._wake_write):
@@ -40,6 +41,7 @@ class Server:
             self._epoll.register(descriptor, select.EPOLLIN)
         self.sandbox = sandbox
         sandbox.announce = self._announce
+        sandbox.replicas.leaves = self._forget
 
     def open(self, config: dict[str, Any]) -> None:
         """Have the sandbox that the configuration describes."""
@@ -53,10 +55,11 @@ class Server:
     def run(self) -> None:
         while not self.sandbox.over:
             left = self._seconds_left()
+            self._renumbered = False
             for descriptor, events in self._epoll.poll(-1 if left is None else left):
                 self._on_ready(descriptor, events)
-                if self.sandbox.over:
-                    break
+                if self.sandbox.over or self._renumbered:
+                    break  # what else was heard may be of a descriptor that was closed; what is not is heard again
             self.sandbox.tick()
         self._farewell()
 
@@ -66,12 +69,12 @@ class Server:
         elif descriptor == self._wake_read:
             os.read(self._wake_read, 4096)
             self.sandbox.on_child_exits()
-            self._forget_ended()
         elif descriptor == self._listener.fileno():
             self._accept()
         elif descriptor in self._outputs:
             if not self._outputs[descriptor].pump():
                 self._epoll.unregister(descriptor)  # everyone closed it; the replica may live on
+                del self._outputs[descriptor]
         elif descriptor in self._watches:
             os.read(descriptor, 8)
             self.sandbox.on_oom(self._watches[descriptor])
@@ -85,8 +88,7 @@ class Server:
         now = time.monotonic()
         for descriptor in [each for each, until in self._paused.items() if until <= now]:
             del self._paused[descriptor]
-            if descriptor in self._listeners:
-                self._epoll.register(descriptor, select.EPOLLIN)
+            self._epoll.register(descriptor, select.EPOLLIN)
         left = self.sandbox.seconds_left()
         due = [until - now for until in self._paused.values()] + ([left] if left is not None else [])
         return min(due, default=None)
@@ -97,6 +99,7 @@ class Server:
         pause = self.sandbox.on_refused(self._listeners[descriptor]) if events & select.EPOLLIN else 0.0
         if events & select.EPOLLHUP:  # no process with that filter is left, or no guest
             self._epoll.unregister(descriptor)
+            del self._listeners[descriptor]
         elif pause:
             self._epoll.unregister(descriptor)
             self._paused[descriptor] = time.monotonic() + pause
@@ -111,13 +114,18 @@ class Server:
             self._listeners[replica.refusals.listener] = replica
             self._epoll.register(replica.refusals.listener, select.EPOLLIN)
 
-    def _forget_ended(self) -> None:
-        """Their descriptors are closed (epoll forgot them by itself) and may be reused."""
-        running = set(self.sandbox.replicas.running.values())
-        self._outputs = {fd: replica for fd, replica in self._outputs.items() if replica in running}
-        self._watches = {fd: replica for fd, replica in self._watches.items() if replica in running}
-        self._listeners = {fd: replica for fd, replica in self._listeners.items() if replica in running}
-        self._paused = {fd: until for fd, until in self._paused.items() if fd in self._listeners}
+    def _forget(self, replica: Replica) -> None:
+        """Its descriptors are about to be closed, and others will have their numbers.
+
+        Epoll forgets none by itself that a process forked meanwhile has too, as who mounts late has for a moment.
+        """
+        self._renumbered = True
+        tables: tuple[dict[int, Replica], ...] = (self._outputs, self._watches, self._listeners)
+        for table in tables:
+            for descriptor in [each for each, owner in table.items() if owner is replica]:
+                del table[descriptor]
+                if self._paused.pop(descriptor, None) is None:
+                    self._epoll.unregister(descriptor)
 
     # --- clients --------------------------------------------------------------------------------------------
 
@@ -145,6 +153,7 @@ class Server:
         """Wait for room where output is pending; cut off who is gone or too slow."""
         descriptor = client.socket.fileno()
         if not keep:
+            self._renumbered = True
             self._clients.pop(descriptor, None)
             client.socket.close()
             return

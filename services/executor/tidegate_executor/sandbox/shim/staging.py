@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
+from collections.abc import Iterable
 
 from tidegate_executor.sandbox.shim import syscalls
 from tidegate_executor.sandbox.shim.processes import end_child
@@ -31,6 +33,19 @@ def enter_own_user_namespace() -> None:
     for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
         with open(f"/proc/self/{name}", "w", encoding="ascii") as writing:
             writing.write(text)
+
+
+def overlay_options(lowers: Iterable[str], upper: str, work: str) -> str:
+    """Options of an overlay of these directories, the topmost of the lower ones first. Raises OSError: too many.
+
+    What separates them is escaped in their names, as overlayfs reads it (`ovl_parse_param_split_lowerdirs`).
+    """
+    names = {"lowerdir": ":".join(map(escaped, lowers)), "upperdir": escaped(upper), "workdir": escaped(work)}
+    return syscalls.checked_options(",".join(f"{name}={value}" for name, value in names.items()))
+
+
+def escaped(path: str) -> str:
+    return re.sub(r"([\\,:])", r"\\\1", path)
 
 
 class Stage:
@@ -63,6 +78,10 @@ class Stage:
         path = self._place(source, name)
         bind_as(self._opened[source], path, given)
         return path
+
+    def seclude(self) -> None:
+        """Have what is mounted below a source from now on not come here: it would be writable where that is not."""
+        syscalls.mount("none", STAGE, None, syscalls.MS_REC | syscalls.MS_PRIVATE)
 
     def _place(self, source: str, name: str) -> str:
         path = f"{STAGE}/{name}"
@@ -195,6 +214,8 @@ def fill_owned(source: str, target: str, uid: int) -> None:
             copy_owned(entry.path, path, uid)
         elif entry.is_file():
             copy_file(entry.path, path, entry.stat().st_mode & 0o777)
+        else:
+            continue  # a pipe or a socket, at whose other end there is nobody
         os.chown(path, uid, uid, follow_symlinks=False)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import signal
 import struct
@@ -18,7 +19,7 @@ CLONE_PARENT = 0x00008000
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_NOATIME = 1, 2, 4, 32, 1024
 MNT_DETACH = 2
-MS_BIND, MS_MOVE, MS_REC, MS_SLAVE, MS_SHARED = 4096, 8192, 16384, 1 << 19, 1 << 20
+MS_BIND, MS_MOVE, MS_REC, MS_PRIVATE, MS_SLAVE, MS_SHARED = 4096, 8192, 16384, 1 << 18, 1 << 19, 1 << 20
 
 PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, PR_CAPBSET_DROP = 4, 38, 22, 24
 PR_SET_CHILD_SUBREAPER, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 36, 47, 4
@@ -27,11 +28,12 @@ SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_NEW_LISTENER = 1, 8
 SYS_SECCOMP = {"x86_64": 317, "aarch64": 277}
 CAPABILITIES_MAX = 64
 CAPABILITY_VERSION_3 = 0x20080522
+CAP_SYS_RESOURCE = 24
 NS_GET_USERNS, NS_GET_PARENT = 0xB701, 0xB702  # linux/nsfs.h
 
 AT_EMPTY_PATH, AT_RECURSIVE, AT_FDCWD = 0x1000, 0x8000, -100
 OPEN_TREE_CLONE, OPEN_TREE_CLOEXEC = 1, os.O_CLOEXEC
-MOVE_MOUNT_F_EMPTY_PATH = 4
+MOVE_MOUNT_F_EMPTY_PATH, MOVE_MOUNT_T_EMPTY_PATH = 4, 0x40
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_IDMAP = 1, 2, 4, 0x00100000
 SYS_OPEN_TREE, SYS_MOVE_MOUNT, SYS_MOUNT_SETATTR = 428, 429, 442
 SYS_CLONE = {"x86_64": 56, "aarch64": 220}
@@ -61,7 +63,16 @@ def setns(descriptor: int, kind: int) -> None:
     _checked(_libc.setns(descriptor, kind), f"setns({kind:#x})")
 
 
+def checked_options(data: str) -> str:
+    """Return the options of a mount, which the kernel would cut off at the end of a page. Raises OSError."""
+    size, most = len(os.fsencode(data)), os.sysconf("SC_PAGE_SIZE") - 1
+    if size > most:
+        raise OSError(errno.E2BIG, f"options of {size} bytes ({data[:80]}...); the kernel takes {most}")
+    return data
+
+
 def mount(source: str, target: str, kind: str | None, flags: int, data: str = "") -> None:
+    checked_options(data)
     result = _libc.mount(
         source.encode(), target.encode(), kind.encode() if kind else None, ctypes.c_ulong(flags), data.encode()
     )
@@ -100,27 +111,51 @@ def mount_idmapped(source: int, target: str, user_namespace: int) -> None:
 
 
 def copy_mounts(source: int | str, attributes: int) -> int:
-    """Return a descriptor of copies, attached nowhere, of what is mounted at a path, or a descriptor's, and below."""
+    """Return a descriptor of copies, attached nowhere, of what is mounted at a path, or a descriptor's, and below.
+
+    What is mounted below the originals later is not seen in them: it would have none of these attributes.
+    """
     flags = ctypes.c_uint(OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE | AT_EMPTY_PATH)
     at, path = (AT_FDCWD, source.encode()) if isinstance(source, str) else (source, b"")
     tree = _checked(_libc.syscall(SYS_OPEN_TREE, at, path, flags), f"open_tree {source}")
-    wanted = struct.pack("<4Q", attributes, 0, 0, 0)
+    wanted = struct.pack("<4Q", attributes, 0, MS_PRIVATE, 0)
     where = ctypes.c_uint(AT_EMPTY_PATH | AT_RECURSIVE)
     _checked(_libc.syscall(SYS_MOUNT_SETATTR, tree, b"", where, wanted, ctypes.c_size_t(32)), "mount_setattr")
     return tree
 
 
-def attach_mounts(tree: int, target: str) -> None:
-    """Mount such copies in the present mount namespace, whichever they were copied in (move_mount(2), 5.2)."""
-    flags = ctypes.c_uint(MOVE_MOUNT_F_EMPTY_PATH)
-    result = _libc.syscall(SYS_MOVE_MOUNT, tree, b"", AT_FDCWD, target.encode(), flags)
-    _checked(result, f"move_mount on {target}")
+def attach_mounts(tree: int, place: int) -> None:
+    """Mount such copies, whichever mount namespace they were copied in, on what a descriptor is of (move_mount(2))."""
+    flags = ctypes.c_uint(MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH)
+    _checked(_libc.syscall(SYS_MOVE_MOUNT, tree, b"", place, b"", flags), "move_mount")
 
 
 def create_as(uid: int) -> None:
     """Have what this process creates from now on belong to `uid` and the group of that number."""
     _libc.setfsgid(ctypes.c_uint(uid))  # both return what was before, whatever they did
     _libc.setfsuid(ctypes.c_uint(uid))
+
+
+def mount_overlay(target: str, options: str, uid: int | None) -> None:
+    """Mount an overlay that writes as `uid`, if one is given: it does all in the name of whoever mounted it.
+
+    Root's own could fill the blocks that file systems keep for root, and exceed quotas.
+    """
+    if uid is None:
+        mount("overlay", target, "overlay", 0, options)
+        return
+    header, before = struct.pack("<Ii", CAPABILITY_VERSION_3, 0), ctypes.create_string_buffer(24)
+    _checked(_libc.capget(header, before), "capget")
+    create_as(uid)
+    try:
+        # With its file system's user it lost those of root's that overlays need as well.
+        effective, *rest = struct.unpack("<6I", before.raw)
+        lent = struct.pack("<6I", effective & ~(1 << CAP_SYS_RESOURCE), *rest)
+        _checked(_libc.capset(header, lent), "capset")
+        mount("overlay", target, "overlay", 0, options)
+    finally:
+        create_as(0)
+        _checked(_libc.capset(header, before.raw), "capset")
 
 
 def clone_sibling() -> int:
