@@ -11,7 +11,7 @@ from tidegate_scheduler.draft import Draft
 from tidegate_scheduler.policy.elastic.fit import Rows, holds_rows
 from tidegate_scheduler.policy.elastic.queue import Line
 from tidegate_scheduler.policy.elastic.reasons import Waiting, shortage
-from tidegate_scheduler.policy.elastic.reserve import SLIP_NS, Reservation, first_on, reserve, slips
+from tidegate_scheduler.policy.elastic.reserve import SLIP_NS, Reservation, first_on, may_be_known, reserve, slips
 from tidegate_scheduler.policy.elastic.seek import Seek
 from tidegate_scheduler.policy.elastic.trial import Trial
 from tidegate_scheduler.policy.parameters import SECOND_NS
@@ -76,7 +76,7 @@ class Keeping:
         told_ns, now_ns = job.reserved_start_ns, self._draft.now_ns
         start_ns = told_ns
         # Who was placed there in this pass, or asked to leave, is known when that was recorded.
-        if self._trial.touched.keys().isdisjoint(reserved):
+        if (told_ns or may_be_known(self._trial, reserved)) and self._trial.touched.keys().isdisjoint(reserved):
             behind = self._yielding.after(told_ns) if told_ns else []
             first = self._trial.beside(behind, lambda: first_on(self._trial, now_ns, job, line.fit, reserved))
             start_ns = first.start_by_ns if first is not None else 0

@@ -66,6 +66,12 @@ def first_on(trial: Trial, now_ns: int, job: Job, fit: Fit, rows: Rows) -> Reser
     return _first(trial, now_ns, job, fit, Candidates(sorted(set(rows))))
 
 
+def may_be_known(trial: Trial, rows: Rows) -> bool:
+    """Say whether anybody on these rows has an end that is known; else `first_on` knows no start there."""
+    index = trial.index
+    return any(until(index, name).ends_ns < NEVER for row in set(rows) for name in index.on_row.get(row, ()))
+
+
 def slips(told_ns: int, start_ns: int) -> bool:
     """Say whether a start that was told has become so much later, or unknown, that it is told anew."""
     return bool(told_ns) and (not start_ns or start_ns >= told_ns + SLIP_NS)
