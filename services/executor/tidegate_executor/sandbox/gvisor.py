@@ -7,6 +7,8 @@ import platform
 import shutil
 from typing import Any
 
+import structlog
+
 from tidegate_executor.cgroups.detect import REMEDY as LIMITS_REMEDY
 from tidegate_executor.sandbox.base import (
     BackendUnavailableError,
@@ -18,6 +20,7 @@ from tidegate_executor.sandbox.base import (
 )
 from tidegate_executor.sandbox.plan import PlanEntry
 from tidegate_executor.sandbox.probe import ProbeFailure, answers_of, probe_sandbox, refuse_connections, refused_port
+from tidegate_executor.sandbox.resident import keep_resident
 from tidegate_executor.sandbox.settings import SandboxSettings
 from tidegate_executor.sandbox.shimmed import ShimmedBackend
 from tidegate_executor.sandbox.state import StateDirectory
@@ -31,6 +34,8 @@ OVERHEAD_EACH_MIB = 64  # a guest's kernel, beside what runs in it
 OVERHEAD_PIDS = 256
 THREADS_PER_PROCESS, THREADS_MORE = 4, 8192  # of the host, for what is one process inside
 
+log = structlog.get_logger()
+
 INSIDE_SCRIPT = """
 grep -E '^(Uid|CapEff|NoNewPrivs):' /proc/self/status
 echo "Kernel: $(cat /proc/sys/kernel/osrelease 2>/dev/null || uname -r)"
@@ -43,6 +48,7 @@ class GvisorBackend(ShimmedBackend):
 
     def __init__(self, settings: SandboxSettings) -> None:
         super().__init__(settings, ("gvisor", "guarded"), limits_required=True)
+        self._not_kept = ""
 
     async def probe(self) -> ProbeResult:
         if os.geteuid() != 0 or find_runsc(self.settings) is None:
@@ -80,6 +86,7 @@ class GvisorBackend(ShimmedBackend):
         binary = find_runsc(self.settings)
         if binary is None or os.geteuid() != 0:
             raise BackendUnavailableError(REMEDY)
+        self._keep(binary)
         return {
             "bwrap": {"binary": "", "site": []},
             "plan": plan,
@@ -89,6 +96,17 @@ class GvisorBackend(ShimmedBackend):
             "overhead_each_mib": OVERHEAD_EACH_MIB,
             "overhead_pids": OVERHEAD_PIDS,
         }
+
+    def _keep(self, binary: str) -> None:
+        """Keep the guests' kernel in memory; where that is not allowed, guests start all the same."""
+        try:
+            keep_resident(binary)
+        except OSError as error:
+            if str(error) != self._not_kept:
+                self._not_kept = str(error)
+                log.warning(
+                    "runsc_not_resident", why=self._not_kept, so="a guest out of memory may take minutes to end"
+                )
 
 
 def find_runsc(settings: SandboxSettings) -> str | None:
