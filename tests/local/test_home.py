@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tidegate.client.endpoint import gateway_url
-from tidegate_local.home import Home, HomeInUseError, StackRecord
+from tidegate_local.home import Home, HomeError, HomeInUseError, StackRecord
 
 
 def record(home: Home) -> StackRecord:
@@ -32,6 +32,14 @@ def home(tmp_path: Path) -> Home:
     place = Home(tmp_path / "home")
     place.create()
     return place
+
+
+@pytest.mark.parametrize("below", ["", "home"])
+def test_a_file_in_the_way_of_a_home_is_told(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(HomeError, match=r"file.* cannot be a stack's data directory: .*Give another --home"):
+        Home(tmp_path / "file" / below).create()
+    assert Home(tmp_path / "file" / below).read_record() is None
 
 
 def test_two_stacks_cannot_share_a_home(home: Home) -> None:

@@ -16,7 +16,7 @@ from rich.table import Table
 from tidegate.cli.output import Progress
 
 from tidegate_local import launch, preflight
-from tidegate_local.home import Home, HomeInUseError, StackRecord
+from tidegate_local.home import Home, HomeError, StackRecord
 from tidegate_local.plan import StackOptions
 from tidegate_local.streams import GENERATION_BYTES_MIN, JOURNAL_BYTES_MAX
 from tidegate_local.supervisor import run_stack
@@ -63,8 +63,8 @@ def up(  # noqa: PLR0917 - typer calls it by name, one argument for each option
         topology=Topology(bus_servers=bus_servers, schedulers=schedulers, nodes=nodes),
         generation_bytes=generation_bytes,
     )
-    _refuse_where_it_cannot_run(options, as_json)
     try:
+        _refuse_where_it_cannot_run(options, as_json)
         if foreground:
             log_to_stderr()
             code = asyncio.run(run_stack(options, lambda record: _show(record, as_json)))
@@ -72,7 +72,7 @@ def up(  # noqa: PLR0917 - typer calls it by name, one argument for each option
         with errors.status("starting") as status:
             record = launch.start_detached(options, lambda record: status.update(_waiting(record)))
         _show(record, as_json)
-    except (HomeInUseError, launch.StartFailedError) as error:
+    except (HomeError, launch.StartFailedError) as error:
         errors.print(f"[red]not started:[/] {error}", highlight=False)
         raise typer.Exit(EXIT_FAILED) from None
 

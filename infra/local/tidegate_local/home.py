@@ -50,7 +50,11 @@ class StackRecord(msgspec.Struct, kw_only=True):
     topology: Topology = ONE_OF_EACH
 
 
-class HomeInUseError(Exception):
+class HomeError(Exception):
+    """A stack cannot have this data directory; the text says why."""
+
+
+class HomeInUseError(HomeError):
     """Another stack holds this data directory."""
 
 
@@ -86,7 +90,19 @@ class Home:
         return "tidegate-" + hashlib.sha256(str(self.root).encode()).hexdigest()[:8]
 
     def create(self) -> None:
-        """Make the directories. Sandboxes run as other users and pass through the root (0711), but cannot list it."""
+        """Make the directories. Sandboxes run as other users and pass through the root (0711), but cannot list it.
+
+        Raises HomeError.
+        """
+        try:
+            self._make()
+        except OSError as error:
+            raise HomeError(
+                f"{self.root} cannot be a stack's data directory: {error}. Give another --home: a directory in which "
+                "you may write, or one that is not there yet"
+            ) from error
+
+    def _make(self) -> None:
         self.root.mkdir(parents=True, exist_ok=True, mode=0o711)
         self.root.chmod(0o711)
         for private in (self.nats_dir, self.postgres_dir, self.logs_dir, self.run_dir, self.tmp_dir, self.secrets_dir):
@@ -132,7 +148,7 @@ class Home:
         """Return the record, None where no stack ever ran here or the file is not one."""
         try:
             return msgspec.json.decode(self.stack_file.read_bytes(), type=StackRecord)
-        except (FileNotFoundError, msgspec.MsgspecError):
+        except (FileNotFoundError, NotADirectoryError, msgspec.MsgspecError):
             return None
 
 

@@ -41,7 +41,7 @@ def start_detached(options: StackOptions, on_progress: Callable[[StackRecord], N
     """Start a supervisor in a session of its own and return once every service is ready.
 
     `on_progress` is told again and again how far it is.
-    Raises HomeInUseError, StartFailedError; then nothing is left running.
+    Raises HomeError, StartFailedError; then nothing is left running.
     """
     home = Home(options.home)
     home.create()

@@ -191,7 +191,7 @@ def _why(failure: BaseException) -> str:
 async def run_stack(options: StackOptions, on_ready: Callable[[StackRecord], None]) -> int:
     """Hold the home, run the stack until SIGINT, SIGTERM or SIGHUP, and return the exit code.
 
-    Raises HomeInUseError before anything is started.
+    Raises HomeError before anything is started.
     """
     home = Home(options.home)
     home.create()

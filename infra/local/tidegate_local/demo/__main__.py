@@ -20,7 +20,7 @@ from tidegate_local.demo.observed import Observed
 from tidegate_local.demo.reading import read_back
 from tidegate_local.demo.report import Reporter, line
 from tidegate_local.demo.scenario import Scenario, ScenarioError, Stage
-from tidegate_local.home import Home
+from tidegate_local.home import Home, HomeError
 from tidegate_local.leftovers import Leftover
 
 EXIT_INTERRUPTED = 130
@@ -49,7 +49,7 @@ class _Demo:
     def prepare(self) -> None:
         """Start from an empty data directory; only one that an earlier demo made is removed."""
         root = self._home.root
-        if root.exists() and any(root.iterdir()):
+        if root.is_dir() and any(root.iterdir()):
             if not (root / MARKER).exists():
                 raise ScenarioError(f"{root} was not made by the demo; give another --home")
             if self._home.is_held():
@@ -128,7 +128,7 @@ def main(argv: list[str] | None = None) -> int:
     except _Refused as refusal:
         demo.reporter.say(f"[red]{refusal}[/]")
         return refusal.code
-    except ScenarioError as error:
+    except (ScenarioError, HomeError) as error:
         checks = [Check(claim="the run came to its end", ok=False, detail=str(error))]
         demo.reporter.say(f"[red]{error}[/]")
     except KeyboardInterrupt:
